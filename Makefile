@@ -1,0 +1,56 @@
+# The two commands of the README are `make demo` and `make test`; everything else serves them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NODES ?= 10
+
+.PHONY: help setup protos lint unit test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+$(BIN)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(BIN)/.ready ## virtual environment with everything that development and the tests need
+
+protos: setup ## regenerate src/muster/v1 from protos/
+	$(BIN)/python protos/generate.py
+
+lint: setup ## ruff and strict mypy (also part of the tests)
+	$(BIN)/python -Im pytest -q tests/unit/test_linters.py
+
+unit: setup ## lint and unit tests: seconds, no container
+	$(BIN)/python -Im pytest tests/unit
+
+CLUSTER := $(BIN)/python -m muster.slurm.cluster
+
+image: setup ## build the cluster's container image (three minutes from nothing, a second after a change)
+	@sh slurm/image/host-setup.sh
+	@$(BIN)/python -m muster.slurm.image build
+
+cluster-up: image ## start a Slurm cluster of containers: make cluster-up NODES=10
+	@$(CLUSTER) up --nodes $(NODES)
+
+cluster-shell: ## a shell on the cluster's login node, as the ordinary user alice
+	@$(CLUSTER) shell
+
+cluster-down: ## remove the cluster, and what runs that died have left
+	@$(CLUSTER) down
+	@$(CLUSTER) down --stale
+
+torch-test: image ## the tests that need PyTorch, inside the image
+	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
+
+demo: image ## a training job outlives a dead node, on one screen
+	@$(BIN)/python -m muster.slurm.cluster.demo
+
+test: image ## everything that is promised: unit tests, PyTorch inside the image, a real Slurm
+	@$(BIN)/python -Im pytest --timeout 120 tests/unit
+	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
+	@$(BIN)/python -Im pytest --timeout 400 tests/cluster
+
+bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
+	@$(BIN)/python -m benchmarks.bench_recovery

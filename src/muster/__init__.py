@@ -1,0 +1,1 @@
+"""Muster: launches distributed PyTorch training on Slurm and keeps it training."""
