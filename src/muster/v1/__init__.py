@@ -1,0 +1,1 @@
+"""The wire: code generated from protos/muster/v1 (`make protos`)."""
