@@ -1,0 +1,1 @@
+"""Everything Slurm: the client, the container image and the test cluster."""

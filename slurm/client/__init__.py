@@ -1,0 +1,1 @@
+"""The Slurm client: one Protocol, two backends, one fake."""

@@ -1,0 +1,194 @@
+"""Every node and job state of Slurm 24.11 to 26.05, base states and flags, and how their words are read.
+
+Slurm spells the same state in three ways: the data parser's (`--json`: NOT_RESPONDING, INVALID_REG), the
+command line's (`scontrol show node`: `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`), and sinfo's short forms
+(`maint`, `inval`). All are read here. A word that none of them knows becomes UNRECOGNISED and is kept:
+a newer Slurm must never stop a recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, unique
+
+
+@unique
+class NodeState(Enum):
+    """Base states (the first eight), then flags, by the words of `scontrol show node --json`."""
+
+    UNKNOWN = "UNKNOWN"
+    DOWN = "DOWN"
+    IDLE = "IDLE"
+    ALLOCATED = "ALLOCATED"
+    ERROR = "ERROR"
+    MIXED = "MIXED"
+    FUTURE = "FUTURE"
+    INVALID = "INVALID"
+
+    BLOCKED = "BLOCKED"
+    CLOUD = "CLOUD"
+    COMPLETING = "COMPLETING"
+    DRAIN = "DRAIN"
+    DYNAMIC_FUTURE = "DYNAMIC_FUTURE"
+    DYNAMIC_NORM = "DYNAMIC_NORM"
+    EXTERNAL = "EXTERNAL"
+    FAIL = "FAIL"
+    INVALID_REG = "INVALID_REG"
+    MAINTENANCE = "MAINTENANCE"
+    NOT_RESPONDING = "NOT_RESPONDING"
+    PLANNED = "PLANNED"
+    POWER_DOWN = "POWER_DOWN"
+    POWER_DOWN_ASAP = "POWER_DOWN_ASAP"
+    POWER_DOWN_FORCE = "POWER_DOWN_FORCE"
+    POWER_DRAIN = "POWER_DRAIN"
+    POWER_UP = "POWER_UP"
+    POWERED_DOWN = "POWERED_DOWN"
+    POWERING_DOWN = "POWERING_DOWN"
+    POWERING_UP = "POWERING_UP"
+    REBOOT_CANCELED = "REBOOT_CANCELED"
+    REBOOT_ISSUED = "REBOOT_ISSUED"
+    REBOOT_REQUESTED = "REBOOT_REQUESTED"
+    RESERVED = "RESERVED"
+    RESUME = "RESUME"
+    UNDRAIN = "UNDRAIN"
+
+    UNRECOGNISED = "UNRECOGNISED"
+
+
+@unique
+class JobState(Enum):
+    """Base states of a job, by the words of `squeue --json`."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+
+    UNRECOGNISED = "UNRECOGNISED"
+
+    @property
+    def ended(self) -> bool:
+        """True for the states that end a job; an unrecognised one is not taken for an end."""
+        return self not in _LIVE
+
+
+_LIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNRECOGNISED})
+
+
+@unique
+class JobFlag(Enum):
+    """What Slurm shows beside a job's base state."""
+
+    COMPLETING = "COMPLETING"
+    CONFIGURING = "CONFIGURING"
+    EXPEDITING = "EXPEDITING"
+    GETENV_FAILED = "GETENV_FAILED"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESIZING = "RESIZING"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REVOKED = "REVOKED"
+    SIGNALING = "SIGNALING"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    STAGE_OUT = "STAGE_OUT"
+    STOPPED = "STOPPED"
+
+    UNRECOGNISED = "UNRECOGNISED"
+
+
+_NODE_SPELLINGS = {
+    "ALLOC": NodeState.ALLOCATED,
+    "COMP": NodeState.COMPLETING,
+    "DRAINED": NodeState.DRAIN,
+    "DRAINING": NodeState.DRAIN,
+    "DYNAMIC": NodeState.DYNAMIC_NORM,
+    "FAILING": NodeState.FAIL,
+    "INVAL": NodeState.INVALID_REG,
+    "MAINT": NodeState.MAINTENANCE,
+    "MIX": NodeState.MIXED,
+    "NO_RESPOND": NodeState.NOT_RESPONDING,
+    "PLND": NodeState.PLANNED,
+    "REBOOT": NodeState.REBOOT_REQUESTED,
+    "REBOOT_CANCEL": NodeState.REBOOT_CANCELED,
+    "REBOOT^": NodeState.REBOOT_ISSUED,
+    "RES": NodeState.RESERVED,
+    "RESV": NodeState.RESERVED,
+    "UNK": NodeState.UNKNOWN,
+}
+
+_NODE_SUFFIXES = {
+    "*": NodeState.NOT_RESPONDING,
+    "~": NodeState.POWERED_DOWN,
+    "#": NodeState.POWERING_UP,
+    "!": NodeState.POWER_DOWN,
+    "%": NodeState.POWERING_DOWN,
+    "$": NodeState.MAINTENANCE,
+    "@": NodeState.REBOOT_REQUESTED,
+    "^": NodeState.REBOOT_ISSUED,
+    "-": NodeState.PLANNED,
+}
+"""sinfo's one-character suffixes, after its manual page."""
+
+_JOB_FLAG_SPELLINGS = {
+    "REQUEUE": JobFlag.REQUEUED,
+    "SIGNALLING": JobFlag.SIGNALING,
+}
+
+_NODE_WORDS = {state.value: state for state in NodeState} | _NODE_SPELLINGS
+_JOB_WORDS = {state.value: state for state in JobState} | {"CANCELED": JobState.CANCELLED}
+_FLAG_WORDS = {flag.value: flag for flag in JobFlag} | _JOB_FLAG_SPELLINGS
+
+
+def node_states(words: Iterable[str]) -> tuple[frozenset[NodeState], tuple[str, ...]]:
+    """Reads state words (`["IDLE", "DRAIN"]`, `["IDLE+DRAIN"]`, `["down*"]`).
+
+    Returns the states, and the words that were not known.
+    """
+    states: set[NodeState] = set()
+    strange: list[str] = []
+    for word in (part for text in words for part in text.split("+") if part):
+        found = _node_word(word.upper())
+        states |= found or {NodeState.UNRECOGNISED}
+        if not found:
+            strange.append(word)
+    return frozenset(states), tuple(strange)
+
+
+def _node_word(word: str) -> set[NodeState]:
+    if word in _NODE_WORDS:
+        return {_NODE_WORDS[word]}
+    stem, suffix = word[:-1], _NODE_SUFFIXES.get(word[-1])
+    return {_NODE_WORDS[stem], suffix} if suffix and stem in _NODE_WORDS else set()
+
+
+def job_states(words: Iterable[str]) -> tuple[JobState, frozenset[JobFlag], tuple[str, ...]]:
+    """Reads state words (`["RUNNING", "COMPLETING"]`).
+
+    Returns the base state, the flags, and the words that were not known. Without any base state word the
+    state is UNRECOGNISED, which counts neither as live progress nor as an end.
+    """
+    base = JobState.UNRECOGNISED
+    flags: set[JobFlag] = set()
+    strange: list[str] = []
+    for word in (part for text in words for part in text.split("+") if part):
+        key = word.upper()
+        if key in _JOB_WORDS:
+            base = _JOB_WORDS[key]
+        elif key in _FLAG_WORDS:
+            flags.add(_FLAG_WORDS[key])
+        else:
+            flags.add(JobFlag.UNRECOGNISED)
+            strange.append(word)
+    return base, frozenset(flags), tuple(strange)

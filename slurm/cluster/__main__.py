@@ -1,0 +1,160 @@
+"""The cluster tool: ``python -m muster.slurm.cluster VERB``. Exit codes: 0 done, 1 failed, 2 misused."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+
+from muster.slurm.cluster import registry
+from muster.slurm.cluster.cluster import COORDINATOR, Cluster
+from muster.slurm.cluster.engine import EngineError, find_engine
+from muster.slurm.cluster.patience import WaitTimeout
+from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
+
+DEFAULT_NAME = "dev"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb."""
+    argv = sys.argv[1:] if argv is None else argv
+    cut = argv.index("--") if "--" in argv else len(argv)  # after it comes a command with options of its own
+    args = _parser().parse_args(argv[:cut])
+    args.command = argv[cut + 1 :]
+    signal.signal(signal.SIGTERM, _interrupt)  # what an interrupted `up` has started is taken down
+    try:
+        return int(args.run(args) or 0)
+    except (EngineError, SpecError, WaitTimeout) as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m muster.slurm.cluster", description=__doc__)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def verb(name: str, run: object, about: str) -> argparse.ArgumentParser:
+        one = verbs.add_parser(name, help=about, description=about)
+        one.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster (default: {DEFAULT_NAME})")
+        one.set_defaults(run=run)
+        return one
+
+    up = verb("up", _up, "start a cluster and wait until every node is idle")
+    up.add_argument("--nodes", type=int, default=10)
+    up.add_argument("--gpus", type=int, default=0, help="fake GPUs a node, as Slurm GRES")
+    up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
+    up.add_argument("--suite", default="forky", choices=["forky", "trixie"], help="Debian: Slurm 26.05 or 24.11")
+    up.add_argument("--no-daemons", action="store_true", help="leave Muster's own daemons out")
+    down = verb("down", _down, "remove a cluster")
+    down.add_argument("--stale", action="store_true", help="instead those whose owning process has ended")
+    verb("list", _list, "the clusters on this host and their owners")
+    shell = verb("shell", _shell, "a shell on the login container")
+    shell.add_argument("host", nargs="?", default=LOGIN)
+    shell.add_argument("--user", default="alice")
+    run = verb("exec", _exec, "run a command on a host: exec HOST -- COMMAND ...")
+    run.add_argument("host")
+    run.add_argument("--user", default="root")
+    logs = verb("logs", _logs, "print the daemons' logs of a host")
+    logs.add_argument("host")
+    logs.add_argument("service", nargs="?", default="*")
+    for name, method, about in _NODE_VERBS:
+        one = verb(name, _on_node(method), about)
+        one.add_argument("node")
+    kmsg = verb("kmsg", _kmsg, "append a line to a node's kernel log")
+    kmsg.add_argument("node")
+    kmsg.add_argument("line")
+    verb("restart-slurmctld", lambda a: _cluster(a).restart_slurmctld(), "restart slurmctld")
+    verb("restart-coordinator", lambda a: _cluster(a).restart_coordinator() and None, "SIGKILL, started again")
+    verb("kill-coordinator", lambda a: _cluster(a).kill_coordinator() and None, "SIGKILL, stays down")
+    start = lambda a: _cluster(a).start_service(CONTROLLER, COORDINATOR)  # noqa: E731
+    verb("start-coordinator", start, "start a killed coordinator")
+    return parser
+
+
+_NODE_VERBS = (
+    ("power-off", "power_off", "cut the link, then kill: peers hear nothing"),
+    ("crash", "crash", "kill: peers' connections end at once"),
+    ("partition", "partition", "cut the link silently"),
+    ("heal", "heal", "put the link back"),
+    ("pause", "pause", "freeze every process"),
+    ("unpause", "unpause", "let them go on"),
+    ("restart", "restart", "reboot and wait until Slurm can use the node"),
+    ("repair", "repair", "undo whatever was done to the node, resume it in Slurm"),
+    ("restart-slurmd", "restart_slurmd", "restart slurmd"),
+)
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    return Cluster.attach(args.name)
+
+
+def _up(args: argparse.Namespace) -> None:
+    began = time.monotonic()
+    spec = ClusterSpec(
+        suite=args.suite,
+        nodes=args.nodes,
+        gpus=args.gpus,
+        slurmd_timeout=args.slurmd_timeout,
+        daemons=not args.no_daemons,
+    )
+    cluster = Cluster.up(spec, args.name, by_hand=True)
+    print(f"cluster {cluster.name}: {spec.nodes} nodes idle after {time.monotonic() - began:.1f} s")
+    print(f"shared folder: {cluster.shared}")
+
+
+def _down(args: argparse.Namespace) -> None:
+    engine = find_engine()
+    names = [args.name]
+    if args.stale:
+        names = [one.name for one in registry.find_clusters(engine) if registry.is_gone(one.owner)]
+    for name in names:
+        registry.remove_cluster(engine, registry.check_name(name))
+        print(f"cluster {name}: removed")
+
+
+def _list(_: argparse.Namespace) -> None:
+    for one in registry.find_clusters(find_engine()):
+        stale = " (stale: its owner has ended)" if registry.is_gone(one.owner) else ""
+        print(f"{one.name}\t{one.owner}{stale}")
+
+
+def _shell(args: argparse.Namespace) -> int:
+    home = "/root" if args.user == "root" else f"/shared/home/{args.user}"
+    container = registry.container_name(args.name, args.host)
+    options = ("-it", "-u", args.user, "-w", home, "-e", f"HOME={home}", "-e", f"USER={args.user}")
+    return _cluster(args).engine.interactive("exec", *options, container, "bash", "-l")
+
+
+def _exec(args: argparse.Namespace) -> int:
+    if not args.command:
+        raise EngineError("exec: no command given; write `exec HOST -- COMMAND ...`")
+    return subprocess.call(_cluster(args).exec_argv(args.host, *args.command, user=args.user))
+
+
+def _logs(args: argparse.Namespace) -> None:
+    print(_cluster(args).logs(args.host, args.service))
+
+
+def _kmsg(args: argparse.Namespace) -> None:
+    _cluster(args).kmsg(args.node, args.line)
+
+
+def _on_node(method: str) -> object:
+    def run(args: argparse.Namespace) -> None:
+        began = time.monotonic()
+        getattr(_cluster(args), method)(args.node)
+        print(f"{args.node}: {method} took {(time.monotonic() - began) * 1000:.0f} ms")
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

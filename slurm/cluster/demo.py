@@ -1,0 +1,156 @@
+"""`make demo`: a training job outlives a dead node and a fatal GPU error, on one screen.
+
+Starts a cluster of its own (1 controller, 1 login container, 10 nodes), submits the example as an ordinary user,
+cuts one node's power, sends a fatal Xid to another, lets the job finish, prints the timeline and tears everything
+down, on Ctrl-C as well. What is shown is what the coordinator's API says; nothing is scripted but the two faults.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from muster.slurm.cluster.cluster import Cluster
+from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.patience import WaitTimeout
+from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.training import XID, Training, TrainingSpec, View
+
+FIRST_FAULT, SECOND_FAULT, STEPS = 50, 90, 130
+COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}
+
+
+@dataclass
+class Stage:
+    """What the screen shows: the newest view and the lines of the timeline so far."""
+
+    began: float = field(default_factory=time.time)
+    view: View = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    faults: list[tuple[str, float, int]] = field(default_factory=list)
+
+    def say(self, words: str, at: float | None = None) -> None:
+        """Add a line to the timeline."""
+        self.lines.append(f"{(at or time.time()) - self.began:7.2f} s  {words}")
+
+    def __rich__(self) -> Group:
+        """The whole screen."""
+        job = self.view.get("slurm_job_ids", ["-"])[-1]
+        title = (
+            f"job {job}  {self.view.get('phase', 'starting the cluster')}  generation {self.view.get('generation', 0)}"
+        )
+        facts = f"step {self.view.get('step', 0)} of {STEPS}, committed in memory twice: {_committed(self.view)}"
+        waiting = self.view.get("waiting_for", "")
+        head = Text(facts + (f"\nwaiting for {waiting}" if waiting else ""))
+        return Group(
+            Panel(head, title=title, title_align="left"),
+            _nodes(self.view),
+            Panel("\n".join(self.lines), title="timeline"),
+        )
+
+
+def _committed(view: View) -> str:
+    return str(view.get("committed", {}).get("step", 0))
+
+
+def _nodes(view: View) -> Table:
+    table = Table.grid(padding=(0, 2))
+    ranks = {r["node"]: r.get("rank", 0) for r in view.get("ranks", ()) if "node" in r}
+    cells = []
+    for node in view.get("nodes", ()):
+        verdict = node.get("verdict", "FIT")
+        role = node.get("role", "")
+        what = f"rank {ranks[node['node']]}" if role == "rank" and node["node"] in ranks else role
+        cells.append(Text(f"{node['node']:>3} {what:<7} {verdict}", style=COLOURS.get(verdict, "bold red")))
+    for at in range(0, len(cells), 5):
+        table.add_row(*cells[at : at + 5])
+    return table
+
+
+def _show_recovery(stage: Stage, training: Training, what: str, at: float) -> None:
+    """Follow one recovery until its first step; each phase becomes a line when it is reached."""
+    generation = training.generation
+    recovery = training.wait_recovered(generation + 1, 60)
+    outs, ins = ", ".join(recovery.get("nodes_out", ())), ", ".join(recovery.get("nodes_in", ()))
+    stage.say(
+        f"   detected after {recovery['detected_s'] - at:.2f} s: {recovery.get('cause', '')}", recovery["detected_s"]
+    )
+    stage.say("   the old ranks are gone everywhere (fenced)", recovery["fenced_s"])
+    stage.say(f"   {recovery.get('action')}: {ins} takes the place of {outs}", recovery["started_s"])
+    restored = recovery.get("step_restored", 0)
+    stage.say(f"   first step, from the memory checkpoint of step {restored}", recovery["first_step_s"])
+    total = recovery["first_step_s"] - at
+    stage.faults.append((what, total, generation + 1))
+    stage.say(f"   {what}: training again after {total:.2f} s")
+
+
+def play(stage: Stage, cluster: Cluster) -> int:
+    """The job and its two faults. Returns the job's exit code."""
+    with Training(cluster, TrainingSpec("demo", steps=STEPS)) as training:
+        job = training.submit()
+        stage.say(f"muster submit job.toml: job {job}, 8 nodes and 2 spares")
+        _mirror(stage, training)
+        training.wait(lambda v: v.get("phase") == "RUNNING", 120, "RUNNING")
+        stage.say("all nodes have reported, generation 1 runs")
+        training.wait_step(FIRST_FAULT, 180)
+        node = training.node_of(3)
+        stage.say(f"power of {node} is cut (its link first: nobody hears a word), step {training.view['step']}")
+        _show_recovery(stage, training, "power loss", cluster.power_off(node))
+        training.wait_step(SECOND_FAULT, 120)
+        node = training.node_of(5)
+        stage.say(f"kernel log of {node}: Xid 79, GPU has fallen off the bus, step {training.view['step']}")
+        _show_recovery(stage, training, "fatal Xid", cluster.kmsg(node, XID))
+        view = training.wait_final(180)
+        stage.say(f"{view['phase']}: {view.get('reason', '')}")
+        for what, _, generation in stage.faults:
+            stage.say(f"{what}: {training.redone(generation)} finished steps were done again")
+        training.wait_gone()
+        return int(view.get("exit_code", 0))
+
+
+def _mirror(stage: Stage, training: Training) -> None:
+    def follow() -> None:
+        while not training.view.get("final"):
+            with training.changed:
+                training.changed.wait(1.0)
+                stage.view = training.view
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Exit status: the job's own; 1 if the demo could not be played; 130 after Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console()
+    stage = Stage()
+    try:
+        with Cluster.up(ClusterSpec(nodes=10)) as cluster, Live(stage, console=console, refresh_per_second=4):
+            stage.say("a Slurm cluster of 10 nodes, 1 controller and 1 login container is up")
+            status = play(stage, cluster)
+    except KeyboardInterrupt:
+        console.print("interrupted: the cluster is gone")
+        return 130
+    except (EngineError, WaitTimeout, TimeoutError) as error:
+        console.print(f"[bold red]the demo failed:[/] {error}")
+        return 1
+    for what, seconds, _ in stage.faults:
+        console.print(f"{what}: training again after {seconds:.2f} s")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The one door to podman and docker.
+
+Promises: nothing is ever pulled; only objects that carry Muster's labels are listed or removed by the
+callers of this module; the user's own engine configuration is neither read for podman nor changed
+(a private ``containers.conf`` is written to the cache folder and named by ``CONTAINERS_CONF``).
+Every call has a deadline. Both engines are driven through their command lines, which agree on nearly
+everything; the few differences are properties of `Engine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INSTALL_HINT = (
+    "install podman with `sh slurm/image/host-setup.sh` (Debian and Ubuntu; it calls apt-get), "
+    "or start the docker daemon"
+)
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# podman's own default limits lie above the host's, and where CAP_SYS_RESOURCE is missing it may not raise them.
+_LIMITS = {"nofile": (resource.RLIMIT_NOFILE, 16384), "nproc": (resource.RLIMIT_NPROC, 32768)}
+
+
+class EngineError(RuntimeError):
+    """A container engine is missing, refused a command, or did not finish it in time."""
+
+
+def cache_dir() -> Path:
+    """Muster's folder for built artefacts and running clusters; safe to delete when no cluster is up."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    path = Path(root) / "muster"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished command left behind."""
+
+    argv: tuple[str, ...]
+    rc: int
+    stdout: str
+    stderr: str
+
+    def checked(self) -> str:
+        """Standard output, or `EngineError` naming the command, its exit code and its complaint."""
+        if self.rc != 0:
+            said = self.stderr.strip() or self.stdout.strip() or "nothing"
+            raise EngineError(f"`{' '.join(self.argv)}` failed with code {self.rc}: {said}")
+        return self.stdout
+
+
+@dataclass(frozen=True)
+class Engine:
+    """podman or docker, as root: the faults need the host's side of each container's link."""
+
+    name: str
+    env: dict[str, str] = field(default_factory=dict)
+    sudo: tuple[str, ...] = ()
+
+    @property
+    def ulimits(self) -> tuple[str, ...]:
+        """Options of ``run`` that lower the resource limits (podman takes them from its configuration)."""
+        return () if self.name == "podman" else tuple(f"--ulimit={limit}" for limit in _ulimits())
+
+    @property
+    def without_dns(self) -> tuple[str, ...]:
+        """Options of ``network create``: names come from /etc/hosts, never from the engine.
+
+        The engine forgets a dead container's name, and slurmctld then blocks in getaddrinfo.
+        """
+        return ("--disable-dns",) if self.name == "podman" else ()
+
+    def argv(self, *args: str) -> list[str]:
+        """The full command line of an engine command, for callers that replace themselves with it."""
+        env = [f"{key}={value}" for key, value in self.env.items()]
+        return [*self.sudo, *(["env", *env] if env else []), self.name, *args]
+
+    def host_argv(self, *args: str) -> list[str]:
+        """The full command line of a command on the host, as root."""
+        return [*self.sudo, *args]
+
+    def call(self, *args: str, stdin: bytes | None = None, timeout: float = 60.0) -> Outcome:
+        """Run an engine command to its end; `timeout` in seconds, `EngineError` when it passes."""
+        return _finish(self.argv(*args), stdin, timeout)
+
+    def host(self, *args: str, timeout: float = 20.0) -> Outcome:
+        """Run a command on the host as root (links, namespaces)."""
+        return _finish(self.host_argv(*args), None, timeout)
+
+    def host_call(self, argv: Sequence[str], stdin: bytes | None = None, timeout: float = 60.0) -> Outcome:
+        """Run a full command line made by `host_argv`; `timeout` in seconds."""
+        return _finish(argv, stdin, timeout)
+
+    def interactive(self, *args: str) -> int:
+        """Run an engine command on the caller's terminal; its exit code."""
+        return subprocess.call(self.argv(*args))
+
+    @contextlib.contextmanager
+    def pipe_into(self, producer: Sequence[str], *args: str, timeout: float = 900.0) -> Iterator[str]:
+        """Run `producer` as root on the host with its output as the standard input of an engine command.
+
+        Yields the engine command's standard output. Raises `EngineError` when either side fails.
+        """
+        with tempfile.TemporaryFile() as complaints:
+            source = subprocess.Popen(
+                self.host_argv(*producer), stdout=subprocess.PIPE, stderr=complaints, stdin=subprocess.DEVNULL
+            )
+            try:
+                sink = subprocess.run(
+                    self.argv(*args), stdin=source.stdout, capture_output=True, text=True, timeout=timeout
+                )
+                rc = source.wait(timeout=30)
+            finally:
+                source.kill()
+                source.wait()
+            complaints.seek(0)
+            said = complaints.read().decode(errors="replace")[-2000:]
+        Outcome(tuple(producer), rc, "", said).checked()
+        yield Outcome(tuple(args), sink.returncode, sink.stdout, sink.stderr).checked().strip()
+
+    def has_image(self, image: str) -> bool:
+        """Whether `image` stands on this host."""
+        return self.call("image", "inspect", "--format", "{{.Id}}", image).rc == 0
+
+
+def _finish(argv: Sequence[str], stdin: bytes | None, timeout: float) -> Outcome:
+    try:
+        # An empty input, not the caller's terminal, where there is none to feed.
+        # A process group of its own: Ctrl-C ends the caller, which then undoes what a finished command did,
+        # and never a command half-way.
+        done = subprocess.run(argv, capture_output=True, timeout=timeout, input=stdin or b"", process_group=0)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"`{' '.join(argv)}` was not done after {timeout:g} s") from error
+    except FileNotFoundError as error:
+        raise EngineError(f"{argv[0]} is not installed; {INSTALL_HINT}") from error
+    return Outcome(tuple(argv), done.returncode, _text(done.stdout), _text(done.stderr))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def find_engine() -> Engine:
+    """podman, else a docker whose daemon answers; ``MUSTER_ENGINE`` overrides the choice.
+
+    Raises `EngineError` saying what to install where neither is there.
+    """
+    os.environ["PATH"] = os.environ.get("PATH", "") + ":" + _SYSTEM_PATH
+    wanted = os.environ.get("MUSTER_ENGINE")
+    if wanted not in (None, "", "podman", "docker"):
+        raise EngineError(f"MUSTER_ENGINE={wanted} is unknown; use podman or docker")
+    sudo = _become_root()
+    if wanted != "docker" and shutil.which("podman"):
+        return Engine("podman", {"CONTAINERS_CONF": str(_containers_conf())}, sudo)
+    if wanted != "podman" and shutil.which("docker"):
+        docker = Engine("docker", {}, sudo)
+        docker.call("version", timeout=20).checked()
+        return docker
+    raise EngineError(f"no container engine found; {INSTALL_HINT}")
+
+
+def _become_root() -> tuple[str, ...]:
+    """The prefix of every command; asks for the password once where sudo wants one and there is a terminal."""
+    if os.geteuid() == 0:
+        return ()
+    ask = ["sudo", "-v"] if sys.stdin.isatty() else ["sudo", "-n", "true"]
+    if not shutil.which("sudo") or subprocess.call(ask) != 0:
+        raise EngineError("the cluster cuts links and kills containers: run this as root, or as a user of sudo")
+    return ("sudo",) if sys.stdin.isatty() else ("sudo", "-n")
+
+
+def _ulimits() -> list[str]:
+    limits = []
+    for name, (which, wanted) in _LIMITS.items():
+        hard = resource.getrlimit(which)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        limits.append(f"{name}={value}:{value}")
+    return limits
+
+
+def _containers_conf() -> Path:
+    path = cache_dir() / "containers.conf"
+    # crun refuses to start where cgroup v1 and v2 are mounted together; runc runs everywhere.
+    runtime = "runc" if shutil.which("runc") else "crun"
+    limits = ", ".join(f'"{limit}"' for limit in _ulimits())
+    manager = "systemd" if Path("/run/systemd/system").is_dir() else "cgroupfs"
+    text = (
+        f'[containers]\ndefault_ulimits = [{limits}]\nbase_hosts_file = "none"\nlog_driver = "k8s-file"\n'
+        f'[engine]\nruntime = "{runtime}"\ncgroup_manager = "{manager}"\nevents_logger = "none"\n'
+        f'[network]\nnetwork_backend = "netavark"\n'
+    )
+    if not path.exists() or path.read_text() != text:
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(text)
+        aside.rename(path)
+    return path

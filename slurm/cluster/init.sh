@@ -1,0 +1,69 @@
+#!/bin/bash
+# PID 1 of every container of a test cluster.  usage: init.sh ROLE DAEMONS
+# Starts the role's services, starts again what ends (as systemd would), and reaps orphans: bash collects
+# every child that the kernel hands to PID 1.
+#
+# /run/cluster/NAME.pid   the running process of service NAME
+# /run/cluster/NAME.hold  while this file is there, NAME is not started again
+set -u
+role=$1 daemons=$2
+run=/run/cluster
+
+rm -rf $run /run/munge/* /run/muster /dev/shm/*
+mkdir -p $run /run/munge /run/slurm /run/muster /etc/munge /var/log/munge /var/log/muster
+chown munge: /run/munge /var/log/munge
+chown slurm: /run/slurm /run/muster
+chmod 0755 /run/munge
+install -o munge -g munge -m 0400 /cluster/munge.key /etc/munge/munge.key
+: >/etc/resolv.conf # names come from /etc/hosts alone: any other lookup fails at once
+export PATH=/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export USE_LIBUV=0 LANG=C.UTF-8
+
+# A service that dies at once, again and again, is tried more and more rarely: up to every 5 s.
+supervise() {
+    local name=$1 tenths=1 began
+    shift
+    while :; do
+        while [ -e "$run/$name.hold" ]; do sleep 0.1; done
+        began=$SECONDS
+        "$@" >>"/var/log/muster/$name.log" 2>&1 &
+        echo $! >"$run/$name.pid"
+        wait $!
+        rm -f "$run/$name.pid"
+        if ((SECONDS - began > 10)); then tenths=1; else tenths=$((tenths < 25 ? tenths * 2 : 50)); fi
+        sleep "$((tenths / 10)).$((tenths % 10))"
+    done
+}
+
+as() { # as USER command...
+    local user=$1
+    shift
+    exec setpriv --reuid "$user" --regid "$user" --init-groups "$@"
+}
+
+supervise munged as munge munged --foreground &
+for _ in {1..200}; do
+    [ -S /run/munge/munge.socket.2 ] && break
+    sleep 0.05
+done
+
+case $role in
+controller)
+    chown slurm: /var/spool/slurmctld /var/lib/muster
+    supervise slurmctld as slurm slurmctld -D &
+    [ "$daemons" = 0 ] || supervise muster-coordinator as slurm \
+        muster-coordinator --listen 0.0.0.0:7070 --state-dir /var/lib/muster &
+    ;;
+node)
+    for device in /dev/nvidia{0..7}; do [ -e $device ] || mknod -m 0666 $device c 1 3 2>/dev/null; done
+    touch /var/log/muster-kmsg
+    supervise slurmd slurmd -D &
+    [ "$daemons" = 0 ] || supervise musterd \
+        musterd --coordinator ctl:7070 --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg &
+    ;;
+login) ;;
+esac
+while :; do
+    sleep 86400 &
+    wait $!
+done

@@ -1,0 +1,148 @@
+"""What a test cluster looks like, and the configuration files that follow from it. Pure: no I/O.
+
+One controller ``ctl``, one login container ``login``, compute nodes ``n0`` to ``n<N-1>`` spread over
+leaf switches ``s0`` to ``s<L-1>`` in contiguous blocks under one ``spine``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+CONTROLLER = "ctl"
+LOGIN = "login"
+USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shared/home
+
+COORDINATOR_PORT = 7070
+DAEMON_PORT = 7071
+KMSG = "/var/log/muster-kmsg"
+
+
+class SpecError(ValueError):
+    """A cluster was asked for that cannot be."""
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A cluster's shape and Slurm's settings.
+
+    `requeue_delay` is in seconds (None leaves Slurm's own, 121 s). `extra` are further slurm.conf lines.
+    `daemons` says whether Muster's own daemons are started. `suite` is the image's Debian: ``forky`` has
+    Slurm 26.05, ``trixie`` 24.11 without pyslurm.
+    """
+
+    nodes: int = 10
+    cpus: int = 8
+    memory_mib: int = 16384
+    leaves: int = 4
+    gpus: int = 0
+    slurmd_timeout: int = 10
+    return_to_service: int = 2
+    expedited_requeue: bool = True
+    requeue_delay: int | None = None
+    daemons: bool = True
+    suite: str = "forky"
+    extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if not 1 <= self.nodes <= 200:
+            raise SpecError(f"{self.nodes} nodes: a cluster has 1 to 200")
+        if not self.leaves >= 1:
+            raise SpecError(f"{self.leaves} leaf switches: at least 1 is needed")
+
+    @property
+    def node_names(self) -> list[str]:
+        """``n0`` onwards."""
+        return [f"n{index}" for index in range(self.nodes)]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Every container: the controller first, then the login container, then the nodes."""
+        return [CONTROLLER, LOGIN, *self.node_names]
+
+    def leaf_of(self, node: str) -> str:
+        """The leaf switch that `node` hangs on."""
+        leaves = min(self.leaves, self.nodes)
+        return f"s{int(node[1:]) * leaves // self.nodes}"
+
+    def address(self, host: str, subnet: str) -> str:
+        """The fixed address of `host` in `subnet`, given as its first three numbers (``10.200.7``)."""
+        return f"{subnet}.{10 + self.hosts.index(host)}"
+
+    def mac(self, host: str, subnet: str) -> str:
+        """The fixed hardware address of `host`: a locally administered one made of its address."""
+        numbers = (int(part) for part in self.address(host, subnet).split("."))
+        return "02:4d:" + ":".join(f"{number:02x}" for number in numbers)
+
+    def to_json(self) -> str:
+        """For `from_json`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> ClusterSpec:
+        """The inverse of `to_json`."""
+        values = json.loads(text)
+        return ClusterSpec(**{**values, "extra": tuple(values["extra"])})
+
+    def files(self) -> dict[str, str]:
+        """The files of /etc/slurm by name."""
+        files = {
+            "slurm.conf": self._slurm_conf(),
+            "topology.conf": self._topology_conf(),
+            "cgroup.conf": "CgroupPlugin=disabled\n",
+        }
+        if self.gpus:
+            files["gres.conf"] = f"Name=gpu File=/dev/nvidia[0-{self.gpus - 1}]\n"
+        return files
+
+    def _slurm_conf(self) -> str:
+        scheduler = [
+            *("batch_sched_delay=0", "sched_interval=1", "sched_min_interval=0", "permit_job_expansion"),
+            *([f"requeue_delay={self.requeue_delay}"] if self.requeue_delay is not None else []),
+        ]
+        settings = {
+            "ClusterName": "muster",
+            "SlurmctldHost": CONTROLLER,
+            "SlurmUser": "slurm",
+            "MailProg": "/bin/true",
+            "AuthType": "auth/munge",
+            "CredType": "cred/munge",
+            "StateSaveLocation": "/var/spool/slurmctld",
+            "SlurmdSpoolDir": "/var/spool/slurmd",
+            "SlurmctldPidFile": "/run/slurm/slurmctld.pid",
+            "SlurmdPidFile": "/run/slurm/slurmd.pid",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_Core",
+            "TopologyPlugin": "topology/tree",
+            "SlurmdParameters": "config_overrides",  # else a node that claims more than it has is INVAL
+            "SlurmdTimeout": str(self.slurmd_timeout),
+            "SlurmctldTimeout": "30",
+            "ReturnToService": str(self.return_to_service),
+            "KillWait": "5",
+            "InactiveLimit": "0",
+            "MinJobAge": "3600",
+            "SchedulerParameters": ",".join(scheduler),
+            **({"SlurmctldParameters": "enable_expedited_requeue"} if self.expedited_requeue else {}),
+            **({"GresTypes": "gpu"} if self.gpus else {}),
+        }
+        gres = f" Gres=gpu:{self.gpus}" if self.gpus else ""
+        last = self.nodes - 1
+        lines = [
+            *(f"{key}={value}" for key, value in settings.items()),
+            *self.extra,
+            f"NodeName=n[0-{last}] CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} "
+            f"ThreadsPerCore=1 RealMemory={self.memory_mib}{gres} State=UNKNOWN",
+            f"PartitionName=main Nodes=n[0-{last}] Default=YES MaxTime=INFINITE State=UP",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _topology_conf(self) -> str:
+        leaves: dict[str, list[str]] = {}
+        for node in self.node_names:
+            leaves.setdefault(self.leaf_of(node), []).append(node)
+        lines = [f"SwitchName={leaf} Nodes={','.join(nodes)}" for leaf, nodes in leaves.items()]
+        return "\n".join([*lines, f"SwitchName=spine Switches={','.join(leaves)}"]) + "\n"

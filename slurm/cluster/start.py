@@ -1,0 +1,160 @@
+"""Starting a cluster: folder, network, containers side by side, and the wait for Slurm.
+
+Target: 10 nodes IDLE within 10 s once the image stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from muster.slurm.cluster.cluster import Cluster
+from muster.slurm.cluster.engine import Engine, EngineError, find_engine
+from muster.slurm.cluster.patience import WaitTimeout, wait_until
+from muster.slurm.cluster.registry import (
+    BY_HAND,
+    LABEL,
+    OWNER_LABEL,
+    check_name,
+    clusters_dir,
+    container_name,
+    network_name,
+    owner_of_this_process,
+    remove_cluster,
+)
+from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, USERS, ClusterSpec
+from muster.slurm.image.build import ensure_cluster_image
+from muster.slurm.image.recipe import Recipe
+
+_HERE = Path(__file__).resolve().parent
+
+
+def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) -> Cluster:
+    """Start a cluster with the present source of Muster; every node is IDLE when this returns.
+
+    `by_hand` clusters outlive the process that started them; others are stale once it has ended.
+    Whatever goes wrong on the way (Ctrl-C included) leaves nothing behind.
+    """
+    engine = find_engine()
+    name = check_name(name or f"r{secrets.token_hex(3)}")
+    folder = clusters_dir() / name
+    try:
+        folder.mkdir()
+    except FileExistsError as error:
+        raise EngineError(f"a cluster {name!r} is there already; use another --name or take it down") from error
+    try:
+        _save(folder, owner=owner_of_this_process())  # stale, should this process be killed on the way
+        image = ensure_cluster_image(engine, Recipe.of(spec.suite))
+        owner = BY_HAND if by_hand else owner_of_this_process()
+        subnet = _make_network(engine, name)
+        _write_files(folder, spec)
+        _save(folder, owner=owner_of_this_process(), spec=spec.to_json(), subnet=subnet, image=image)
+        cluster = Cluster(engine, name, spec, subnet)
+        _start_containers(cluster, image, owner)
+        _wait_for(cluster, "every node is idle", _all_idle, "slurmctld")
+        if spec.daemons:
+            _wait_for(cluster, "the coordinator listens", _coordinator_listens, "muster-coordinator")
+        _save(folder, owner=owner, spec=spec.to_json(), subnet=subnet, image=image)
+    except BaseException:
+        remove_cluster(engine, name)
+        raise
+    return cluster
+
+
+def _save(folder: Path, **what: str) -> None:
+    aside = folder / "cluster.json.new"
+    aside.write_text(json.dumps(what))
+    aside.rename(folder / "cluster.json")
+
+
+def _wait_for(cluster: Cluster, what: str, condition: Callable[[Cluster], bool], service: str) -> None:
+    """Wait, or say with the controller's own words what went wrong: the cluster is about to be removed."""
+    try:
+        wait_until(lambda: condition(cluster), 60, what)
+    except WaitTimeout as error:
+        said = cluster.logs(CONTROLLER, service)[-1500:]
+        states = cluster.exec(CONTROLLER, "sinfo", "-N", check=False).stdout
+        raise EngineError(f"{error}\n{states}\n{service} said:\n{said}") from error
+
+
+def _make_network(engine: Engine, name: str) -> str:
+    """Create the network on a free subnet; its first three numbers."""
+    said = ""
+    for _ in range(20):
+        subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(256)}"
+        made = engine.call(
+            *("network", "create", "--internal", *engine.without_dns, "--subnet", f"{subnet}.0/24"),
+            *("--label", f"{LABEL}={name}", network_name(name)),
+        )
+        if made.rc == 0:
+            return subnet
+        said = made.stderr
+    raise EngineError(f"no free subnet for the cluster's network: {said.strip()}")
+
+
+def _write_files(folder: Path, spec: ClusterSpec) -> None:
+    for part in ("slurm", "muster", "cluster", "shared"):
+        (folder / part).mkdir()
+    (folder / "shared").chmod(0o1777)
+    for file, text in spec.files().items():
+        (folder / "slurm" / file).write_text(text)
+    (folder / "muster" / "muster.toml").write_text(f'coordinator = "{CONTROLLER}:{COORDINATOR_PORT}"\n')
+    shutil.copy(_HERE / "init.sh", folder / "cluster" / "init.sh")
+    key = folder / "cluster" / "munge.key"
+    key.touch(mode=0o400)
+    key.chmod(0o600)
+    key.write_bytes(os.urandom(128))
+
+
+def _start_containers(cluster: Cluster, image: str, owner: str) -> None:
+    """The controller first, so that the nodes find it; then the others, a few at a time."""
+    _start_one(cluster, CONTROLLER, image, owner)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda host: _start_one(cluster, host, image, owner), cluster.spec.hosts[1:]))
+    homes = " ".join(f"/shared/home/{user}" for user in USERS)
+    owners = "".join(f"chown {user}: /shared/home/{user};" for user in USERS)
+    cluster.sh(CONTROLLER, f"mkdir -p {homes}; {owners}")
+
+
+def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
+    spec, folder, engine = cluster.spec, cluster.folder, cluster.engine
+    role = {CONTROLLER: "controller", LOGIN: "login"}.get(host, "node")
+    mounts = {
+        folder / "slurm": "/etc/slurm:ro",
+        folder / "muster": "/etc/muster:ro",
+        folder / "cluster": "/cluster:ro",
+        folder / "shared": "/shared",
+    }
+    engine.call(
+        *("run", "--detach", "--pull=never", "--name", container_name(cluster.name, host), "--hostname", host),
+        *("--label", f"{LABEL}={cluster.name}", "--label", f"{OWNER_LABEL}={owner}"),
+        *("--network", network_name(cluster.name), "--ip", cluster.address(host)),
+        # The same after a reboot: the peers' tables of neighbours would keep the old one for a minute.
+        *("--mac-address", spec.mac(host, cluster.subnet)),
+        *(f"--add-host={other}:{cluster.address(other)}" for other in spec.hosts if other != host),
+        *(part for source, target in mounts.items() for part in ("--volume", f"{source}:{target}")),
+        # What root has on a real node: debuggers, device files (fake GPUs), every system call.
+        *("--cap-add=SYS_PTRACE", "--cap-add=MKNOD", "--security-opt=seccomp=unconfined"),
+        *("--shm-size=1g", "--pids-limit=-1", "--stop-signal=KILL", *engine.ulimits),
+        *(image, "bash", "/cluster/init.sh", role, str(int(spec.daemons))),
+    ).checked()
+
+
+def _coordinator_listens(cluster: Cluster) -> bool:
+    try:
+        with socket.create_connection((cluster.address(CONTROLLER), COORDINATOR_PORT), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _all_idle(cluster: Cluster) -> bool:
+    answer = cluster.exec(CONTROLLER, "sinfo", "-h", "-N", "-o", "%T", check=False, timeout=20)
+    states = answer.stdout.split()
+    return len(states) == cluster.spec.nodes and set(states) == {"idle"}

@@ -1,0 +1,223 @@
+"""Builds the image layers that are missing, and prunes old ones that carry Muster's label.
+
+A build is safe beside another: each takes a lock in the cache folder and looks again before it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from muster.slurm.cluster.engine import INSTALL_HINT, Engine, EngineError, cache_dir
+from muster.slurm.image.recipe import (
+    BUILD_PACKAGES,
+    IMAGE_DIR,
+    RUNTIME_PACKAGES,
+    Recipe,
+    Source,
+    constraints,
+    read_source,
+    requirements,
+)
+
+LABEL = "muster.image"
+KEEP = {"cluster": 6, "base": 4, "debian": 4}  # the newest of each kind, which pruning leaves alone
+
+Say = Callable[[str], None]
+
+
+def say_on_stderr(line: str) -> None:
+    """The default for progress: one line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def ensure_cluster_image(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
+    """The name of an image with Muster's present source, built where it does not stand yet."""
+    source = read_source()
+    image = recipe.cluster_image(source)
+    if engine.has_image(image):
+        return image
+    base = ensure_base(engine, recipe, say)
+    with _lock("cluster"):
+        if not engine.has_image(image):
+            _build_cluster(engine, base, image, source)
+            _prune(engine, "cluster")
+    return image
+
+
+def ensure_base(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
+    """The name of the base image, built where it does not stand yet (about three minutes from nothing)."""
+    if engine.has_image(recipe.base_image):
+        return recipe.base_image
+    with _lock(f"base-{recipe.suite}"):
+        if not engine.has_image(recipe.debian_image):
+            say(f"image: Debian {recipe.suite} with Slurm and torch (once, a minute or two)")
+            _build_debian(engine, recipe)
+        wheels = _wheels(engine, recipe, say)
+        if not engine.has_image(recipe.base_image):
+            say("image: Python packages")
+            _build_base(engine, recipe, wheels)
+            for kind in ("base", "debian"):
+                _prune(engine, kind)
+    return recipe.base_image
+
+
+def _build_debian(engine: Engine, recipe: Recipe) -> None:
+    if not shutil.which("mmdebstrap"):
+        raise EngineError(f"mmdebstrap is not installed; {INSTALL_HINT}")
+    producer = [
+        *("mmdebstrap", "--quiet", "--variant=minbase", "--components=main"),
+        # Mirrors that serve an older snapshot are as good here.
+        '--aptopt=Acquire::Check-Valid-Until "false"',
+        *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale")),
+        f"--include={','.join(RUNTIME_PACKAGES)}",
+        *(recipe.suite, "-", *_debian_mirror(engine)),
+    ]
+    args = ("import", "--change", f"LABEL {LABEL}=debian", "-", recipe.debian_image)
+    with engine.pipe_into(producer, *args):
+        pass
+
+
+def _debian_mirror(engine: Engine) -> list[str]:
+    """The mirror that this host's apt uses for Debian; none (mmdebstrap's default) on other systems."""
+    listing = engine.host(*("apt-get", "indextargets", "--format", "$(ORIGIN)\t$(SITE)"), "Created-By: Packages").stdout
+    sites = [line.split("\t")[1] for line in listing.splitlines() if line.startswith("Debian\t")]
+    return [site for site in sites if not site.rstrip("/").endswith("security")][:1]
+
+
+def _wheels(engine: Engine, recipe: Recipe, say: Say) -> Path:
+    """A folder with the pyslurm wheel of this recipe (empty where it has none)."""
+    if recipe.pyslurm is None:
+        folder = cache_dir() / "wheels" / "none"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    asked = ("slurmctld", "-V"), ("python3", "--version")
+    versions = [engine.call("run", "--rm", "--network=none", recipe.debian_image, *one).checked() for one in asked]
+    folder = cache_dir() / "wheels" / recipe.wheel_key("".join(versions))
+    if not folder.exists():
+        say(f"image: building pyslurm {recipe.pyslurm} (once, about a minute)")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as out:
+            mounts, environment = _outside()
+            engine.call(
+                *("run", "--rm", "--network=host", *mounts, "-v", f"{out}:/out"),
+                *("-v", f"{IMAGE_DIR}:/recipe:ro", recipe.debian_image),
+                *("env", *environment, "sh", "/recipe/build-pyslurm.sh", recipe.pyslurm, *BUILD_PACKAGES),
+                timeout=600,
+            ).checked()
+            shutil.copytree(out, aside := f"{out}.done")
+            Path(aside).rename(folder)
+    return folder
+
+
+def _build_base(engine: Engine, recipe: Recipe, wheels: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        (Path(folder) / "constraints.txt").write_text(constraints())
+        (Path(folder) / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements()))
+        shutil.copy(IMAGE_DIR / "install-base.sh", folder)
+        mounts, environment = _outside()
+        mounts += ["-v", f"{folder}:/recipe:ro", "-v", f"{wheels}:/wheels:ro"]
+        with _container(engine, "--network=host", *mounts, recipe.debian_image) as run:
+            # Not through the engine's --env: a commit would write these settings into the image.
+            run("env", *environment, "sh", "/recipe/install-base.sh")
+            run.commit(recipe.base_image, "base")
+
+
+def _build_cluster(engine: Engine, base: str, image: str, source: Source) -> None:
+    unpack = "mkdir /tmp/source && tar -x -C /tmp/source && /opt/muster/bin/python /tmp/source/install.py"
+    with _container(engine, "--network=none", base) as run:
+        run("sh", "-c", f"{unpack} && rm -r /tmp/source", stdin=source.archive)
+        run.commit(image, "cluster")
+
+
+class _Run:
+    """A throw-away container whose file system becomes an image."""
+
+    def __init__(self, engine: Engine, name: str, options: tuple[str, ...]) -> None:
+        self.engine, self.name, self.options = engine, name, options
+
+    def __call__(self, *command: str, stdin: bytes | None = None) -> None:
+        feed = ("-i",) if stdin is not None else ()
+        self.engine.call(
+            *("run", "--name", self.name, "--label", f"{LABEL}=build", *feed, *self.options, *command),
+            stdin=stdin,
+            timeout=600,
+        ).checked()
+
+    def commit(self, image: str, kind: str) -> None:
+        changes = (
+            f"LABEL {LABEL}={kind}",
+            "ENV PATH=/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "ENV USE_LIBUV=0",
+            "ENV LANG=C.UTF-8",
+        )
+        options = [part for change in changes for part in ("--change", change)]
+        self.engine.call("commit", *options, self.name, image, timeout=600).checked()
+
+
+@contextlib.contextmanager
+def _container(engine: Engine, *options: str) -> Iterator[_Run]:
+    run = _Run(engine, f"muster-build-{os.getpid()}", options)
+    try:
+        yield run
+    finally:
+        engine.call("rm", "--force", run.name)
+
+
+def _outside() -> tuple[list[str], list[str]]:
+    """Mounts and environment that let apt and pip inside a container reach what they reach on the host.
+
+    The host's certificate bundle, proxies, pip settings, and the local folders that these settings name.
+    """
+    mounts: list[str] = []
+    environment = [
+        f"{key}={value}"
+        for key, value in os.environ.items()
+        if key.startswith("PIP_") or key.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    ]
+    bundle = Path(os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt")
+    inside = "/etc/ssl/certs/ca-certificates.crt"
+    if bundle.exists():
+        mounts += ["-v", f"{bundle.resolve()}:{inside}:ro"]
+        environment.append(f"PIP_CERT={inside}")
+    settings = [Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf"]
+    for path in settings:
+        if path.exists():
+            target = str(path).replace(str(Path.home()), "/root")
+            mounts += ["-v", f"{path}:{target}:ro"]
+    for folder in sorted(_folders_named_in(settings)):
+        mounts += ["-v", f"{folder}:{folder}:ro"]
+    return mounts, environment
+
+
+def _folders_named_in(settings: list[Path]) -> set[str]:
+    text = "\n".join(path.read_text() for path in settings if path.exists())
+    text += "\n".join(value for key, value in os.environ.items() if key.startswith("PIP_"))
+    found = set()
+    for scheme, name in re.findall(r"(?:^|[\s=,])(file://)?(/[^\s,]+)", text):
+        # The files of an index lie beside its pages.
+        path = Path(name).parent if scheme else Path(name)
+        if path.is_dir() and path != Path("/"):
+            found.add(str(path))
+    return found
+
+
+def _prune(engine: Engine, kind: str) -> None:
+    listing = engine.call("images", "--filter", f"label={LABEL}={kind}", "--format", "{{.Repository}}:{{.Tag}}")
+    ours = [line for line in listing.stdout.splitlines() if line.startswith(f"localhost/muster-{kind}:")]
+    for image in ours[KEEP[kind] :]:
+        engine.call("rmi", image)  # refused while a container uses it: it goes the next time
+
+
+@contextlib.contextmanager
+def _lock(name: str) -> Iterator[None]:
+    with (cache_dir() / f"{name}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

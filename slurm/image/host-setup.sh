@@ -1,0 +1,27 @@
+#!/bin/sh
+# Installs on this host what the test cluster needs and lacks, through apt-get (Debian and Ubuntu).
+# Does nothing where everything is there already; a docker that answers is used as it is.
+set -eu
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+missing=""
+need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+need mmdebstrap mmdebstrap
+need ip iproute2
+[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
+if [ "${MUSTER_ENGINE:-podman}" = podman ] && { command -v podman >/dev/null 2>&1 || ! docker version >/dev/null 2>&1; }; then
+    need podman podman
+    need runc runc
+    [ -e /usr/lib/podman/netavark ] || missing="$missing netavark"
+    need iptables iptables
+fi
+[ -n "$missing" ] || exit 0
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "host-setup: this system has no apt-get; install by hand:$missing" >&2
+    exit 1
+fi
+root=""
+[ "$(id -u)" -eq 0 ] || root="sudo"
+echo "host-setup: installing$missing" >&2
+$root apt-get -qq update
+# shellcheck disable=SC2086 -- a list of package names
+DEBIAN_FRONTEND=noninteractive $root apt-get -qq install -y --no-install-recommends $missing >/dev/null

@@ -1,0 +1,142 @@
+"""What goes into the image, and the digests that say whether a built one is still right.
+
+Three layers, each keyed by a digest of everything that it was made from:
+
+``muster-debian``   Debian's own packages (slow: a minute or more)
+``muster-base``     plus pyslurm, the Python packages that Debian lacks, and the users
+``muster-cluster``  plus Muster itself (about a second, after every change of its source)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.slurm.cluster.engine import EngineError
+
+IMAGE_DIR = Path(__file__).resolve().parent
+ROOT = IMAGE_DIR.parent.parent
+
+RUNTIME_PACKAGES = [
+    "ca-certificates",
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "munge",
+    "python3",
+    "python3-venv",
+    "python3-pip",
+    "python3-setuptools",
+    "python3-torch",
+    # Without it torch multiplies matrices with the reference BLAS, some four times slower.
+    "libopenblas0-pthread",
+    "python3-numpy",
+    "iproute2",
+    "iputils-ping",
+    "procps",
+    "less",
+]
+
+# Installed in a throw-away container only: neither compiler nor headers reach the image.
+BUILD_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "libslurm-dev"]
+
+TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis")
+
+PYSLURM = "25.11.2"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image. `suite` is Debian's; `pyslurm` a version, or None where none builds against that Slurm."""
+
+    suite: str = "forky"
+    pyslurm: str | None = PYSLURM
+
+    @staticmethod
+    def of(suite: str) -> Recipe:
+        """The recipe for a Debian suite: ``forky`` has Slurm 26.05, ``trixie`` 24.11 (without pyslurm)."""
+        return Recipe(suite, PYSLURM if suite == "forky" else None)
+
+    @property
+    def debian_image(self) -> str:
+        """Name and tag of the layer of Debian packages."""
+        return f"localhost/muster-debian:{_digest(self.suite, *RUNTIME_PACKAGES)}"
+
+    def wheel_key(self, versions: str) -> str:
+        """Digest of what pyslurm is built from; `versions` are those of Slurm and Python in the image."""
+        script = (IMAGE_DIR / "build-pyslurm.sh").read_text()
+        return _digest(versions, str(self.pyslurm), script, *BUILD_PACKAGES)
+
+    @property
+    def base_image(self) -> str:
+        """Name and tag of the layer that changes with the dependencies only."""
+        script = (IMAGE_DIR / "install-base.sh").read_text()
+        key = _digest(self.debian_image, self.wheel_key(""), script, constraints(), *requirements())
+        return f"localhost/muster-base:{key}"
+
+    def cluster_image(self, source: Source) -> str:
+        """Name and tag of the image with Muster's source at `source`."""
+        return f"localhost/muster-cluster:{_digest(self.base_image, source.digest)}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Muster's own files as one tar archive, and its digest: what is digested is what gets installed."""
+
+    archive: bytes
+    digest: str
+
+
+def requirements() -> list[str]:
+    """The package's own requirements with those of the coordinator and of the tests, from the project file."""
+    path = ROOT / "pyproject.toml"
+    if not path.exists():
+        raise EngineError("the image is built from a checkout of Muster's repository: use the one in a checkout")
+    project = tomllib.loads(path.read_text())["project"]
+    extras = project.get("optional-dependencies", {})
+    return sorted({*project["dependencies"], *extras.get("coordinator", []), *TEST_REQUIREMENTS})
+
+
+def constraints() -> str:
+    """The development pins without torch: the image has Debian's build."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return "".join(f"{line}\n" for line in lines if not line.startswith("torch"))
+
+
+def read_source() -> Source:
+    """Muster's package (links followed), its project file and its installer, read once."""
+    files = {"pyproject.toml": ROOT / "pyproject.toml", "install.py": IMAGE_DIR / "install.py"}
+    package = ROOT / "src" / "muster"
+    for folder in (package, *(link for link in package.iterdir() if link.is_symlink())):
+        for path in folder.resolve().rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[f"muster/{_inside(package, folder, path)}"] = path
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, path in sorted(files.items()):
+            _add(archive, name, path.read_bytes())
+    return Source(buffer.getvalue(), _digest_bytes(buffer.getvalue()))
+
+
+def _inside(package: Path, folder: Path, path: Path) -> str:
+    inner = path.relative_to(folder.resolve())
+    return str(inner if folder == package else Path(folder.name) / inner)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o644
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _digest(*parts: str) -> str:
+    return _digest_bytes("\0".join(parts).encode())
+
+
+def _digest_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,216 @@
+"""The cluster tool does what its verbs say: what a node's peers see of each fault, and that it is undone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from muster.slurm.cluster import registry
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.patience import wait_until
+from muster.slurm.cluster.spec import ClusterSpec
+
+pytestmark = pytest.mark.cluster
+
+# Sends a line each 0.1 s to whoever connects.
+_SERVER = """
+import socket, time
+with socket.create_server(("", 9000)) as server:
+    peer = server.accept()[0]
+    while True:
+        peer.sendall(b"tick\\n")
+        time.sleep(0.1)
+"""
+
+# Prints what a peer sees of a connection: "tick" once, then the end of it, or silence of argv[2] seconds.
+_CLIENT = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], 9000), timeout=5)
+peer.settimeout(float(sys.argv[2]))
+peer.recv(100)
+print("tick", flush=True)
+try:
+    while peer.recv(100):
+        pass
+    print("closed", flush=True)
+except TimeoutError:
+    print("silence", flush=True)
+    peer.settimeout(20)
+    print("again" if peer.recv(100) else "closed", flush=True)
+except ConnectionError as error:
+    print("reset", flush=True)
+"""
+
+
+class Line:
+    """A TCP connection from `near` to `far`, and what the near end sees of it."""
+
+    def __init__(self, cluster: Cluster, near: str, far: str, patience: float) -> None:
+        self.cluster = cluster
+        self.server = cluster.popen(far, "python3", "-c", _SERVER)
+        listening = "ss -Hltn sport = :9000"
+        wait_until(lambda: cluster.sh(far, listening), 10, "the server listens")
+        self.client = cluster.popen(near, "python3", "-c", _CLIENT, far, str(patience))
+        assert self.next_word() == "tick"
+
+    def next_word(self) -> str:
+        assert self.client.stdout is not None
+        return self.client.stdout.readline().strip()
+
+    def close(self) -> None:
+        for process in (self.client, self.server):
+            self.cluster.hang_up(process)
+
+
+@pytest.fixture
+def line(healthy: Cluster):
+    opened: list[Line] = []
+
+    def connect(patience: float) -> Line:
+        opened.append(Line(healthy, "n1", "n0", patience))
+        return opened[-1]
+
+    yield connect
+    for one in opened:
+        one.close()
+
+
+def test_peers_of_a_crashed_node_see_their_connections_end_at_once(healthy: Cluster, line) -> None:
+    tcp = line(patience=3)
+    at = healthy.crash("n0")
+    assert tcp.next_word() in ("closed", "reset")
+    assert time.time() - at < 1
+
+
+def test_peers_of_a_node_without_power_hear_nothing(healthy: Cluster, line) -> None:
+    tcp = line(patience=3)
+    healthy.power_off("n0")
+    assert tcp.next_word() == "silence"
+    assert not healthy.is_running("n0")
+
+
+def test_a_partition_is_silent_and_heals_with_the_same_connection(healthy: Cluster, line) -> None:
+    tcp = line(patience=2)
+    healthy.partition("n0")
+    assert tcp.next_word() == "silence"
+    assert healthy.is_running("n0")
+    healthy.heal("n0")
+    assert tcp.next_word() == "again"
+
+
+def test_the_kernel_of_a_paused_node_answers_and_its_processes_do_not(healthy: Cluster, line) -> None:
+    tcp = line(patience=1)
+    healthy.pause("n0")
+    assert tcp.next_word() == "silence"
+    assert "1 received" in healthy.sh("n1", "ping -c1 -W2 n0")
+    healthy.unpause("n0")
+    assert tcp.next_word() == "again"
+
+
+@pytest.mark.parametrize("fault", ["crash", "power_off", "partition", "pause"])
+def test_repair_undoes_every_fault(healthy: Cluster, fault: str) -> None:
+    getattr(healthy, fault)("n2")
+    healthy.exec(CONTROLLER, "scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    healthy.exec(CONTROLLER, "scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    assert "n2" in healthy.broken_nodes()
+    healthy.repair("n2")
+    assert healthy.sh(LOGIN, "srun -w n2 hostname", user="alice", timeout=20) == "n2"
+
+
+def test_a_node_keeps_its_disk_and_loses_its_memory_when_it_reboots(healthy: Cluster) -> None:
+    healthy.sh("n3", "echo kept >/var/tmp/disk; echo lost >/dev/shm/memory")
+    healthy.restart("n3")
+    assert healthy.sh("n3", "cat /var/tmp/disk; ls /dev/shm") == "kept"
+
+
+def test_an_ordinary_user_submits_and_another_cannot_cancel(healthy: Cluster) -> None:
+    job = healthy.sh(LOGIN, "sbatch --parsable -N2 --wrap 'srun sleep 60'", user="alice")
+    refused = healthy.exec(LOGIN, "scancel", job, user="bob", check=False)
+    assert "Access/permission denied" in refused.stderr
+    assert healthy.sh(LOGIN, f"squeue -h -o %u -j {job}", user="bob") == "alice"
+
+
+def test_jobs_live_through_a_restart_of_slurmctld(healthy: Cluster) -> None:
+    job = healthy.sh(LOGIN, "sbatch --parsable -N2 --wrap 'srun sleep 60'", user="alice")
+    state = f"squeue -h -o %T -j {job}"
+    wait_until(lambda: healthy.sh(LOGIN, state) == "RUNNING", 10, "the job runs")
+    healthy.restart_slurmctld()
+    assert healthy.sh(LOGIN, state) == "RUNNING"
+
+
+def test_nodes_hang_on_four_leaf_switches(healthy: Cluster) -> None:
+    topology = healthy.sh(LOGIN, "scontrol show topology")
+    leaves = re.findall(r"SwitchName=(s\d) Level=0 .*Nodes=(\S+)", topology)
+    assert leaves == [("s0", "n[0-2]"), ("s1", "n[3-4]"), ("s2", "n[5-7]"), ("s3", "n[8-9]")]
+
+
+def test_a_line_reaches_the_kernel_log_as_a_record(healthy: Cluster) -> None:
+    healthy.kmsg("n4", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    last = healthy.sh("n4", "tail -n 1 /var/log/muster-kmsg")
+    assert re.fullmatch(r"3,\d+,\d+,-;NVRM: Xid .*bus\.", last)
+
+
+def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> None:
+    healthy.stop_service("n5", "slurmd", "KILL")
+    alive = "pgrep -x slurmd || true"
+    assert healthy.sh("n5", alive) == ""
+    healthy.start_service("n5", "slurmd")
+    wait_until(lambda: healthy.sh("n5", alive), 5, "slurmd runs again")
+
+
+def test_an_unknown_host_is_named_with_those_there_are(cluster: Cluster) -> None:
+    with pytest.raises(EngineError, match=r"no host 'n10'.*it has ctl, login, n0, n1"):
+        cluster.exec("n10", "true")
+
+
+def test_two_clusters_stand_side_by_side(cluster: Cluster) -> None:
+    began = time.monotonic()
+    with Cluster.up(ClusterSpec(nodes=10, daemons=False)) as other:
+        assert time.monotonic() - began < 10
+        assert other.subnet != cluster.subnet
+        assert other.sh("n0", "getent hosts ctl").split()[0] == other.address(CONTROLLER)
+    assert _traces(cluster, other.name) == ""
+    assert cluster.node_states().keys() == set(cluster.nodes)
+
+
+def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
+    name = f"{cluster.name}-int"
+    starting = _tool("up", "--nodes", "4", "--name", name)
+    wait_until(lambda: _traces(cluster, name), 20, "the first container is there")
+    starting.send_signal(signal.SIGINT)
+    assert starting.wait(timeout=30) == 130
+    assert _traces(cluster, name) == ""
+    assert not (registry.clusters_dir() / name).exists()
+
+
+def test_what_a_dead_run_left_is_found_and_only_that_is_removed(cluster: Cluster) -> None:
+    name = f"{cluster.name}-dead"
+    code = f"from muster.slurm.cluster.cluster import *; from muster.slurm.cluster.spec import *; import time; \
+Cluster.up(ClusterSpec(nodes=1, daemons=False), {name!r}); print('up', flush=True); time.sleep(60)"
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "up\n"
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate()
+    assert _traces(cluster, name) != ""
+    assert _tool("down", "--stale").wait(timeout=30) == 0
+    assert _traces(cluster, name) == ""
+    assert cluster.is_running("n0")
+
+
+def _tool(*args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "muster.slurm.cluster", *args])
+
+
+def _traces(cluster: Cluster, name: str) -> str:
+    """The containers and networks of cluster `name`, as the engine lists them."""
+    label = f"label={registry.LABEL}={name}"
+    containers = cluster.engine.call("ps", "-aq", "--filter", label).checked()
+    return containers + cluster.engine.call("network", "ls", "-q", "--filter", label).checked()

@@ -1,0 +1,88 @@
+"""Measures what each call of the Slurm client costs, on a machine of the cluster, as root or the Slurm user.
+
+    measure_slurm_calls.py BACKEND USER [ROUNDS]
+
+Prints a JSON object: the median milliseconds of each call. It submits a job for each round and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable
+
+from run_slurm_contract import RealWorld
+
+from muster.slurm.client.open import open_slurm
+from muster.slurm.client.types import Job
+
+
+class Meter:
+    """Milliseconds by the name of a call."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, list[float]] = defaultdict(list)
+
+    async def time(self, name: str, call: Awaitable[object]) -> object:
+        began = time.perf_counter()
+        answer = await call
+        self._taken[name].append((time.perf_counter() - began) * 1000)
+        return answer
+
+    def medians(self) -> dict[str, float]:
+        return {name: round(statistics.median(taken), 2) for name, taken in self._taken.items()}
+
+
+async def started(world: RealWorld, *options: str) -> Job:
+    """A job on three nodes, once it runs."""
+    id = await world.start(["-N3", "--no-kill", "--requeue", *options])
+    while True:
+        answer = await world.slurm.jobs([id])
+        assert isinstance(answer, dict)
+        job = answer[id]
+        assert isinstance(job, Job)
+        if job.running:
+            return job
+        await asyncio.sleep(0.05)
+
+
+async def one_round(meter: Meter, world: RealWorld) -> None:
+    slurm = world.slurm
+    await world.clean()
+    job = await started(world)
+    node = job.nodes[2]
+    await meter.time("jobs, one", slurm.jobs([job.id]))
+    await meter.time("jobs, all", slurm.jobs())
+    await meter.time("nodes, one", slurm.nodes([node]))
+    await meter.time("nodes, all", slurm.nodes())
+    await meter.time("topology", slurm.topology())
+    await meter.time("drain", slurm.drain(node, "measured"))
+    await meter.time("resume", slurm.resume(node))
+    await meter.time("set_requeue_flag", slurm.set_requeue_flag(job.id, True))
+    await meter.time("set_comment", slurm.set_comment(job.id, "measured"))
+    await meter.time("let_go", slurm.let_go(job.id, job.nodes[1]))
+    await meter.time("down", slurm.down(node, "measured"))
+    await meter.time("complete_job", slurm.complete_job(job.id, 0))
+    await world.clean()
+    job = await started(world)
+    await meter.time("requeue", slurm.requeue(job.id))
+    await meter.time("cancel", slurm.cancel(job.id))
+
+
+async def measure(backend: str, user: str, rounds: int) -> dict[str, float]:
+    slurm = await open_slurm(prefer=backend, strict=True)
+    world, meter = RealWorld(slurm, user), Meter()
+    for _ in range(rounds):
+        await one_round(meter, world)
+    await world.clean()
+    await slurm.aclose()
+    return meter.medians()
+
+
+if __name__ == "__main__":
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    print(json.dumps(asyncio.run(measure(sys.argv[1], sys.argv[2], rounds))))

@@ -1,0 +1,163 @@
+"""Runs the Slurm contract against a real backend, on a machine of the cluster, as root or the Slurm user.
+
+    run_slurm_contract.py BACKEND USER [CHECK ...]     BACKEND: cli or pyslurm
+
+Prints one JSON line a check: {"check", "ok", "seconds", "error"}; exits with the number that failed. What
+it can't do from inside the cluster it asks for: it prints {"please": "power_off" or "power_on", "node":
+NAME} and waits for a line on stdin that says "done". USER is the ordinary user whose jobs these are. It
+never sleeps on the event loop: while slurmctld is silent, the longest time for which the loop stood still
+is measured and reported as a check of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from muster.slurm.client import command
+from muster.slurm.client.cli import CliSlurm
+from muster.slurm.client.open import open_slurm
+from muster.slurm.client.types import Job, Node, Slurm, Unknown
+
+HERE = Path(__file__).resolve().parent
+LONGEST_STALL_S = 1.0  # half of what a silent slurmctld is waited for; less is what a busy machine does
+
+
+def contract() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("slurm_contract", HERE / "slurm_contract.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class RealWorld:
+    """The cluster that this machine belongs to."""
+
+    def __init__(self, slurm: Slurm, user: str) -> None:
+        self.slurm = slurm
+        self._user = user
+        self._cli = CliSlurm()
+        self._lost: list[str] = []
+
+    async def lose(self, node: str) -> None:
+        await please("power_off", node)
+        self._lost.append(node)
+
+    async def start(self, options: Sequence[str] = (), *, ends_with: int | None = None) -> int:
+        script = "srun --no-kill sleep 600" if ends_with is None else f"exit {ends_with}"
+        sbatch = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"]
+        argv = ["setpriv", f"--reuid={self._user}", "--init-groups", *sbatch]
+        done = await command.run(argv, deadline=20, cwd=Path("/tmp"))
+        assert done.status == 0, done.words
+        return int(done.out.split(";")[0])
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def silence(self, silent: bool) -> None:
+        for pid in controllers():
+            os.kill(pid, signal.SIGSTOP if silent else signal.SIGCONT)
+
+    async def clean(self) -> None:
+        """No job left, every node idle."""
+        jobs = await self._cli.jobs(deadline=20)
+        assert not isinstance(jobs, Unknown), jobs
+        for id, job in jobs.items():
+            if not (isinstance(job, Job) and job.state.ended):
+                await self._cli.cancel(id, deadline=20)
+        while self._lost:
+            await please("power_on", self._lost.pop())
+        end = time.monotonic() + 60
+        while True:
+            nodes = await self._cli.nodes(deadline=20)
+            assert not isinstance(nodes, Unknown), nodes
+            tired = [node for node in nodes.values() if isinstance(node, Node) and not idle(node)]
+            if not tired:
+                return
+            assert time.monotonic() < end, f"not idle: {[(node.name, node.states) for node in tired]}"
+            for node in tired:
+                if node.drained or node.down:
+                    await self._cli.resume(node.name, deadline=20)
+            await asyncio.sleep(0.2)
+
+
+async def please(what: str, node: str) -> None:
+    """Asks whoever runs this, outside, to do `what` to `node`."""
+    print(json.dumps({"please": what, "node": node}), flush=True)
+    answer = await asyncio.to_thread(sys.stdin.readline)
+    assert answer.strip() == "done", f"{what} {node}: {answer!r}"
+
+
+def idle(node: Node) -> bool:
+    return {state.value for state in node.states} == {"IDLE"}
+
+
+def controllers() -> list[int]:
+    """The processes of slurmctld on this machine."""
+    found = []
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            name = comm.read_text().strip()
+        except OSError:
+            continue  # it has ended meanwhile
+        if name == "slurmctld":
+            found.append(int(comm.parent.name))
+    assert found, "no slurmctld on this machine: run this on the controller"
+    return found
+
+
+class Stalls:
+    """Measures the longest time for which the event loop did not get to its timers."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            self.longest = max(self.longest, time.monotonic() - before - 0.01)
+
+
+async def run(backend: str, user: str, only: list[str]) -> int:
+    slurm = await open_slurm(prefer=backend, strict=True)
+    world = RealWorld(slurm, user)
+    stalls = Stalls()
+    watch = asyncio.create_task(stalls.watch())
+    failed = 0
+    for check in contract().CHECKS:
+        if only and check.__name__ not in only:
+            continue
+        await world.clean()
+        stalls.longest = 0.0
+        began, error = time.monotonic(), ""
+        try:
+            await check(world)
+        except Exception:  # noqa: BLE001  one check must not keep the others from running
+            error = traceback.format_exc()
+        waited = check.__name__ == "silence_is_unknown_and_never_gone"
+        if not error and waited and stalls.longest > LONGEST_STALL_S:
+            error = f"the event loop stood still for {stalls.longest:.3f} s"
+        failed += bool(error)
+        line = {"check": check.__name__, "ok": not error, "seconds": round(time.monotonic() - began, 3)}
+        print(json.dumps({**line, "stall": round(stalls.longest, 3), "error": error}), flush=True)
+    await world.clean()
+    await slurm.aclose()
+    watch.cancel()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(sys.argv[1], sys.argv[2], sys.argv[3:])))
