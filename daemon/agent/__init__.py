@@ -1,0 +1,1 @@
+"""muster-agent: one per node of a gang, spares too."""

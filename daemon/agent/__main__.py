@@ -1,0 +1,73 @@
+"""`muster-agent run` (once per node, by srun) and `muster-agent batch -- srun ...` (the batch script's last line).
+
+Exit codes: the gang's own; 64 for a command line or spec that can't be right, 78 for a site that has to be mended; 143
+after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from muster.daemon.agent import guard
+from muster.daemon.identity import IdentityError
+from muster.daemon.site import EXIT_CONFIG, SiteError, add_arguments
+
+EXIT_USAGE = 64
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(words)
+    if options.what == "run":
+        # Nothing that starts threads (gRPC) is imported before the guard has forked.
+        return guard.guarded(lambda: _end(_explained(options)))
+    return _explained(options)
+
+
+def _explained(options: argparse.Namespace) -> int:
+    from muster.daemon.agent import start
+
+    try:
+        return start.run(options) if options.what == "run" else start.batch(options)
+    except start.BadOption as error:
+        print(f"muster-agent: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (SiteError, IdentityError) as error:
+        print(f"muster-agent: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+
+
+def _end(code: int) -> NoReturn:
+    """Nothing is left to tidy up, and no thread of gRPC's may hold up the end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="muster-agent", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    run = commands.add_parser("run", help="serve one gang on this node")
+    add_arguments(run, listen="0.0.0.0:0")
+    run.add_argument("--gang", default=os.environ.get("MUSTER_GANG", ""), help="its id; default $MUSTER_GANG")
+    run.add_argument(
+        "--spec",
+        default=os.environ.get("MUSTER_SPEC", ""),
+        help="the JobSpec as JSON, or a file that holds it; default $MUSTER_SPEC",
+    )
+    run.add_argument("--node", help="default $SLURMD_NODENAME, else the short host name")
+    run.add_argument("--advertise", metavar="HOST", help="default: the address that faces the coordinator")
+    batch = commands.add_parser("batch", help="start srun, and wait until the gang is final")
+    add_arguments(batch, listen="")
+    batch.add_argument("--gang", default=os.environ.get("MUSTER_GANG", ""), help="its id; default $MUSTER_GANG")
+    batch.add_argument("command", nargs="+", help="srun and its arguments, after --")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

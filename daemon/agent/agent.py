@@ -1,0 +1,354 @@
+"""muster-agent on one node: takes the coordinator's orders, makes them so, says how things stand.
+
+Level-triggered: every order, and every change on the node, ends in `_converge`, which asks `converge.decide` for the
+next steps until there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from muster.daemon.agent import converge, probe
+from muster.daemon.agent.attach import Attachment, Ears
+from muster.daemon.agent.crew import Crew, Job
+from muster.daemon.agent.neighbourhood import Consequences, Neighbourhood
+from muster.daemon.agent.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
+from muster.daemon.channel import bind, make_server
+from muster.daemon.identity import Credentials
+from muster.v1 import common_pb2_grpc, peer_pb2_grpc
+from muster.v1.agent_pb2 import (
+    AgentHello,
+    AgentMessage,
+    AgentStatus,
+    Duty,
+    FlushOrder,
+    Order,
+    ProbeOrder,
+    ProbeResult,
+    ShardStatus,
+    Silence,
+)
+from muster.v1.common_pb2 import JobSpec, Version
+
+log = logging.getLogger(__name__)
+
+# After SIGTERM (Slurm: time limit, preemption, scancel) ranks that have been asked to stop get this long. Slurm's own
+# KillWait is 30 s.
+_STOP_GRACE_S = 20.0
+_LOOK_AGAIN_S = 0.05
+_AT_LEISURE_S = 0.25
+_TIDY_S = 1.0
+_EXIT_TERM = 128 + signal.SIGTERM
+
+
+class Keeper(ShardKeeper, Protocol):
+    """The memory store of this node (muster.checkpoint.keeper.Keeper)."""
+
+    def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
+    def enlist(self, order: Order) -> None: ...
+    def fence(self, generation: int) -> None: ...
+    def shards(self) -> list[ShardStatus]: ...
+    def committed(self) -> Version | None: ...
+    def progress(self) -> dict[int, int]: ...
+    async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
+    def stop_ranks(self, reason: str) -> None: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that an agent is started with. `listen`: "host:port"; `host`: the address that others reach it at."""
+
+    own: Self
+    job: Job
+    spec: JobSpec
+    coordinator: str
+    credentials: Credentials
+    listen: str
+    host: str
+    slurm_job_id: int = 0
+    slurm_restart_count: int = 0
+    batch_host: bool = False
+
+
+MakeKeeper = Callable[[Channels, Callable[[], None]], Keeper]
+
+
+class Agent:
+    """One agent, from `run` to its exit code."""
+
+    def __init__(self, setting: Setting, make_keeper: MakeKeeper) -> None:
+        self._setting = setting
+        self._attachment: Attachment | None = None
+        self._channels = Channels(setting.credentials)
+        self._keeper = make_keeper(self._channels, self._kept)
+        self._moving: frozenset[int] = frozenset()
+        self._crew = Crew(setting.job, self._keeper.rank_socket, self._progressed)
+        self._order: Order | None = None
+        self._fenced = 0
+        self._killed = 0
+        self._flushed = (0, "")
+        self._flushing = 0
+        self._failure = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._converging = False
+        self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._neighbours = Neighbourhood(
+            setting.own,
+            self._channels.dial,
+            Consequences(self._coordinator_contact, self._worried, self._accuse, self._end_ranks),
+        )
+
+    async def run(self) -> int:
+        """Serve until the coordinator says EXIT (or dismisses us, or SIGTERM ends us); returns the exit code."""
+        self._crew.warm_up()
+        server = make_server(self._setting.credentials)
+        service = PeerService(self._setting.own, self._keeper, lambda: self._order)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._setting.own), server)
+        port = bind(server, self._setting.listen)
+        await server.start()
+        self._attachment = self._attach(port)
+        self._start(self._attachment.run())
+        self._start(self._neighbours.run())
+        try:
+            return await self._done
+        finally:
+            # gRPC logs an error for every stream that a stop cuts.
+            logging.getLogger("grpc").setLevel(logging.CRITICAL)
+            for task in list(self._tasks):
+                task.cancel()
+            self._neighbours.stop()
+            await self._crew.stop()
+            # The end of the process does the same: none of it may hold that up.
+            for tidy in (self._keeper.close(), self._channels.close(), server.stop(grace=None)):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(tidy, _TIDY_S)
+
+    def terminate(self) -> None:
+        """SIGTERM has come: ask the ranks to stop, end those that don't, then leave."""
+        if not self._failure and not self._done.done():
+            self._failure = "ended by SIGTERM (Slurm sends it at the time limit, on scancel and on preemption)"
+            log.warning(self._failure)
+            self._start(self._wind_down())
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def _take_order(self, order: Order) -> None:
+        known = self._order
+        if known is None or order.SerializeToString() != known.SerializeToString():
+            log.info("order %d: %s", order.serial, _words(order))
+        self._order = order
+        self._neighbours.enlist(order)
+        self._keeper.enlist(order)
+        if order.HasField("flush") and order.flush.serial > max(self._flushing, self._flushed[0]):
+            self._flushing = order.flush.serial
+            self._flush(order.flush)
+        self._converge()
+        if converge.settled(self._local(), order):
+            self._changed()  # nothing under way will say that the order is carried out
+
+    def _converge(self) -> None:
+        """Take steps until none is left. Steps call back here: the outermost call does the work."""
+        if self._converging or self._order is None or self._done.done():
+            return
+        self._converging = True
+        try:
+            while steps := converge.decide(self._local(), self._order):
+                for step in steps:
+                    self._take(step, self._order)
+                if any(isinstance(step, converge.Leave) for step in steps):
+                    return
+        finally:
+            self._converging = False
+
+    def _take(self, step: converge.Step, order: Order) -> None:
+        log.debug("step: %s", step)
+        match step:
+            case converge.Kill(generation):
+                self._killed = generation
+                self._crew.kill(generation)
+            case converge.Fenced(generation):
+                self._keeper.fence(generation)
+                self._fenced = generation
+                self._changed()
+            case converge.OpenStore(generation):
+                self._crew.open_store(generation)
+            case converge.CloseStore():
+                self._crew.close_store()
+            case converge.Start():
+                self._crew.start(step, order)
+            case converge.Leave(exit_code, reason):
+                self._leave(exit_code, reason or "the coordinator says so")
+
+    def _local(self) -> converge.Local:
+        return converge.Local(
+            node=self._setting.own.node,
+            fenced=self._fenced,
+            killed=self._killed,
+            ranks=self._crew.ranks(),
+            store=self._crew.store_generation(),
+        )
+
+    def _flush(self, order: FlushOrder) -> None:
+        def over(task: asyncio.Task[Any]) -> None:
+            error = None if task.cancelled() else task.exception()
+            self._flushed = (order.serial, str(error) if error is not None else "")
+            self._changed()
+
+        # Whatever goes wrong with it is the coordinator's to judge; training goes on.
+        self._start(self._keeper.flush(order, self._setting.spec.durable_dir), vital=False).add_done_callback(over)
+
+    def _leave(self, code: int, reason: str) -> None:
+        if not self._done.done():
+            log.info("leaving with exit code %d: %s", code, reason)
+            self._done.set_result(code)
+
+    # --- saying how things stand -------------------------------------------------------------------------------------
+
+    def _progressed(self) -> None:
+        self._converge()
+        self._changed()
+
+    def _kept(self) -> None:
+        """Shards, commits and steps: news at every step, so told at leisure, but for the first step of a generation."""
+        moving = frozenset(self._keeper.progress())
+        if moving != self._moving:
+            self._moving = moving
+            self._changed()
+        elif self._attachment is not None:
+            self._attachment.changed(within=_AT_LEISURE_S)
+
+    def _changed(self) -> None:
+        if self._attachment is not None:
+            self._attachment.changed()
+
+    def _status(self) -> AgentStatus:
+        store = self._crew.store
+        listening = store if store is not None and store.port else None
+        order = self._order
+        done = order is not None and converge.settled(self._local(), order)
+        return AgentStatus(
+            fenced_generation=self._fenced,
+            ranks=self._crew.statuses(self._keeper.progress()),
+            shards=self._keeper.shards(),
+            committed=self._keeper.committed(),
+            store_port=listening.port if listening is not None else 0,
+            store_generation=listening.generation if listening is not None else 0,
+            warm=self._crew.warm(),
+            heard_ms=self._neighbours.heard_ms(),
+            flushed_serial=self._flushed[0],
+            flush_error=self._flushed[1],
+            order_serial=order.serial if order is not None and done else 0,
+            failure=self._failure or self._crew.failure,
+        )
+
+    def _attach(self, port: int) -> Attachment:
+        setting = self._setting
+        hello = AgentHello(
+            gang_id=setting.own.gang,
+            slurm_job_id=setting.slurm_job_id,
+            slurm_restart_count=setting.slurm_restart_count,
+            node=setting.own.node,
+            incarnation=setting.own.incarnation,
+            peer_address=f"{setting.host}:{port}",
+            spec=setting.spec,
+            batch_host=setting.batch_host,
+        )
+        again = self._neighbours.accuse_again
+        ears = Ears(hello, self._status, again, self._take_order, self._take_probe, self._dismissed)
+        return Attachment(setting.coordinator, setting.credentials, ears)
+
+    # --- silence -----------------------------------------------------------------------------------------------------
+
+    def _coordinator_contact(self) -> float:
+        return self._attachment.contact if self._attachment is not None else float("-inf")
+
+    def _worried(self, worried: bool) -> None:
+        if self._attachment is not None:
+            self._attachment.hurry(worried)
+
+    def _accuse(self, accusation: Any) -> None:
+        self._say(AgentMessage(accusation=accusation))
+
+    def _end_ranks(self, why: str) -> None:
+        """Fence ourselves: no order is waited for."""
+        alive = [rank.generation for rank in self._crew.ranks() if rank.alive]
+        if alive and max(alive) > self._killed:
+            log.error("ending all ranks: %s", why)
+            self._killed = max(alive)
+            self._crew.kill(self._killed)
+            self._progressed()
+
+    def _take_probe(self, order: ProbeOrder) -> None:
+        self._start(self._probe(order), vital=False)
+
+    async def _probe(self, order: ProbeOrder) -> None:
+        silence = await probe.probe(order.peer_address, order.node, self._setting.credentials, order.deadline_ms / 1000)
+        if silence == Silence.SILENCE_NO_ANSWER and self._neighbours.closed(order.node):
+            silence = Silence.SILENCE_CLOSED  # its kernel told us before it, too, went
+        result = ProbeResult(
+            probe_id=order.probe_id,
+            node=order.node,
+            answered=silence is None,
+            silence=silence or Silence.SILENCE_UNSPECIFIED,
+            step=max(self._keeper.progress().values(), default=0),
+        )
+        self._say(AgentMessage(probe_result=result))
+
+    def _say(self, message: AgentMessage) -> None:
+        if self._attachment is not None:
+            self._attachment.say(message)
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def _dismissed(self, reason: str) -> None:
+        self._leave(0, f"dismissed by the coordinator: {reason}")
+
+    async def _wind_down(self) -> None:
+        self._changed()
+        spec = self._setting.spec
+        self._keeper.stop_ranks(self._failure)
+        if spec.stop_signal:
+            self._crew.tell(spec.stop_signal)
+        if spec.stop_signal or spec.memory_checkpoint:
+            await self._ranks_end(_STOP_GRACE_S)
+        self._end_ranks(self._failure)
+        await self._ranks_end(_STOP_GRACE_S)
+        self._leave(_EXIT_TERM, self._failure)
+
+    async def _ranks_end(self, timeout: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout
+        while asyncio.get_running_loop().time() < deadline:
+            if not any(rank.alive for rank in self._crew.ranks()):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _start(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
+        """Begin some work. A vital one that fails is a bug that ends the agent loudly, ranks and all."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, vital))
+        return task
+
+    def _ended(self, vital: bool, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not vital:
+            log.error("%s", error, exc_info=error)
+        elif not self._done.done():
+            self._done.set_exception(error)
+
+
+def _words(order: Order) -> str:
+    duty = Duty.Name(order.duty).removeprefix("DUTY_")
+    return f"{duty} {order.generation}" + (f", {order.reason}" if order.reason else "")

@@ -1,0 +1,159 @@
+"""What an agent does next: a pure function of what stands on its node and of the newest order.
+
+An order is a level, not an edge: it says how things shall stand. `decide` compares, and returns the steps that bring
+them closer; it is asked again after every change, until it returns nothing. So an order may come twice, late, or from a
+coordinator that has restarted, and a step that failed is simply wanted again.
+
+    duty    what shall stand
+    HOLD    no rank lives, no store is open
+    FENCE g no rank of a generation <= g lives; on the node named, a store for g + 1 is open
+    RUN g   as FENCE g - 1, and every local rank of g has been started once
+    EXIT    no rank lives; then the agent leaves
+
+A generation that was fenced here never runs here again, whatever is ordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.v1.agent_pb2 import Duty, Order, RankPlace
+
+EVERY_GENERATION = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRank:
+    """A rank that was started here. `alive`: a process of it (or one that it started) may still be there."""
+
+    rank: int
+    generation: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What stands on this node. Generation 0 stands for none."""
+
+    node: str
+    # Every process of every generation up to this one is gone.
+    fenced: int = 0
+    # Ranks up to this generation have been sent SIGKILL already.
+    killed: int = 0
+    ranks: tuple[LocalRank, ...] = ()
+    # The generation that a rendezvous store is open, or opening, for.
+    store: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL every rank of a generation up to `generation`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Note and report that every generation up to `generation` is gone."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Open a rendezvous store for `generation`, in place of any other."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStore:
+    """End the rendezvous store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start these ranks, all of this node, in `generation`."""
+
+    generation: int
+    places: tuple[tuple[int, int], ...]
+    """(rank, local rank)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Free all memory and end the agent with `exit_code`."""
+
+    exit_code: int
+    reason: str
+
+
+Step = Kill | Fenced | OpenStore | CloseStore | Start | Leave
+
+
+def decide(local: Local, order: Order) -> list[Step]:
+    """The steps that bring `local` closer to `order`; empty where they agree or something under way is waited for."""
+    if local.killed > local.fenced and not _alive(local, local.killed):
+        return [Fenced(local.killed)]  # whatever made us kill them
+    match order.duty:
+        case Duty.DUTY_HOLD:
+            return [*_end(local, EVERY_GENERATION), *_keep_store(local, 0)]
+        case Duty.DUTY_FENCE:
+            store = order.generation + 1 if order.store_node == local.node else 0
+            return [*_fence(local, order.generation), *_keep_store(local, store)]
+        case Duty.DUTY_RUN:
+            return _run(local, order)
+        case Duty.DUTY_EXIT:
+            if _alive(local, EVERY_GENERATION):
+                return _end(local, EVERY_GENERATION)
+            return [*_keep_store(local, 0), Leave(order.exit_code, order.reason)]
+    return []  # a duty of a later version: stay as we are
+
+
+def settled(local: Local, order: Order) -> bool:
+    """Whether the order is carried out: no step is left, and nothing is waited for."""
+    if decide(local, order):
+        return False
+    bounds = {Duty.DUTY_FENCE: order.generation, Duty.DUTY_RUN: order.generation - 1}
+    return not _alive(local, bounds.get(order.duty, EVERY_GENERATION))
+
+
+def _run(local: Local, order: Order) -> list[Step]:
+    if order.generation <= local.fenced or order.generation <= local.killed:
+        return []
+    before = order.generation - 1
+    steps: list[Step] = [*_keep_store(local, order.generation, or_none=True), *_fence(local, before)]
+    if not _alive(local, before):
+        steps += _start(local, order.generation, order.places)
+    return steps
+
+
+def _start(local: Local, generation: int, places: Sequence[RankPlace]) -> list[Step]:
+    started = {rank.rank for rank in local.ranks if rank.generation == generation}
+    missing = tuple(
+        (place.rank, place.local_rank) for place in places if place.node == local.node and place.rank not in started
+    )
+    return [Start(generation, missing)] if missing else []
+
+
+def _fence(local: Local, generation: int) -> list[Step]:
+    if _alive(local, generation):
+        return _end(local, generation)
+    return [Fenced(generation)] if local.fenced < generation else []
+
+
+def _end(local: Local, generation: int) -> list[Step]:
+    alive = _alive(local, generation)
+    newest = max((rank.generation for rank in alive), default=0)
+    return [Kill(newest)] if newest > local.killed else []
+
+
+def _keep_store(local: Local, generation: int, *, or_none: bool = False) -> list[Step]:
+    if local.store == generation or (or_none and local.store == 0):
+        return []
+    return [OpenStore(generation)] if generation and not or_none else [CloseStore()]
+
+
+def _alive(local: Local, generation: int) -> list[LocalRank]:
+    return [rank for rank in local.ranks if rank.alive and rank.generation <= generation]

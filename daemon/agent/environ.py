@@ -1,0 +1,78 @@
+"""The environment of ranks: what torchrun sets, and what Muster adds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# torchrun sets it to 1 where the user says nothing; the same holds for the libraries that read their own variable.
+THREADS = "OMP_NUM_THREADS"
+# Settings of the agent that are nothing to the ranks.
+_OWN = frozenset({"MUSTER_SPEC", "MUSTER_AUTH", "MUSTER_COORDINATOR"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands in its generation."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """How ranks reach the rendezvous store. `hosted`: it listens already; else rank 0 opens it. `libuv`: torch has
+    it.
+    """
+
+    hosted: bool
+    libuv: bool
+
+
+def base(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """The environment that all ranks and generations share: this process's, the spec's [env] over it."""
+    kept = {name: value for name, value in environ.items() if name not in _OWN}
+    return {THREADS: "1", **kept, **wanted}
+
+
+def of_rank(base: Mapping[str, str], place: Place, store: Store, gang: str, run_dir: str) -> dict[str, str]:
+    """The whole environment of one rank, but for the number of its agent's socket."""
+    return {
+        **base,
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.group_rank),
+        "GROUP_WORLD_SIZE": str(place.group_world_size),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(max(place.generation - 1, 0)),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": gang,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "MUSTER_JOB": gang,
+        "MUSTER_GENERATION": str(place.generation),
+        "MUSTER_RUN_DIR": run_dir,
+        **_store(base, store),
+    }
+
+
+def _store(base: Mapping[str, str], store: Store) -> dict[str, str]:
+    if not store.hosted:
+        return {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    if store.libuv and base.get("USE_LIBUV", "1") != "0":
+        return {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    # torch's Python side takes only "True" for yes, and then asks for libuv whatever USE_LIBUV says; its C++ side
+    # takes "1" too, and lets rank 0 join a store that listens already (torch 2.6 to 2.14).
+    return {"TORCHELASTIC_USE_AGENT_STORE": "1", "USE_LIBUV": "0"}

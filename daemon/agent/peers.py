@@ -1,0 +1,134 @@
+"""Channels to the other agents of the gang, and what this agent answers them.
+
+Callers must be the gang's owner (this process's own uid); probes are answered to anyone with a credential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from muster.daemon.channel import open_channel
+from muster.daemon.identity import Credentials, current_caller
+from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
+from muster.v1.agent_pb2 import Order
+from muster.v1.common_pb2 import PingReply, PingRequest
+
+if TYPE_CHECKING:
+    from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
+
+_Context = Any
+
+
+class ShardKeeper(Protocol):
+    """The part of PeerService that is about shards (muster.checkpoint.keeper)."""
+
+    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed: ...
+    async def Put(
+        self, request_iterator: AsyncIterator[peer_pb2.ShardData], context: _Context
+    ) -> peer_pb2.ShardStored: ...
+    def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]: ...
+    async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck: ...
+    async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """Who this agent is. `uid`: the gang's owner."""
+
+    gang: str
+    node: str
+    incarnation: str
+    uid: int
+
+
+class Channels:
+    """One channel to each address, opened when first asked for."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def dial(self, address: str) -> PeerServiceAsyncStub:
+        """A stub of the agent at `address` ("host:port"). Nothing is sent before the first call."""
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, self._credentials)
+        return peer_pb2_grpc.PeerServiceStub(self._channels[address])
+
+    async def close(self) -> None:
+        """Close them all."""
+        for channel in self._channels.values():
+            await channel.close(grace=None)
+        self._channels.clear()
+
+
+class PeerService(peer_pb2_grpc.PeerServiceServicer):
+    """What this agent answers to the others of its gang. `order`: the newest one, None before the first."""
+
+    def __init__(self, own: Self, keeper: ShardKeeper, order: Callable[[], Order | None]) -> None:
+        self._own = own
+        self._keeper = keeper
+        self._order = order
+
+    async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
+        """Answer each ping at once."""
+        await self._admit(context)
+        async for ping in request_iterator:
+            yield self._pong(ping)
+
+    def _pong(self, ping: peer_pb2.LinkPing) -> peer_pb2.LinkPong:
+        order = self._order()
+        generation = order.generation if order is not None else 0
+        return peer_pb2.LinkPong(seq=ping.seq, generation=generation, outcast=self._outcast(ping, order))
+
+    def _outcast(self, ping: peer_pb2.LinkPing, order: Order | None) -> bool:
+        # An order that is older than the sender's may not know of it yet.
+        if order is None or ping.gang_id != self._own.gang or order.generation < ping.generation:
+            return False
+        return bool(order.members) and all(member.node != ping.node for member in order.members)
+
+    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
+        await self._admit(context)
+        return await self._keeper.Offer(request, context)
+
+    async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
+        await self._admit(context)
+        return await self._keeper.Put(request_iterator, context)
+
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
+        await self._admit(context)
+        async for data in self._keeper.Fetch(request, context):
+            yield data
+
+    async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
+        await self._admit(context)
+        return await self._keeper.Stored(request, context)
+
+    async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
+        await self._admit(context)
+        return await self._keeper.Committed(request, context)
+
+    async def _admit(self, context: _Context) -> None:
+        caller = current_caller()
+        if caller.uid != self._own.uid:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"uid {caller.uid} is not the owner of this gang")
+
+
+class ProbeService(common_pb2_grpc.ProbeServiceServicer):
+    """Answers that an agent lives here."""
+
+    def __init__(self, own: Self) -> None:
+        self._reply = PingReply(node=own.node, role="agent", incarnation=own.incarnation)
+
+    async def Ping(self, request: PingRequest, context: _Context) -> PingReply:
+        reply = PingReply()
+        reply.CopyFrom(self._reply)
+        reply.nonce = request.nonce
+        return reply
+
+
+Dial = Callable[[str], "PeerServiceAsyncStub"]

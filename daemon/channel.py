@@ -1,0 +1,274 @@
+"""The one place where gRPC channels and servers are made.
+
+Every call carries a credential (metadata `muster-credential`), made for that call and checked before the
+handler runs. A call without a valid one ends UNAUTHENTICATED with a sentence that says why; where munged
+does not answer, the call ends UNAVAILABLE at the side that lacks it, like any other fault of a host that
+may pass. Handlers ask `muster.daemon.identity.current_caller()`; what the caller may do is
+`muster.daemon.rights`.
+
+TLS goes here: `open_channel` and `bind` are the only places that choose the transport.
+
+gRPC's keepalive is off on purpose: silence is judged by Muster's own pings, with deadlines that the tests
+measure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from muster.daemon.identity import (
+    Caller,
+    CredentialRefused,
+    Credentials,
+    IdentityError,
+    IdentityUnavailable,
+    set_caller,
+)
+
+KEY = "muster-credential"
+MESSAGE_BYTES = 64 * 1024 * 1024
+
+# Asked by load balancers and by tools such as grpcurl, which have no credential; they tell nothing about
+# any job.
+PUBLIC = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
+
+IDENTITY_DEADLINE_S = 5.0
+# munged answers in about 0.2 ms; the threads are for the day it does not.
+_threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+]
+_CLIENT_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    # A daemon that comes back is found within 2 s, not within gRPC's default of 2 minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A new channel starts without the back-off of an older one to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A call sent twice would show its credential twice.
+    ("grpc.enable_retries", 0),
+    # Daemons talk to each other directly, whatever the environment says about proxies.
+    ("grpc.enable_http_proxy", 0),
+]
+# Two daemons on one port are a mistake to be told, not a load to be shared.
+_SERVER_OPTIONS: list[tuple[str, int]] = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+
+
+class CannotListen(OSError):
+    """The site's fault: the address can't be listened on."""
+
+
+def open_channel(
+    address: str, credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
+) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before a call.
+
+    A credential that can't be made within `identity_deadline_s` ends the call UNAVAILABLE.
+    """
+    prove = partial(_prove, credentials, identity_deadline_s)
+    interceptors: list[Any] = [
+        _UnaryUnary(prove),
+        _UnaryStream(prove),
+        _StreamUnary(prove),
+        _StreamStream(prove),
+    ]
+    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS, interceptors=interceptors)
+
+
+def make_server(credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S) -> grpc.aio.Server:
+    """A server that checks the credential of every call. Register servicers, then `bind`, then start it.
+
+    A credential that can't be checked within `identity_deadline_s` ends the call UNAVAILABLE.
+    """
+    return grpc.aio.server(interceptors=[_Gate(credentials, identity_deadline_s)], options=_SERVER_OPTIONS)
+
+
+def bind(server: grpc.aio.Server, address: str) -> int:
+    """Listen on `address` ("host:port"; no host: all addresses; port 0: any free one) and return the port.
+
+    Raises:
+        CannotListen: the address is taken, or is not this host's.
+    """
+    try:
+        port = server.add_insecure_port(f"[::]{address}" if address.startswith(":") else address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise CannotListen(f"can't listen on {address}: is it taken, or not an address of this host?")
+    return port
+
+
+# --- client -----------------------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+_Details = Any  # grpc.aio.ClientCallDetails, a named tuple; its stubs know neither _replace nor Metadata
+_Prove = Callable[[_Details], Awaitable[_Details]]
+
+
+async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
+    """Run a blocking call on munge, at most for the deadline. (Past it, its thread goes on until libmunge gives up.)
+
+    Raises:
+        IdentityUnavailable: no answer in time.
+    """
+    call = asyncio.get_running_loop().run_in_executor(_threads, what)
+    try:
+        return await asyncio.wait_for(call, deadline_s)
+    except TimeoutError:
+        raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
+
+
+async def _prove(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
+    """The call's details with a fresh credential.
+
+    Raises:
+        grpc.aio.AioRpcError: UNAVAILABLE, none can be made: as for any other thing that is away for now.
+    """
+    method = details.method.decode() if isinstance(details.method, bytes) else details.method
+    try:
+        token = await _in_thread(lambda: credentials.issue(method), deadline_s)
+    except IdentityUnavailable as error:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), (KEY, token))
+    return details._replace(metadata=metadata)
+
+
+class _Prover:
+    def __init__(self, prove: _Prove) -> None:
+        self._prove = prove
+
+
+# grpc.aio sorts interceptors by class and takes each for one kind of call only. (Its stubs make these classes
+# generic; at runtime they are not.)
+class _UnaryUnary(_Prover, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request)
+
+
+class _UnaryStream(_Prover, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request)
+
+
+class _StreamUnary(_Prover, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request_iterator)
+
+
+class _StreamStream(_Prover, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request_iterator)
+
+
+# --- server -----------------------------------------------------------------------------------------------
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler = Callable[[Any, _Context], Any]
+
+
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets a call through to its handler once its credential is checked."""
+
+    def __init__(self, credentials: Credentials, deadline_s: float) -> None:
+        self._credentials = credentials
+        self._deadline_s = deadline_s
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or method.startswith(PUBLIC):
+            return handler
+        kind = _kind(handler)
+        guarded = self._guard(getattr(handler, kind), method, answers_stream=handler.response_streaming)
+        return handler._replace(**{kind: guarded})
+
+    def _guard(self, handler: _Handler, method: str, *, answers_stream: bool) -> _Handler:
+        # A handler may be a coroutine (that writes its stream itself) or an asynchronous generator. Both
+        # are run by a coroutine here; gRPC lets a coroutine answer a stream through context.write.
+        if answers_stream and inspect.isasyncgenfunction(handler):
+            return partial(self._run_generator, handler, method)
+        if not inspect.iscoroutinefunction(handler):
+            raise TypeError(f"the handler of {method} must be asynchronous")
+        return partial(self._run_coroutine, handler, method)
+
+    async def _run_coroutine(self, handler: _Handler, method: str, request: Any, context: _Context) -> Any:
+        await self._admit(method, request, context)
+        return await handler(request, context)
+
+    async def _run_generator(self, handler: _Handler, method: str, request: Any, context: _Context) -> None:
+        await self._admit(method, request, context)
+        answers: AsyncIterator[Any] = handler(request, context)
+        async with aclosing(answers):  # type: ignore[type-var]
+            async for answer in answers:
+                await context.write(answer)
+
+    async def _admit(self, method: str, request: Any, context: _Context) -> None:
+        """Name the caller, or end the call."""
+        token = dict(context.invocation_metadata() or ()).get(KEY)
+        try:
+            if token is None:
+                raise CredentialRefused(f"{method} needs a credential ({KEY})")
+            uid, gid = await _in_thread(lambda: self._credentials.check(str(token), method), self._deadline_s)
+        except (CredentialRefused, IdentityUnavailable) as error:
+            await _hear_out(request)
+            await context.abort(_CODES[type(error)], str(error))
+            raise AssertionError("abort raises") from None
+        set_caller(Caller(uid, gid, address_of(context.peer())))
+
+
+_CODES: dict[type[IdentityError], grpc.StatusCode] = {
+    CredentialRefused: grpc.StatusCode.UNAUTHENTICATED,
+    IdentityUnavailable: grpc.StatusCode.UNAVAILABLE,
+}
+_HEAR_OUT_S = 0.2
+
+
+async def _hear_out(request: Any) -> None:
+    """Take what a refused caller streams, for a moment.
+
+    A client of grpc.aio whose write finds the call ended reports "Internal error from Core" instead of the status that
+    the server gave.
+    """
+    if not isinstance(request, AsyncIterable):
+        return
+
+    async def take_all() -> None:
+        async for _ in request:
+            pass
+
+    taking = asyncio.ensure_future(take_all())
+    await asyncio.wait({taking}, timeout=_HEAR_OUT_S)
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+
+
+def _kind(handler: Any) -> str:
+    """Name of the handler's field that holds its function: "unary_stream" and so on."""
+    asked = "stream" if handler.request_streaming else "unary"
+    answered = "stream" if handler.response_streaming else "unary"
+    return f"{asked}_{answered}"
+
+
+def address_of(peer: str) -> str:
+    """The IP address in gRPC's name of a peer: "ipv4:10.0.0.1:4242", "ipv6:%5B::1%5D:4242"; else "unix"."""
+    family, _, rest = unquote(peer).partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return family
+    address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

@@ -1,0 +1,1 @@
+"""muster-coordinator: verdicts, recovery, the journal, the public API."""

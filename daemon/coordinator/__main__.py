@@ -1,0 +1,113 @@
+"""muster-coordinator: the command.
+
+Exit status: 0 after SIGTERM; 70 a bug (the log has its traceback); 74 the journal can't be written or read; 78 the site
+has to mend its settings (address taken, wrong flag or file, no munge, no Slurm). Agents keep training meanwhile, and
+the next start takes up where the journal ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from muster.daemon import site
+from muster.daemon.channel import CannotListen
+from muster.daemon.coordinator.journal import JournalError
+from muster.daemon.coordinator.local_slurm import LocalSlurm
+from muster.daemon.coordinator.policy import Policy, PolicyError
+from muster.daemon.coordinator.server import Coordinator, Settings
+from muster.daemon.identity import IdentityError
+from muster.daemon.rights import Rights
+from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.open import open_slurm
+from muster.slurm.client.types import Slurm
+
+EXIT_BUG, EXIT_JOURNAL = 70, 74
+_log = logging.getLogger("muster.coordinator")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point `muster-coordinator`."""
+    flags = _parser().parse_args(argv)
+    site.start_logging(flags.log_level)
+    try:
+        asyncio.run(_run(flags))
+    except (site.SiteError, IdentityError, CannotListen, PolicyError, SlurmUnavailable) as error:
+        _die(site.EXIT_CONFIG, str(error))
+    except JournalError as error:
+        _die(EXIT_JOURNAL, f"not safe to go on: {error}")
+    except Exception as error:  # noqa: BLE001  # the very top: a bug ends the process, the journal takes it up again
+        _log.critical("a bug", exc_info=True)
+        _die(EXIT_BUG, f"not safe to go on: {type(error).__name__}: {error} (a bug; the log has its traceback)")
+
+
+def _die(status: int, words: str) -> NoReturn:
+    print(f"muster-coordinator: {words}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="muster-coordinator", description="Keeps gangs of training ranks running.")
+    site.add_arguments(parser, listen=f":{site.COORDINATOR_PORT}")
+    parser.add_argument("--state-dir", metavar="DIR", type=Path, default=Path("/var/lib/muster"),
+                        help="the journal's folder; default /var/lib/muster")  # fmt: skip
+    parser.add_argument("--slurm", choices=["auto", "pyslurm", "cli", "fake"], default="auto",
+                        help="how to talk to Slurm; fake: there is none (muster run --local)")  # fmt: skip
+    parser.add_argument("--policy", metavar="FILE", type=Path, help="verdicts on signals, not the built-in table")
+    parser.add_argument("--heartbeat", metavar="SECONDS", type=float, default=5.0,
+                        help="pause between heartbeats of node daemons; default 5")  # fmt: skip
+    return parser
+
+
+async def _run(flags: argparse.Namespace) -> None:
+    settings = site.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
+    slurm = await _open(flags.slurm)
+    try:
+        coordinator = Coordinator(
+            Settings(
+                listen=flags.listen,
+                state_dir=flags.state_dir,
+                slurm=slurm,
+                credentials=settings.credentials(),
+                rights=Rights(settings.operator_uids()),
+                policy=Policy.load(flags.policy),
+                heartbeat_s=flags.heartbeat,
+            )
+        )
+        await _serve(coordinator)
+    finally:
+        await slurm.aclose()
+
+
+async def _open(kind: str) -> Slurm:
+    if kind == "fake":
+        return LocalSlurm()
+    return await open_slurm("cli" if kind == "cli" else "pyslurm", strict=kind == "pyslurm")
+
+
+async def _serve(coordinator: Coordinator) -> None:
+    loop, term = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, term.set)
+    try:
+        await coordinator.start()
+        _log.info("listens on port %d, term %d", coordinator.port, coordinator.engine.journal.term)
+        asked = asyncio.create_task(term.wait())
+        broken = asyncio.create_task(coordinator.wait())
+        await asyncio.wait({asked, broken}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if broken.done():
+            broken.result()
+        broken.cancel()
+    finally:
+        await coordinator.stop()
+
+
+if __name__ == "__main__":
+    main()

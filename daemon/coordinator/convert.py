@@ -1,0 +1,98 @@
+"""From the wire to the core: messages into events' plain data. Pure; refuses what makes no sense."""
+
+from __future__ import annotations
+
+from google.protobuf.json_format import MessageToJson
+
+from muster.daemon.coordinator.core import events as e
+from muster.v1 import agent_pb2, common_pb2
+
+_SILENCES = {
+    agent_pb2.SILENCE_NO_ANSWER: e.Silence.NO_ANSWER,
+    agent_pb2.SILENCE_KERNEL_ONLY: e.Silence.KERNEL_ONLY,
+    agent_pb2.SILENCE_CLOSED: e.Silence.CLOSED,
+}
+
+
+class Nonsense(ValueError):
+    """The sender's fault: a message that can't be meant. The words say which field, and what would be right."""
+
+
+def silence(value: agent_pb2.Silence.ValueType) -> e.Silence:
+    """How a node was silent; an unknown or newer word is taken for the one that proves least."""
+    return _SILENCES.get(value, e.Silence.NO_ANSWER)
+
+
+def status(message: agent_pb2.AgentStatus) -> e.Status:
+    """An agent's whole status."""
+    return e.Status(
+        fenced=message.fenced_generation,
+        ranks=tuple(map(_rank, message.ranks)),
+        shards=tuple(map(_shard, message.shards)),
+        committed=_version(message.committed) if message.HasField("committed") else None,
+        store_port=message.store_port,
+        store_generation=message.store_generation,
+        warm=message.warm,
+        heard_s={node: ms / 1000 for node, ms in message.heard_ms.items()},
+        flushed_serial=message.flushed_serial,
+        flush_error=message.flush_error,
+        failure=message.failure,
+    )
+
+
+def spec(message: common_pb2.JobSpec) -> e.GangSpec:
+    """What the core needs of a job spec.
+
+    Raises:
+        Nonsense: a count is impossible.
+    """
+    if message.nodes < 1:
+        raise Nonsense(f"nodes = {message.nodes}: a gang needs at least 1 node")
+    if message.ranks_per_node < 1:
+        raise Nonsense(f"ranks_per_node = {message.ranks_per_node}: a node carries at least 1 rank")
+    if message.min_nodes > message.nodes:
+        raise Nonsense(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
+    return e.GangSpec(
+        nodes=message.nodes,
+        spares=message.spares,
+        ranks_per_node=message.ranks_per_node,
+        min_nodes=message.min_nodes or message.nodes,
+        gather_timeout_s=message.gather_timeout_s or 300.0,
+        max_failures=message.max_failures or 3,
+        requeue=message.requeue,
+        durable_dir=message.durable_dir,
+    )
+
+
+def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> e.GangSubmitted:
+    """The event that registers a gang.
+
+    Raises:
+        Nonsense: no id, no job, or an impossible spec.
+    """
+    if not gang or not job:
+        raise Nonsense("a gang is registered with its gang_id and the id of its Slurm job")
+    text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
+    return e.GangSubmitted(gang, job, owner_uid, message.name, spec(message), text)
+
+
+def _version(message: common_pb2.Version) -> e.Version:
+    return e.Version(message.generation, message.step)
+
+
+def _rank(message: agent_pb2.RankStatus) -> e.RankState:
+    exited = message.phase == agent_pb2.RANK_PHASE_EXITED
+    return e.RankState(
+        rank=message.rank,
+        generation=message.generation,
+        running=message.phase == agent_pb2.RANK_PHASE_RUNNING,
+        exit_code=message.exit_code if exited else None,
+        stderr_tail=message.stderr_tail,
+        step=message.step,
+        progressed=message.progressed,
+    )
+
+
+def _shard(message: agent_pb2.ShardStatus) -> e.Shard:
+    own = message.tier == agent_pb2.TIER_OWN
+    return e.Shard(message.rank, _version(message.version), own, message.digest)

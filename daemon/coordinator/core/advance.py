@@ -1,0 +1,472 @@
+"""A gang's next move: for each phase, what must hold before it goes on.
+
+Everything here is level-triggered: it looks at the ledger and at what is seen, never at which event came last, so that
+lost, doubled and reordered events change nothing but the moment.
+"""
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core import placement, restore, suspicion
+from muster.daemon.coordinator.core.events import RankState, Version
+from muster.daemon.coordinator.core.ledger import Gang, Member
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.turn import GangTurn
+from muster.daemon.coordinator.core.verdict import proven_ended
+
+SILENT_S = 2.0
+"""An agent without coordinator and majority kills its ranks after this (ARCHITECTURE.md)."""
+KILL_MARGIN_S = 0.4
+"""From that moment until its ranks are gone."""
+SPARE_WAIT_S = 30.0
+"""How long a complete set of rank nodes waits for its spares before it starts without."""
+STORE_S = 45.0
+"""A node that opens no rendezvous store in this time (its first imports included) is passed over."""
+JOB_ENDS_S = 15.0
+"""A batch script leaves within seconds of the gang's end."""
+SLURM_WORD_S = 5.0
+"""Slurm's view of a job is read every 2 s; this long it may take to hear that Slurm ended the job."""
+FLUSH_S = 120.0
+"""A flush that takes longer is given up."""
+RELEASE_S = 30.0
+"""A script without the library declares no step: its outgoing nodes are let go this long after its ranks run."""
+
+EXIT_NO_REQUEUE = 93
+"""Decided: the software fails again and again, do not requeue."""
+EXIT_NO_NODES = 94
+"""No node is left to go on with, and the job may not be requeued."""
+EXIT_NEVER_GATHERED = 95
+"""The nodes did not all report in time."""
+EXIT_AGENT = 96
+"""An agent met an error that no other node would mend."""
+
+
+def advance(gt: GangTurn) -> None:
+    """Move the gang as far as what is seen allows."""
+    for _ in range(12):
+        before = len(gt.turn.outcome.facts)
+        _once(gt)
+        if len(gt.turn.outcome.facts) == before:
+            return
+
+
+def _once(gt: GangTurn) -> None:
+    gang = gt.gang
+    if gang.final:
+        _see_job_out(gt)
+        return
+    if _outside_end(gt) or _failing(gt):
+        return
+    suspicion.examine(gt)
+    _flush_progress(gt)
+    match gang.phase:
+        case Phase.GATHERING:
+            _gather(gt)
+        case Phase.PREFLIGHT | Phase.RECOVERING:
+            _recover(gt)
+        case Phase.STARTING | Phase.RUNNING:
+            _run(gt)
+        case Phase.DRAINING:
+            _drain(gt)
+        case _:
+            pass
+
+
+# -- ends --
+
+
+def end(gt: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
+    """End the gang, and its job where its batch script can't."""
+    gang, job_ended = gt.gang, gt.seen.job_ended
+    gt.turn.record(f.GangEnded(gang.id, phase, exit_code, reason))
+    if job_ended:
+        gt.turn.record(f.JobOver(gang.id, job_ended))
+        return
+    if phase is Phase.CANCELLED:
+        gt.turn.owe("cancel", gang.id, gang.job, f"muster: {reason}")
+        return
+    if exit_code == EXIT_NO_REQUEUE:
+        gt.turn.owe("requeue_off", gang.id, gang.job, f"muster: {reason}")
+    if _batch_host_dead(gang):
+        gt.turn.owe("complete", gang.id, gang.job, f"muster: {reason}", exit_code=exit_code)
+
+
+def _batch_host_dead(gang: Gang) -> bool:
+    """Nobody is left who would report the job's end to Slurm."""
+    host = gang.batch_host
+    gone = host is not None and bool(gang.job_nodes) and host.node not in gang.job_nodes
+    return host is None or gone or (bool(host.out) and not host.alive)
+
+
+def _see_job_out(gt: GangTurn) -> None:
+    """A final gang's job ends with its batch script; where that does not happen, its host has died unseen."""
+    gang = gt.gang
+    if gang.job_over or gang.completed or gang.phase is Phase.CANCELLED:
+        return
+    if gt.now - gang.phase_at < JOB_ENDS_S:
+        gt.turn.wake(gang.phase_at + JOB_ENDS_S)
+    else:
+        words = f"muster: {gang.reason}"
+        gt.turn.owe("complete", gang.id, gang.job, words, exit_code=gang.exit_code)
+
+
+def _outside_end(gt: GangTurn) -> bool:
+    """A user's cancel, or Slurm's own end of the job."""
+    if gt.seen.cancel:
+        end(gt, Phase.CANCELLED, 130, f"cancelled by {gt.seen.cancel}")
+    elif gt.seen.job_ended and (gt.gang.phase is not Phase.REQUEUED or gt.seen.job_ended == "CANCELLED"):
+        state = gt.seen.job_ended
+        phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
+        end(gt, phase, 130 if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
+    return gt.gang.final
+
+
+# -- gathering --
+
+
+def _gather(gt: GangTurn) -> None:
+    gang, spec = gt.gang, gt.gang.spec
+    waited = gt.now - gang.phase_at
+    usable = [m for m in gt.usable() if gt.seen.attached(m.node)]
+    if len(usable) >= spec.nodes + spec.spares or (
+        len(usable) >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)
+    ):
+        gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, _first_store(gt, usable), 0, gt.now))
+    elif waited > spec.gather_timeout_s:
+        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, usable))
+    else:
+        complete = len(usable) >= spec.nodes
+        gt.turn.wake(gang.phase_at + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+
+
+def _first_store(gt: GangTurn, usable: list[Member]) -> str:
+    return placement.first_seats(usable, gt.gang.spec.nodes)[0]
+
+
+def _missing(gang: Gang, usable: list[Member]) -> str:
+    here = {m.node for m in usable}
+    absent = [n for n in gang.job_nodes if n not in here]
+    who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
+    return (
+        f"{len(here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s; missing: {who}. "
+        "See the job's output file for srun's errors, and whether muster-agent is installed on these nodes"
+    )
+
+
+# -- recovery --
+
+
+def _recover(gt: GangTurn) -> None:
+    _remove_unfit(gt)
+    gang = gt.gang
+    present = gang.present()
+    if not all(gt.fenced(m.node) for m in present):
+        return  # `suspicion.examine` asks after those that do not answer
+    clear_at = _silence_passed_at(gt)
+    if gt.now < clear_at:
+        gt.turn.wake(clear_at)
+        return
+    if gang.failures >= gang.spec.max_failures:
+        end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
+        return
+    ranked = _next_seats(gt)
+    if ranked is None:
+        _no_nodes(gt)
+    elif gang.store_node not in {m.node for m in gt.usable()}:
+        gt.turn.record(f.StoreMoved(gang.id, suspicion.store_node(gt)))
+    else:
+        _start_when_store_listens(gt, ranked)
+
+
+def _remove_unfit(gt: GangTurn) -> None:
+    """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
+    for member in gt.gang.present():
+        if gt.unfit(member.node):
+            suspicion.remove(gt, member, gt.turn.ledger.node(member.node).reason, alive=True)
+
+
+def _silence_passed_at(gt: GangTurn) -> float:
+    """When the ranks of every node that left in silence have ended for certain."""
+    gang, at = gt.gang, 0.0
+    present = [m.node for m in gang.present()]
+    left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
+    for member in (gang.members[node] for node in left if node in gang.members):
+        if member.alive or _ended(gt, member, len(present)):
+            continue
+        # Its ranks did not run before, and count the silence from their start on.
+        last = max(gt.turn.sight.heard_at(gang.id, member.node), gang.started_at)
+        for node in present:
+            heard = gt.seen.status(node).heard_s.get(member.node)
+            if heard is not None:
+                last = max(last, gt.seen.agents[node].reported_at - heard)
+        at = max(at, last + SILENT_S + KILL_MARGIN_S)
+    return at
+
+
+def _ended(gt: GangTurn, member: Member, others: int) -> bool:
+    return proven_ended(gt.seen.closed.get(member.node, set()), others)
+
+
+def _next_seats(gt: GangTurn) -> list[str] | None:
+    usable = gt.usable()
+    if gt.gang.seats:
+        return placement.reseat([s.node for s in gt.gang.seats], usable, gt.leaves())
+    if len(usable) < gt.gang.spec.nodes:
+        return None
+    return placement.first_seats(usable, gt.gang.spec.nodes)
+
+
+def _start_when_store_listens(gt: GangTurn, ranked: list[str]) -> None:
+    gang = gt.gang
+    if not gt.store_listens():
+        _move_late_store(gt)
+        return
+    version, sources = _state(gt, ranked)
+    if version is None and _memory_may_return(gt):
+        return
+    seats, spares = placement.arrange(ranked, gt.usable())
+    gt.turn.record(
+        f.GenerationStarted(
+            gang=gang.id,
+            generation=gang.fenced + 1,
+            seats=seats,
+            spares=spares,
+            master_node=gang.store_node,
+            master_port=gt.seen.status(gang.store_node).store_port,
+            version=version,
+            sources=sources,
+            durable_path="" if version else gang.durable_path,
+            fenced_at=gt.now,
+            action=_action(gang, ranked),
+        )
+    )
+
+
+def _memory_may_return(gt: GangTurn) -> bool:
+    """After a coordinator's restart an outgoing node that holds the only copy may not have attached anew yet."""
+    since = gt.turn.sight.since
+    away = [m for m in gt.gang.members.values() if m.out and m.alive and not gt.seen.attached(m.node)]
+    if not gt.gang.stepped or not away or gt.now - since >= suspicion.REATTACH_S:
+        return False
+    gt.turn.wake(since + suspicion.REATTACH_S)
+    return True
+
+
+def _move_late_store(gt: GangTurn) -> None:
+    """An agent that answers but opens no store is passed over."""
+    gang = gt.gang
+    if gt.now - max(gang.phase_at, gang.store_at) < STORE_S:
+        gt.turn.wake(max(gang.phase_at, gang.store_at) + STORE_S)
+        return
+    nodes = [m.node for m in gt.usable()]
+    following = nodes[(nodes.index(gang.store_node) + 1) % len(nodes)]
+    gt.turn.record(f.StoreMoved(gang.id, following))
+
+
+def _action(gang: Gang, ranked: list[str]) -> str:
+    before = [seat.node for seat in gang.seats]
+    if not before:
+        return "requeue" if gang.recoveries else "start"
+    return "restart in place" if before == ranked else "swap"
+
+
+def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Source, ...]]:
+    spec = gt.gang.spec
+    version = restore.newest_complete(gt.held(), spec.world_size)
+    durable = gt.gang.durable_version
+    if version is None or (durable is not None and durable > version):
+        return None, ()
+    home = {
+        position * spec.ranks_per_node + local: node
+        for position, node in enumerate(ranked)
+        for local in range(spec.ranks_per_node)
+    }
+    leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
+    return version, restore.sources(gt.held(), version, home, leaving)
+
+
+def _crash_words(gt: GangTurn) -> str:
+    gang = gt.gang
+    last = gang.recoveries[-1].cause if gang.recoveries else ""
+    return f"{gang.failures} generations running ended without progress; last: {last}"
+
+
+def _no_nodes(gt: GangTurn) -> None:
+    gang = gt.gang
+    out = ", ".join(m.node for m in gang.members.values() if m.out)
+    if not gang.spec.requeue:
+        end(gt, Phase.FAILED, EXIT_NO_NODES, f"no spare is left for {out}, and the job may not be requeued")
+        return
+    reason = f"no spare is left for {out}: requeue"
+    if _begin_flush(gt, reason, Phase.REQUEUED):
+        return
+    _requeue(gt, reason)
+
+
+def _requeue(gt: GangTurn, reason: str) -> None:
+    gang = gt.gang
+    bad = tuple(sorted(m.node for m in gang.members.values() if m.out))
+    gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=bad)
+    gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, reason))
+
+
+# -- running --
+
+
+def _ranks(gt: GangTurn) -> list[RankState]:
+    """Ranks of the running generation, as the agents of its seats report them."""
+    return [
+        rank
+        for seat in gt.gang.seats
+        for rank in gt.seen.status(seat.node).ranks
+        if rank.generation == gt.gang.generation
+    ]
+
+
+def _failing(gt: GangTurn) -> bool:
+    """An agent has met an error that no order can mend: the gang ends, nothing else is decided about it.
+
+    Slurm's own end of a job (scancel, the time limit) shows as such an error first: its word is waited for.
+    """
+    words = [f"{m.node}: {w}" for m in gt.gang.present() if (w := gt.seen.status(m.node).failure)]
+    if not words or gt.gang.phase not in suspicion.ACTIVE | {Phase.GATHERING}:
+        return False
+    gt.seen.failed_at = gt.seen.failed_at or gt.now
+    if gt.now - gt.seen.failed_at >= SLURM_WORD_S:
+        end(gt, Phase.FAILED, EXIT_AGENT, words[0])
+    else:
+        gt.turn.wake(gt.seen.failed_at + SLURM_WORD_S)
+    return True
+
+
+def _run(gt: GangTurn) -> None:
+    gang = gt.gang
+    _remove_unfit(gt)
+    if gang.phase is Phase.RECOVERING or _crashed(gt):
+        return
+    ranks = _ranks(gt)
+    whole = len(ranks) == gang.spec.world_size
+    first = min((r.step for r in ranks if r.progressed), default=None)
+    if whole and gang.phase is Phase.STARTING:
+        gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
+    if first is not None and not _stepped(gt):
+        gt.turn.record(f.FirstStep(gang.id, gang.generation, first))
+    if whole and all(r.exit_code == 0 for r in ranks):
+        _finish(gt)
+    else:
+        _release(gt)
+        _flush_on_request(gt)
+
+
+def _stepped(gt: GangTurn) -> bool:
+    return gt.gang.stepped == gt.gang.generation
+
+
+def _crashed(gt: GangTurn) -> bool:
+    failed = [(s.node, r) for s in gt.gang.seats for r in gt.seen.status(s.node).ranks
+              if r.generation == gt.gang.generation and not r.running and r.exit_code]  # fmt: skip
+    if not failed:
+        return False
+    node, rank = failed[0]
+    suspicion.fence(gt, _exit_words(node, rank), hardware=False, suspected_at=gt.now)
+    return True
+
+
+def _exit_words(node: str, rank: RankState) -> str:
+    code = rank.exit_code or 0
+    how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+    tail = rank.stderr_tail.strip().splitlines()
+    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()}" if tail else "")
+
+
+def _release(gt: GangTurn) -> None:
+    """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
+    gang = gt.gang
+    if gang.phase is not Phase.RUNNING or _batch_host_dead(gang):
+        return
+    leaving = [m for m in gang.members.values() if m.out and m.alive and not m.released and not m.batch_host]
+    if not leaving:
+        return
+    if not _stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
+        gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
+        return
+    for member in leaving:
+        gt.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)
+
+
+# -- flushing and ending --
+
+
+def _finish(gt: GangTurn) -> None:
+    if not _begin_flush(gt, "the job is done", Phase.DONE):
+        end(gt, Phase.DONE, 0, "every rank exited with 0")
+
+
+def _begin_flush(gt: GangTurn, reason: str, after: Phase) -> bool:
+    """Order the last checkpoint written before `after`. False: there is nothing newer than what is durable."""
+    gang = gt.gang
+    if not gang.spec.durable_dir:
+        return False
+    version = restore.newest_complete(gt.held(), gang.spec.world_size)
+    if version is None or (gang.durable_version is not None and version <= gang.durable_version):
+        return False
+    gt.turn.record(f.PhaseChanged(gang.id, Phase.DRAINING, reason, after))
+    _order_flush(gt, version, reason)
+    return True
+
+
+def _order_flush(gt: GangTurn, version: Version, reason: str) -> None:
+    serial = gt.gang.flush.serial + 1 if gt.gang.flush else 1
+    home = {s.rank: n for n, shards in gt.held().items() for s in shards if s.own and s.version == version}
+    leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
+    chosen = restore.sources(gt.held(), version, home, leaving)
+    gt.turn.record(f.Flushing(gt.gang.id, serial, version, chosen, reason))
+
+
+def _flush_on_request(gt: GangTurn) -> None:
+    gang = gt.gang
+    if not gt.seen.flush or gang.phase is not Phase.RUNNING or (gang.flush and not _flush_over(gang)):
+        return
+    version = restore.newest_complete(gt.held(), gang.spec.world_size)
+    asked_by, gt.seen.flush = gt.seen.flush, ""
+    if version is not None and gang.spec.durable_dir:
+        _order_flush(gt, version, f"asked for by {asked_by}")
+
+
+def _flush_over(gang: Gang) -> bool:
+    return gang.flush is not None and bool(gang.flush.path or gang.flush.error)
+
+
+def _flush_progress(gt: GangTurn) -> None:
+    """The flush is over when every agent that writes a part of it has said so."""
+    gang = gt.gang
+    flush = gang.flush
+    if flush is None or _flush_over(gang):
+        return
+    writers = {source.node for source in flush.sources}
+    reports = {n: gt.seen.status(n) for n in writers}
+    over = [n for n, s in reports.items() if s.flushed_serial >= flush.serial]
+    error = next((f"{n}: {reports[n].flush_error}" for n in over if reports[n].flush_error), "")
+    if not error and gt.now > flush.asked_at + FLUSH_S:
+        error = f"not written within {FLUSH_S:.0f} s"
+    if error:
+        gt.turn.record(f.Flushed(gang.id, flush.serial, "", error))
+    elif len(over) == len(writers):
+        gt.turn.record(f.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
+    else:
+        gt.turn.wake(flush.asked_at + FLUSH_S + 0.01)
+
+
+def durable_path(gang: Gang, version: Version) -> str:
+    """Folder of a durable checkpoint."""
+    return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}"
+
+
+def _drain(gt: GangTurn) -> None:
+    gang = gt.gang
+    if gang.flush is not None and not _flush_over(gang):
+        return
+    error = gang.flush.error if gang.flush else ""
+    note = f" (the last checkpoint could not be written: {error})" if error else ""
+    if gang.drain_to is Phase.REQUEUED:
+        _requeue(gt, gang.reason + note)
+    else:
+        end(gt, Phase.DONE, 0, "every rank exited with 0" + note)

@@ -1,0 +1,184 @@
+"""The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
+steps of a recovery."""
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core import suspicion
+from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end
+from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.sight import Sight, observe
+from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, Phase, Verdict
+from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
+
+ECHO_S = 2.5
+"""A signal that may be the echo of a peer's loss waits this long for that loss to show."""
+ECHO = ""
+"""Key of the deadlines that belong to no gang."""
+
+
+class Core:
+    """Ledger and sight, and the decisions on them."""
+
+    def __init__(self, ledger: Ledger, now: float) -> None:
+        """Take up where `ledger` ends, at time `now` (seconds); nothing is seen yet."""
+        self.ledger = ledger
+        self.sight = Sight(since=now)
+        self._due: dict[str, float] = {}
+
+    def decide(self, event: e.Event, now: float) -> Outcome:
+        """Note `event`, decide what follows, apply it to the ledger.
+
+        Returns: the facts, to be journaled before anything is done about them; the probes to make; when to tick.
+        """
+        turn = Turn(self.ledger, self.sight, now)
+        observe(self.sight, event, now)
+        _consequences(turn, event)
+        if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
+            self._due[ECHO] = now + ECHO_S
+        for gang in self._touched(event, now):
+            turn.outcome.due = None
+            advance(GangTurn(turn, gang))
+            self._arm(gang, turn.outcome.due, now)
+        turn.outcome.due = min(self._due.values(), default=None)
+        return turn.outcome
+
+    def _arm(self, gang: Gang, due: float | None, turn_now: float) -> None:
+        if due is None:
+            self._due.pop(gang.id, None)
+        else:
+            self._due[gang.id] = max(due, turn_now + 0.005)  # a deadline of the past is due at the next turn
+
+    def _touched(self, event: e.Event, now: float) -> list[Gang]:
+        """The gangs that this event may move; a heartbeat moves none."""
+        gangs = self.ledger.gangs
+        match event:
+            case e.Tick():
+                due = [g for g, at in self._due.items() if at <= now]
+                if ECHO in due:
+                    self._due.pop(ECHO)
+                    return [g for g in gangs.values() if not g.final]
+                return [gangs[g] for g in due]
+            case e.AgentHeard() | e.NodeHeard() | e.NodeGone():
+                return []
+            case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen():
+                return [g for g in gangs.values() if not g.final and event.node in g.members]
+            case _:
+                return [gangs[event.gang]] if event.gang in gangs else []
+
+
+def _consequences(turn: Turn, event: e.Event) -> None:
+    """Facts that follow from the event itself, whatever else is seen."""
+    match event:
+        case e.GangSubmitted():
+            _submitted(turn, event)
+        case e.AgentAttached():
+            _attached(turn, event)
+        case e.JobSeen():
+            gang = turn.ledger.gangs.get(event.gang)
+            if gang and event.nodes and event.nodes != gang.job_nodes:
+                turn.record(f.JobChanged(event.gang, event.nodes))
+            if gang and gang.final and event.ended and not gang.job_over:
+                turn.record(f.JobOver(event.gang, event.ended))
+        case e.SlurmAnswered():
+            _answered(turn, event)
+        case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen():
+            _node(turn, event)
+        case e.Tick():
+            _echoes(turn)
+        case _:
+            pass
+
+
+def _submitted(turn: Turn, event: e.GangSubmitted) -> None:
+    if event.gang not in turn.ledger.gangs:
+        turn.record(f.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json))
+
+
+def _attached(turn: Turn, event: e.AgentAttached) -> None:
+    gang = turn.ledger.gangs.get(event.gang)
+    if gang is None or gang.final:
+        return
+    if event.restart_count > gang.restart_count or event.job != gang.job:
+        if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
+            turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
+        turn.record(f.JobRestarted(gang.id, event.job, event.restart_count))
+    elif gang.phase is Phase.REQUEUED:
+        return  # an agent of the run that is being ended
+    _join(turn, gang, event)
+
+
+def _join(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
+    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
+        turn.record(f.PhaseChanged(gang.id, Phase.GATHERING, ""))
+    member = gang.members.get(event.node)
+    if member is not None and (member.out or member.incarnation == event.incarnation):
+        return
+    carried = member is not None and any(s.node == event.node for s in gang.seats)
+    if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
+        gt = GangTurn(turn, gang)
+        suspicion.fence(gt, f"muster-agent on {event.node} was started anew", True, turn.now)
+    turn.record(
+        f.MemberJoined(
+            gang.id,
+            event.node,
+            event.job,
+            event.incarnation,
+            event.peer_address,
+            event.batch_host,
+            event.leaf,
+        )
+    )
+
+
+def _answered(turn: Turn, event: e.SlurmAnswered) -> None:
+    owed = turn.ledger.owed.get(event.call)
+    if owed is None:
+        return
+    turn.record(f.SlurmSettled(event.gang, event.call, event.error or ""))
+    gang = turn.ledger.gangs.get(owed.gang)
+    if owed.verb == "requeue" and event.error and gang is not None and not gang.final:
+        end(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
+
+
+def _node(turn: Turn, event: e.NodeAttached | e.NodeSignalled | e.NodeSeen) -> None:
+    node = turn.ledger.node(event.node)
+    match event:
+        case e.NodeAttached():
+            if (node.boot_id, node.probe_address) != (event.boot_id, event.probe_address):
+                turn.record(f.NodeRegistered(event.node, event.boot_id, event.probe_address))
+            if node.verdict in (Verdict.LOST, Verdict.HUNG):
+                turn.record(f.NodeJudged(event.node, Verdict.RETURNING, "its daemon is heard again"))
+        case e.NodeSignalled():
+            _signalled(turn, event)
+        case e.NodeSeen():
+            pending = any(owed.node == event.node for owed in turn.ledger.owed.values())
+            if event.in_service and not pending and node.verdict in (Verdict.RETURNING, Verdict.UNFIT):
+                turn.record(f.NodeJudged(event.node, Verdict.FIT, event.text))
+
+
+def _signalled(turn: Turn, event: e.NodeSignalled) -> None:
+    verdict = turn.ledger.node(event.node).verdict
+    if verdict in OUT_OF_SERVICE:
+        return
+    if event.judgement == "unfit":
+        _unfit(turn, event.node, event.reason)
+    elif event.judgement == "degraded" and verdict is Verdict.FIT:
+        turn.record(f.NodeJudged(event.node, Verdict.DEGRADED, event.reason))
+
+
+def _unfit(turn: Turn, node: str, reason: str) -> None:
+    turn.record(f.NodeJudged(node, Verdict.UNFIT, reason))
+    gang = next((g for g in turn.ledger.gangs.values() if not g.final and node in g.members), None)
+    turn.owe("drain", gang.id if gang else "", gang.job if gang else 0, f"muster: {reason}", node=node)
+
+
+def _echoes(turn: Turn) -> None:
+    """Signals that no peer's loss explains are the node's own."""
+    for name, seen in turn.sight.nodes.items():
+        if seen.judgement != "echo" or turn.now - seen.signalled_at < ECHO_S:
+            continue
+        seen.judgement = ""
+        lost = [n for n in turn.ledger.nodes.values() if n.name != name and n.verdict in OUT_OF_SERVICE]
+        explained = any(abs(n.judged_at - seen.signalled_at) < 2 * ECHO_S for n in lost)
+        if not explained and turn.ledger.node(name).verdict not in OUT_OF_SERVICE:
+            _unfit(turn, name, seen.reason)

@@ -1,0 +1,249 @@
+"""What the world tells the core. Events are plain data; times are seconds on the coordinator's own clock."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Silence(StrEnum):
+    """How a node failed to answer one witness."""
+
+    NO_ANSWER = "no answer"  # nothing came back: power, network or kernel gone
+    KERNEL_ONLY = "kernel only"  # the kernel accepts a connection, the process is mute
+    CLOSED = "closed"  # the kernel refuses or reset the connection: the process has ended
+
+
+@dataclass(frozen=True, slots=True)
+class GangSpec:
+    """What the core needs of a job spec; `muster.v1.JobSpec` has the whole."""
+
+    nodes: int
+    spares: int
+    ranks_per_node: int = 1
+    min_nodes: int = 0
+    gather_timeout_s: float = 300.0
+    max_failures: int = 3
+    requeue: bool = True
+    durable_dir: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """State after `step` finished steps, written by `generation`; ordered."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One whole, checksummed shard in a node's memory. `own`: written there by its rank; else a buddy's copy."""
+
+    rank: int
+    version: Version
+    own: bool
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank as its agent reports it. `exit_code` is None while it runs, negative for a signal."""
+
+    rank: int
+    generation: int
+    running: bool
+    exit_code: int | None = None
+    stderr_tail: str = ""
+    step: int = 0
+    progressed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """An agent's whole status (see AgentStatus in agent.proto). `heard_s`: seconds since each node last answered it."""
+
+    fenced: int = 0
+    ranks: tuple[RankState, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    committed: Version | None = None
+    store_port: int = 0
+    store_generation: int = 0
+    warm: int = 0
+    heard_s: dict[str, float] = field(default_factory=dict)
+    flushed_serial: int = 0
+    flush_error: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GangSubmitted:
+    """A job was registered, by `muster submit` or by its first agent. `spec_json` is the whole JobSpec, opaque here."""
+
+    gang: str
+    job: int
+    owner_uid: int
+    name: str
+    spec: GangSpec
+    spec_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAttached:
+    """An agent opened its stream; the shell has checked who it is."""
+
+    gang: str
+    node: str
+    job: int
+    restart_count: int
+    incarnation: str
+    peer_address: str
+    batch_host: bool
+    leaf: str
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGone:
+    """An agent's stream ended (its kernel closed it, or the agent left)."""
+
+    gang: str
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHeard:
+    """A ping of an agent arrived."""
+
+    gang: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReported:
+    """An agent's new status."""
+
+    gang: str
+    node: str
+    incarnation: str
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourAccused:
+    """Agent `witness` no longer hears `node`."""
+
+    gang: str
+    witness: str
+    node: str
+    silence: Silence
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """One witness's answer to an Ask. `witness` is a node, or "agent"/"musterd" for the coordinator's own two probes
+    of those processes on `node`. `silence` is None when it answered."""
+
+    gang: str
+    probe: int
+    witness: str
+    node: str
+    silence: Silence | None
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Someone entitled wants the gang ended."""
+
+    gang: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAsked:
+    """Someone entitled wants a durable checkpoint now."""
+
+    gang: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """Slurm's view of a job, when it changed. `ended` is Slurm's word for how a job ended, or None while it has not."""
+
+    gang: str
+    job: int
+    nodes: tuple[str, ...]
+    restart_count: int
+    ended: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmAnswered:
+    """An owed Slurm call was carried out (`error` None), or refused for good."""
+
+    gang: str
+    call: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAttached:
+    """A node's daemon opened its stream."""
+
+    node: str
+    boot_id: str
+    incarnation: str
+    probe_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node daemon's stream ended."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """A heartbeat of a node's daemon arrived."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSignalled:
+    """A hardware signal, already judged by the policy table: "unfit", "echo", "degraded" or "ignore"."""
+
+    node: str
+    judgement: str
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """Slurm's view of a node, when it changed: is it usable again (resumed, answering, not drained)?"""
+
+    node: str
+    in_service: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: a deadline that the core named is due."""
+
+
+GangEvent = (
+    GangSubmitted | AgentAttached | AgentGone | AgentHeard | AgentReported | NeighbourAccused | Probed
+    | CancelAsked | FlushAsked | JobSeen | SlurmAnswered
+)  # fmt: skip
+NodeEvent = NodeAttached | NodeGone | NodeHeard | NodeSignalled | NodeSeen
+Event = GangEvent | NodeEvent | Tick

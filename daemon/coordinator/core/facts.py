@@ -1,0 +1,236 @@
+"""What the core has decided: the journal's records. The ledger is the fold of these and of nothing else.
+
+Each fact carries its reason in words where there is one to give. `FACTS` names them for the journal's codec; a
+fact's fields may grow defaults, never lose a name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from muster.daemon.coordinator.core.events import GangSpec, Version
+from muster.daemon.coordinator.core.states import Phase, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A node that carries ranks in a generation, at position `group_rank`."""
+
+    node: str
+    group_rank: int
+    buddy: str
+    neighbours: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one rank's shard is taken from."""
+
+    rank: int
+    node: str
+    own: bool
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangRegistered:
+    gang: str
+    job: int
+    owner_uid: int
+    name: str
+    spec: GangSpec
+    spec_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    gang: str
+    node: str
+    job: int
+    incarnation: str
+    peer_address: str
+    batch_host: bool
+    leaf: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOut:
+    """The node carries no rank of this gang again. `alive`: its processes can be told to leave."""
+
+    gang: str
+    node: str
+    reason: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    gang: str
+    phase: Phase
+    reason: str
+    after: Phase | None = None
+    """With DRAINING: what follows once the checkpoint is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFenced:
+    """Every rank up to `generation` shall end. `store_node` opens the next generation's rendezvous store."""
+
+    gang: str
+    generation: int
+    cause: str
+    hardware: bool
+    store_node: str
+    step_before: int
+    suspected_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMoved:
+    """The node that should have opened the store is out of the gang."""
+
+    gang: str
+    store_node: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStarted:
+    gang: str
+    generation: int
+    seats: tuple[Seat, ...]
+    spares: tuple[Seat, ...]
+    master_node: str
+    master_port: int
+    version: Version | None
+    sources: tuple[Source, ...]
+    durable_path: str
+    fenced_at: float
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """A rank of this generation has finished its first optimizer step."""
+
+    gang: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flushing:
+    """The named version shall be written to durable storage."""
+
+    gang: str
+    serial: int
+    version: Version
+    sources: tuple[Source, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A flush ended: `path` is its folder, or `error` says why there is none."""
+
+    gang: str
+    serial: int
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangEnded:
+    gang: str
+    phase: Phase
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRestarted:
+    """Slurm started the job again: members and fences of the run before are void."""
+
+    gang: str
+    job: int
+    restart_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobChanged:
+    """The nodes that Slurm says the job holds."""
+
+    gang: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """Slurm has ended the job, with its own word for how."""
+
+    gang: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    node: str
+    boot_id: str
+    probe_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJudged:
+    node: str
+    verdict: Verdict
+    reason: str
+
+
+SlurmVerb = Literal["drain", "down", "let_go", "requeue", "requeue_off", "complete", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOwed:
+    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the ledger."""
+
+    gang: str
+    call: int
+    verb: SlurmVerb
+    job: int
+    node: str
+    text: str
+    exclude: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettled:
+    gang: str
+    call: int
+    error: str
+
+
+Fact = (
+    GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
+    | FirstStep | Flushing | Flushed | GangEnded | JobRestarted | JobChanged | JobOver | NodeRegistered | NodeJudged
+    | SlurmOwed | SlurmSettled
+)  # fmt: skip
+
+FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}
+_ADAPTERS: dict[str, TypeAdapter[Fact]] = {name: TypeAdapter(kind) for name, kind in FACTS.items()}
+
+
+def encode(fact: Fact) -> tuple[str, str]:
+    """Name and JSON of a fact, for the journal."""
+    name = type(fact).__name__
+    return name, _ADAPTERS[name].dump_json(fact).decode()
+
+
+def decode(name: str, text: str) -> Fact:
+    """The fact that `encode` made.
+
+    Raises:
+        KeyError: no such fact (a journal of a newer version).
+        pydantic.ValidationError: the record is damaged.
+    """
+    return _ADAPTERS[name].validate_json(text)

@@ -1,0 +1,310 @@
+"""The durable state and its one fold: `apply(ledger, fact, at)` changes the ledger in place and does no I/O.
+
+Whoever folds the same facts gets the same ledger; the journal's snapshot is this ledger as JSON.
+"""
+
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import GangSpec, Version
+from muster.daemon.coordinator.core.states import FINAL, Phase, Verdict, move_gang, move_node
+
+
+@dataclass(slots=True)
+class Node:
+    """One machine, whatever jobs it carries."""
+
+    name: str
+    boot_id: str = ""
+    probe_address: str = ""
+    verdict: Verdict = Verdict.FIT
+    reason: str = ""
+    judged_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Member:
+    """One node as part of one gang. `out`: why it carries no ranks again, or empty; `alive`: its processes can still be
+    told to leave; `released`: Slurm was asked to take the node out of the job."""
+
+    node: str
+    job: int
+    incarnation: str
+    peer_address: str
+    batch_host: bool
+    leaf: str
+    out: str = ""
+    alive: bool = True
+    released: bool = False
+
+
+@dataclass(slots=True)
+class Recovery:
+    """How one generation came to be; times are the coordinator's wall clock, 0 where not reached."""
+
+    generation: int
+    cause: str
+    hardware: bool
+    action: str = ""
+    nodes_out: list[str] = field(default_factory=list)
+    nodes_in: list[str] = field(default_factory=list)
+    suspected_at: float = 0.0
+    detected_at: float = 0.0
+    fenced_at: float = 0.0
+    started_at: float = 0.0
+    first_step_at: float = 0.0
+    step_before: int = 0
+    step_restored: int = 0
+
+
+@dataclass(slots=True)
+class Flush:
+    """The newest flush of a gang. `path` and `error` are empty while it runs."""
+
+    serial: int
+    version: Version
+    sources: tuple[f.Source, ...]
+    reason: str
+    asked_at: float
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Gang:
+    """One training job."""
+
+    id: str
+    job: int
+    owner_uid: int
+    name: str
+    spec: GangSpec
+    spec_json: str
+    registered_at: float
+    phase: Phase = Phase.SUBMITTED
+    phase_at: float = 0.0
+    generation: int = 0
+    started_at: float = 0.0
+    fenced: int = -1
+    serial: int = 0
+    restart_count: int = 0
+    job_nodes: tuple[str, ...] = ()
+    members: dict[str, Member] = field(default_factory=dict)
+    seats: tuple[f.Seat, ...] = ()
+    spares: tuple[f.Seat, ...] = ()
+    store_node: str = ""
+    store_at: float = 0.0
+    master_node: str = ""
+    master_port: int = 0
+    version: Version | None = None
+    sources: tuple[f.Source, ...] = ()
+    durable_path: str = ""
+    durable_version: Version | None = None
+    recoveries: list[Recovery] = field(default_factory=list)
+    failures: int = 0
+    stepped: int = 0
+    flush: Flush | None = None
+    drain_to: Phase | None = None
+    completed: bool = False
+    job_over: bool = False
+    exit_code: int = 0
+    reason: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Nothing will happen to it again."""
+        return self.phase in FINAL
+
+    def present(self) -> list[Member]:
+        """Members that may carry ranks, by name."""
+        return [m for _, m in sorted(self.members.items()) if not m.out]
+
+    def keeps(self, node: str) -> bool:
+        """An outgoing node's memory is still a source of the running generation's state."""
+        started = self.recoveries and self.recoveries[-1].first_step_at > 0
+        return not started and any(source.node == node for source in self.sources)
+
+    @property
+    def batch_host(self) -> Member | None:
+        """The member that holds the batch script, if it has attached in this run of the job."""
+        return next((m for m in self.members.values() if m.batch_host), None)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All that survives a restart."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    owed: dict[int, f.SlurmOwed] = field(default_factory=dict)
+    calls: int = 0
+
+    def node(self, name: str) -> Node:
+        """The node of that name; one that was never heard of is FIT."""
+        return self.nodes.get(name) or Node(name)
+
+    def dump(self) -> str:
+        """The ledger as JSON."""
+        return _LEDGER.dump_json(self).decode()
+
+    @staticmethod
+    def load(text: str) -> "Ledger":
+        """The ledger that `dump` wrote.
+
+        Raises:
+            pydantic.ValidationError: the text is damaged.
+        """
+        return _LEDGER.validate_json(text)
+
+
+_LEDGER: TypeAdapter[Ledger] = TypeAdapter(Ledger)
+
+
+def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
+    """Fold one fact, decided at wall-clock time `at` (seconds), into the ledger.
+
+    Raises:
+        IllegalMove: a state table forbids it; nothing was changed.
+    """
+    match fact:
+        case f.NodeRegistered() | f.NodeJudged():
+            _apply_node(ledger, fact, at)
+        case f.SlurmOwed():
+            ledger.owed[fact.call] = fact
+            ledger.calls = max(ledger.calls, fact.call)
+            if fact.verb == "let_go":
+                ledger.gangs[fact.gang].members[fact.node].released = True
+            elif fact.verb == "complete":
+                ledger.gangs[fact.gang].completed = True
+        case f.SlurmSettled():
+            ledger.owed.pop(fact.call, None)
+        case f.GangRegistered():
+            ledger.gangs.setdefault(
+                fact.gang,
+                Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, fact.spec_json, at, phase_at=at),
+            )
+        case _:
+            _apply_gang(ledger.gangs[fact.gang], fact, at)
+
+
+def _apply_node(ledger: Ledger, fact: f.NodeRegistered | f.NodeJudged, at: float) -> None:
+    node = ledger.nodes.setdefault(fact.node, Node(fact.node))
+    if isinstance(fact, f.NodeRegistered):
+        node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
+    else:
+        node.verdict = move_node(node.verdict, fact.verdict)
+        node.reason, node.judged_at = fact.reason, at
+
+
+def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
+    match fact:
+        case f.MemberJoined():
+            _join(gang, fact)
+        case f.MemberOut():
+            _out(gang, fact, at)
+        case f.PhaseChanged():
+            _phase(gang, fact.phase, at)
+            gang.reason, gang.drain_to = fact.reason, fact.after
+        case f.GenerationFenced():
+            _fence(gang, fact, at)
+        case f.StoreMoved():
+            gang.store_node, gang.store_at = fact.store_node, at
+            gang.serial += 1
+        case f.GenerationStarted():
+            _start(gang, fact, at)
+        case f.FirstStep():
+            gang.failures, gang.stepped = 0, fact.generation
+            if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
+                gang.recoveries[-1].first_step_at = at
+        case f.Flushing():
+            gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
+            gang.serial += 1
+        case f.Flushed():
+            _flushed(gang, fact)
+        case f.GangEnded():
+            _phase(gang, fact.phase, at)
+            gang.exit_code, gang.reason = fact.exit_code, fact.reason
+            gang.serial += 1
+        case f.JobRestarted():
+            _restart(gang, fact)
+        case f.JobChanged():
+            gang.job_nodes = fact.nodes
+        case f.JobOver():
+            gang.job_over = True
+
+
+def _phase(gang: Gang, to: Phase, at: float) -> None:
+    if to != gang.phase:
+        gang.phase = move_gang(gang.phase, to)
+        gang.phase_at = at
+
+
+def _join(gang: Gang, fact: f.MemberJoined) -> None:
+    gang.members[fact.node] = Member(
+        fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
+    )
+    gang.serial += 1
+
+
+def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
+    member = gang.members[fact.node]
+    member.out, member.alive = fact.reason, fact.alive
+    gang.serial += 1
+    if not gang.recoveries or gang.phase is not Phase.RECOVERING:
+        return
+    recovery = gang.recoveries[-1]
+    recovery.nodes_out.append(fact.node)
+    if not recovery.hardware:
+        # What looked like a rank's failure was its node's: the software is not to blame.
+        recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
+        gang.failures = max(0, gang.failures - 1)
+
+
+def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
+    gang.fenced = fact.generation
+    gang.store_node = fact.store_node
+    gang.serial += 1
+    if gang.phase is Phase.GATHERING:
+        _phase(gang, Phase.PREFLIGHT, at)
+    else:
+        _phase(gang, Phase.RECOVERING, at)
+        gang.failures += 0 if fact.hardware else 1
+        recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
+        recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
+        gang.recoveries.append(recovery)
+
+
+def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
+    before = {seat.node for seat in gang.seats}
+    _phase(gang, Phase.STARTING, at)
+    gang.generation, gang.started_at = fact.generation, at
+    gang.seats, gang.spares = fact.seats, fact.spares
+    gang.master_node, gang.master_port = fact.master_node, fact.master_port
+    gang.version, gang.sources, gang.durable_path = fact.version, fact.sources, fact.durable_path
+    gang.serial += 1
+    if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
+        recovery = gang.recoveries[-1]
+        recovery.action, recovery.fenced_at, recovery.started_at = fact.action, fact.fenced_at, at
+        origin = fact.version or (gang.durable_version if fact.durable_path else None)
+        recovery.step_restored = origin.step if origin else 0
+        recovery.nodes_in = sorted({seat.node for seat in fact.seats} - before)
+
+
+def _flushed(gang: Gang, fact: f.Flushed) -> None:
+    flush = gang.flush
+    if flush is None or flush.serial != fact.serial:
+        return
+    flush.path, flush.error = fact.path, fact.error
+    if fact.path:
+        gang.durable_path, gang.durable_version = fact.path, flush.version
+
+
+def _restart(gang: Gang, fact: f.JobRestarted) -> None:
+    gang.job, gang.restart_count = fact.job, fact.restart_count
+    gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
+    gang.job_nodes = ()
+    gang.version = None
+    gang.fenced = -1
+    gang.serial += 1

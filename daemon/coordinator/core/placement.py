@@ -1,0 +1,102 @@
+"""Who sits where: group ranks, buddies and neighbours. Pure functions of the members and their leaves.
+
+Seats follow the fabric: nodes of one leaf get adjacent group ranks. Copies and witnesses cross it: a buddy and the
+neighbours that watch a node sit in other leaves wherever there are any.
+"""
+
+import re
+from collections.abc import Sequence
+
+from muster.daemon.coordinator.core.facts import Seat
+from muster.daemon.coordinator.core.ledger import Member
+
+NEIGHBOURS = 4
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which n2 comes before n10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts)
+
+
+def _fabric_order(member: Member) -> tuple[object, ...]:
+    return (natural(member.leaf), natural(member.node))
+
+
+def first_seats(members: Sequence[Member], count: int) -> list[str]:
+    """The nodes of the first generation, in group rank order; the rest are spares."""
+    return [m.node for m in sorted(members, key=_fabric_order)[:count]]
+
+
+def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str]) -> list[str] | None:
+    """The nodes of the next generation: whoever is fit keeps the seat, spares take the empty ones, one of the same leaf
+    before others. None where the spares do not suffice.
+
+    Args:
+        seats: nodes of the generation before, in group rank order.
+        fit: members that may carry ranks.
+        leaves: leaf of every member, the lost ones too.
+    """
+    names = {m.node for m in fit}
+    free = [m for m in sorted(fit, key=_fabric_order) if m.node not in seats]
+    placed = []
+    for node in seats:
+        if node not in names:
+            if not free:
+                return None
+            spare = next((m for m in free if m.leaf == leaves.get(node, "")), free[0])
+            free.remove(spare)
+            node = spare.node
+        placed.append(node)
+    return placed
+
+
+def _ring(members: Sequence[Member]) -> list[Member]:
+    """Members with the leaves interleaved, so that the next in the ring mostly sits elsewhere."""
+    depth: dict[str, int] = {}
+    keyed = []
+    for member in sorted(members, key=_fabric_order):
+        depth[member.leaf] = depth.get(member.leaf, 0) + 1
+        keyed.append((depth[member.leaf], natural(member.leaf), member))
+    return [member for _, _, member in sorted(keyed, key=lambda k: k[:2])]
+
+
+def _next(ring: Sequence[Member], member: Member, count: int) -> list[str]:
+    """Up to `count` members after `member` in the ring, those of other leaves first."""
+    at = ring.index(member)
+    others = [*ring[at + 1 :], *ring[:at]]
+    others.sort(key=lambda m: m.leaf == member.leaf and m.leaf != "")
+    return [m.node for m in others[:count]]
+
+
+def arrange(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
+    """Seats (in group rank order) and spares of a generation, with their buddies and neighbours.
+
+    Args:
+        ranked: nodes that carry ranks, in group rank order.
+        members: all that are present, spares too.
+    """
+    by_node = {m.node: m for m in members}
+    whole, carriers = _ring(members), _ring([by_node[n] for n in ranked])
+    seats = tuple(
+        Seat(
+            node=node,
+            group_rank=position,
+            buddy=next(iter(_next(carriers, by_node[node], 1)), ""),
+            neighbours=tuple(_next(whole, by_node[node], NEIGHBOURS)),
+        )
+        for position, node in enumerate(ranked)
+    )
+    spares = tuple(
+        Seat(m.node, -1, "", tuple(_next(whole, m, NEIGHBOURS)))
+        for m in sorted(members, key=_fabric_order)
+        if m.node not in ranked
+    )
+    return seats, spares
+
+
+def witnesses(candidates: Sequence[Member], node: str, leaf: str, count: int) -> list[str]:
+    """Up to `count` members to ask after `node`, those of other leaves first."""
+    others = [m for m in sorted(candidates, key=_fabric_order) if m.node != node]
+    others.sort(key=lambda m: m.leaf == leaf and leaf != "")
+    return [m.node for m in others[:count]]

@@ -1,0 +1,48 @@
+"""Which state a generation starts from: the newest version of which every rank's shard stands in a survivor's memory.
+
+Versions are never mixed: a rank that lacks the newest makes the whole gang take the one before.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from muster.daemon.coordinator.core.events import Shard, Version
+from muster.daemon.coordinator.core.facts import Source
+
+Held = Mapping[str, Sequence[Shard]]
+"""Shards in memory, by node."""
+
+
+def newest_complete(held: Held, world_size: int) -> Version | None:
+    """The newest version whose every rank's shard is held by somebody; None where there is none."""
+    ranks: dict[Version, set[int]] = {}
+    for shards in held.values():
+        for shard in shards:
+            ranks.setdefault(shard.version, set()).add(shard.rank)
+    complete = [v for v, have in ranks.items() if len(have) == world_size]
+    return max(complete, default=None)
+
+
+def sources(held: Held, version: Version, home: Mapping[int, str], leaving: frozenset[str]) -> tuple[Source, ...]:
+    """One source for each rank of `version`.
+
+    Args:
+        held: shards by node.
+        version: as `newest_complete` found it.
+        home: the node each rank will run on (rank → node).
+        leaving: nodes that are on their way out; used where nobody else holds the shard.
+
+    Preferred: the rank's own node, then its own slot elsewhere, then a buddy's copy; a node that leaves comes last.
+    """
+
+    def rating(node: str, shard: Shard) -> tuple[bool, bool, bool]:
+        return (node in leaving, node != home.get(shard.rank), not shard.own)
+
+    best: dict[int, tuple[tuple[bool, bool, bool], str, Shard]] = {}
+    for node in sorted(held):
+        for shard in held[node]:
+            if shard.version != version:
+                continue
+            candidate = (rating(node, shard), node, shard)
+            if shard.rank not in best or candidate[:2] < best[shard.rank][:2]:
+                best[shard.rank] = candidate
+    return tuple(Source(rank, node, s.own, s.digest) for rank, (_, node, s) in sorted(best.items()))

@@ -1,0 +1,175 @@
+"""The one place where events enter: decide, journal, act.
+
+`Engine.post` hands an event to the core, writes the facts that follow to the journal, and only then acts on them:
+orders to agents, calls to Slurm, probes, the timer. All on one thread and without waiting: a rank's exit becomes
+its neighbours' FENCE within one turn of the event loop. Carrying out is idempotent: `start` does what is still owed.
+
+Where the journal can't be written, or the core fails, the engine stops acting for good and `failed` says why: agents
+train on without it, and the next start takes up where the journal ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from pydantic import TypeAdapter
+
+from muster.daemon.coordinator.changes import Followers, Watchers
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.probes import Prober
+from muster.daemon.coordinator.slurm_calls import SlurmCalls
+from muster.daemon.coordinator.steady import SteadyClock
+from muster.daemon.coordinator.streams import AgentStream, AgentStreams
+from muster.daemon.identity import Credentials
+from muster.slurm.client.types import Slurm
+from muster.v1 import agent_pb2 as pb
+
+_log = logging.getLogger(__name__)
+_facts_log = logging.getLogger("muster.facts")
+
+PULSE_S = 0.25
+ASLEEP_S = 1.0
+"""A coordinator that stood still for longer has heard nobody meanwhile: that is its own silence, not theirs."""
+
+_EVENTS: dict[type, TypeAdapter[object]] = {}
+
+
+class Engine:
+    """The running coordinator, without its servers."""
+
+    def __init__(self, journal: Journal, slurm: Slurm, credentials: Credentials) -> None:
+        """Raises JournalError: the journal can't be read."""
+        self.clock = SteadyClock(journal.last_at)
+        self.core = Core(journal.load(), self.clock.now())
+        self.journal = journal
+        self.streams = AgentStreams()
+        self.followers = Followers()
+        self.watchers = Watchers()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls = SlurmCalls(slurm, self.post)
+        self._prober = Prober(credentials, self.streams, journal.term, self.post)
+        self._waiting: deque[e.Event] = deque()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pulse: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Events are taken: the engine was started and has neither failed nor been closed."""
+        return self._pulse is not None and not self.failed.done()
+
+    def start(self) -> None:
+        """Begin: carry out what is owed since before the restart."""
+        self._pulse = asyncio.create_task(self._feel_pulse())
+        self._calls.start_owed(self.core.ledger)
+        self.post(e.Tick())
+
+    async def aclose(self) -> None:
+        """Stop taking events; agents keep running."""
+        if not self.failed.done():
+            self.failed.set_result(None)
+        self.failed.exception()  # whoever closes has seen it
+        if self._timer:
+            self._timer.cancel()
+        if self._pulse:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+        await self._calls.aclose()
+        await self._prober.aclose()
+
+    def post(self, event: e.Event) -> None:
+        """Take `event`, decide, journal, act. Never waits, never raises; dropped when the engine is not running."""
+        self._waiting.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._waiting and self.running:
+                self._take(self._waiting.popleft())
+        except Exception as error:  # noqa: BLE001  # the top of all that streams, calls and timers bring in
+            self._fail(error)
+        finally:
+            self._waiting.clear()
+            self._busy = False
+
+    def tell(self, stream: AgentStream) -> None:
+        """Send the agent behind `stream` its order."""
+        stream.put(self._order(stream.gang, stream.node))
+
+    def _take(self, event: e.Event) -> None:
+        now = self.clock.now()
+        outcome = self.core.decide(event, now)
+        if outcome.facts:
+            for record in self.journal.append(outcome.facts, now, _cause(event)):
+                self.followers.publish(record)
+                _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
+            self._push_orders(outcome.facts)
+            self._drop_dead(outcome.facts)
+            self._calls.start_owed(self.core.ledger)
+        for ask in outcome.asks:
+            self._prober.start(ask)
+        if not isinstance(event, e.AgentHeard | e.NodeHeard):
+            self.watchers.touch(getattr(event, "gang", ""))
+        self._arm(outcome.due, now)
+        self.journal.snapshot_if_due(self.core.ledger)
+
+    def _push_orders(self, facts: Iterable[f.Fact]) -> None:
+        for id in {fact.gang for fact in facts if not isinstance(fact, f.NodeRegistered | f.NodeJudged)}:
+            if gang := self.core.ledger.gangs.get(id):
+                self._push(gang)
+
+    def _drop_dead(self, facts: Iterable[f.Fact]) -> None:
+        """End the streams of nodes that fell silent: a cut link would leave them open for ever. They say no more."""
+        for fact in facts:
+            if isinstance(fact, f.MemberOut) and not fact.alive:
+                self.streams.drop(fact.gang, fact.node)
+
+    def _push(self, gang: Gang) -> None:
+        """Send every agent of `gang` its order, where that differs from the one it was sent last."""
+        built: dict[tuple[object, ...], pb.CoordinatorMessage] = {}
+        for stream in self.streams.of(gang.id):
+            key = duty_key(gang, stream.node)
+            if key not in built:
+                built[key] = self._order(gang.id, stream.node)
+            if stream.ordered is not built[key] and stream.ordered != built[key]:
+                stream.put(built[key])
+
+    def _order(self, gang: str, node: str) -> pb.CoordinatorMessage:
+        return pb.CoordinatorMessage(term=self.journal.term, order=order_for(self.core.ledger, gang, node))
+
+    def _arm(self, due: float | None, now: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - now), self.post, e.Tick())
+
+    async def _feel_pulse(self) -> None:
+        last = self.clock.now()
+        while True:
+            await asyncio.sleep(PULSE_S)
+            now = self.clock.now()
+            if now - last > ASLEEP_S:
+                _log.warning("stood still for %.1f s; contacts before that don't count", now - last)
+                self.core.sight.since = now
+            last = now
+
+    def _fail(self, error: BaseException) -> None:
+        _log.critical("not safe to go on: %s", error, exc_info=error)
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _cause(event: e.Event) -> str:
+    kind = type(event)
+    adapter = _EVENTS.setdefault(kind, TypeAdapter(kind))
+    return f"{kind.__name__} {adapter.dump_json(event).decode()}"

@@ -1,0 +1,129 @@
+"""The whole coordinator, put together: journal, engine, watch on Slurm, and the gRPC server before them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from muster.daemon.channel import bind, make_server
+from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.loop import Engine
+from muster.daemon.coordinator.policy import Policy
+from muster.daemon.coordinator.service_agent import AgentService
+from muster.daemon.coordinator.service_api import MusterService
+from muster.daemon.coordinator.service_node import NodeService, Resolve, addresses_of
+from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.coordinator.slurm_watch import SlurmWatch
+from muster.daemon.identity import Credentials
+from muster.daemon.rights import Rights
+from muster.slurm.client.types import Slurm
+from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
+
+GRACE_S = 0.2
+"""Seconds for calls under way when the coordinator stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a coordinator is started with. `listen` is "host:port", port 0 for any."""
+
+    listen: str
+    state_dir: Path
+    slurm: Slurm
+    credentials: Credentials
+    rights: Rights
+    policy: Policy = field(default_factory=Policy.load)
+    heartbeat_s: float = 5.0
+    resolve: Resolve = addresses_of
+
+
+class Coordinator:
+    """One running coordinator. `await start()`, then `await wait()`, then `await stop()`."""
+
+    def __init__(self, settings: Settings, journal: Journal | None = None) -> None:
+        """`journal` is used instead of one made in `state_dir`, and closed with the coordinator.
+
+        Raises:
+            JournalError: there is none to be had.
+        """
+        self._settings = settings
+        self._journal = journal or Journal(settings.state_dir)
+        self.engine = Engine(self._journal, settings.slurm, settings.credentials)
+        self._watch = SlurmWatch(settings.slurm, self.engine.core.ledger, self.engine.post)
+        self._watching: asyncio.Task[None] | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
+        self._server = self._make_server()
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen, and take up what is owed.
+
+        Raises:
+            muster.daemon.channel.CannotListen: the address is taken.
+        """
+        self.port = bind(self._server, self._settings.listen)
+        self.engine.start()
+        self._watching = asyncio.create_task(self._watch.run())
+        await self._server.start()
+        await self._say(health_pb2.HealthCheckResponse.SERVING)
+
+    async def wait(self) -> None:
+        """Until the engine is closed.
+
+        Raises:
+            JournalError: the journal can't be written.
+            Exception: a bug; the engine has stopped acting.
+        """
+        watching = self._watching
+        await asyncio.wait({self.engine.failed, *([watching] if watching else [])}, return_when=asyncio.FIRST_COMPLETED)
+        if self.engine.failed.done():
+            self.engine.failed.result()
+        elif watching:
+            watching.result()
+
+    async def stop(self) -> None:
+        """Stop answering and let go of the journal. Agents keep running and come back."""
+        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.engine.aclose()
+        self.engine.streams.close()
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._server.stop(GRACE_S)
+        self._journal.close()
+
+    def _make_server(self) -> grpc.aio.Server:
+        settings, engine = self._settings, self.engine
+        lookup = SlurmLookup(settings.slurm)
+        server = make_server(settings.credentials)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(engine, lookup, settings.slurm), server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(
+            NodeService(
+                engine,
+                lookup,
+                settings.policy,
+                settings.rights,
+                heartbeat_s=settings.heartbeat_s,
+                resolve=settings.resolve,
+            ),
+            server,
+        )
+        api_pb2_grpc.add_MusterServicer_to_server(MusterService(engine, lookup, settings.rights), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
+        return server
+
+    async def _say(self, state: object) -> None:
+        for service in ("", *_SERVICES):
+            await self._health.set(service, state)
+
+
+_SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in ((agent_pb2, "AgentService"), (node_pb2, "NodeService"), (api_pb2, "Muster"))
+)

@@ -1,0 +1,217 @@
+"""AgentService: one stream for the life of an agent.
+
+Who attaches is checked once: the credential's uid owns the Slurm job, the node belongs to the job, the run of the job
+is the newest. What the journal has of an agent already need not be asked of Slurm again, so that agents come back to a
+restarted coordinator although Slurm is down. After that nothing on the stream waits for anything but the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from muster.daemon import clock
+from muster.daemon.coordinator import convert
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.local_slurm import LocalSlurm
+from muster.daemon.coordinator.loop import Engine
+from muster.daemon.coordinator.refused import Refused, nonsense, not_permitted, try_again
+from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.coordinator.streams import AgentStream
+from muster.daemon.identity import current_caller
+from muster.slurm.client.types import Gone, Job, Slurm, Unknown
+from muster.v1 import agent_pb2 as pb
+from muster.v1 import agent_pb2_grpc
+
+_log = logging.getLogger(__name__)
+_Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.CoordinatorMessage]
+
+
+class Dismissed(Exception):
+    """The coordinator will never have anything for this agent; the words are sent to it."""
+
+
+class AgentService(agent_pb2_grpc.AgentServiceServicer):
+    """The servicer. Everything that arrives becomes an event of `engine`."""
+
+    def __init__(self, engine: Engine, lookup: SlurmLookup, slurm: Slurm) -> None:
+        self._engine = engine
+        self._slurm = slurm
+        self._lookup = lookup
+
+    async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
+        self, request_iterator: AsyncIterator[pb.AgentMessage], context: _Context
+    ) -> None:
+        """See agent.proto."""
+        try:
+            hello, status = await _greeting(request_iterator)
+        except Refused as refused:
+            await refused.abort(context)
+        try:
+            leaf = await self._admit(hello)
+        except Refused as refused:
+            _log.warning("%s: the agent on %s is refused: %s", hello.gang_id, hello.node, refused)
+            await refused.abort(context)
+        except Dismissed as reason:
+            _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
+            await context.write(self._message(dismissed=str(reason)))
+            return
+        await self._serve(hello, status, leaf, request_iterator, context)
+
+    async def _admit(self, hello: pb.AgentHello) -> str:
+        """Make sure that the agent may attach and that its gang is known. The leaf switch of its node.
+
+        Raises:
+            Refused: it may not attach, or Slurm doesn't tell.
+            Dismissed: it may go home.
+        """
+        uid = current_caller().uid
+        if isinstance(self._slurm, LocalSlurm):
+            self._slurm.meet(hello.slurm_job_id, hello.node, uid)
+        gang = self._engine.core.ledger.gangs.get(hello.gang_id)
+        if gang:
+            _check_gang(gang, hello, uid)
+        if not gang or not _known(gang, hello):
+            await self._check_job(hello, uid)
+        member = gang.members.get(hello.node) if gang else None
+        leaf = member.leaf if member else await self._lookup.leaf(hello.node)
+        self._register(hello, uid)
+        return leaf
+
+    def _register(self, hello: pb.AgentHello, uid: int) -> None:
+        """Make the gang known, of which this may be the first sign."""
+        if hello.gang_id in self._engine.core.ledger.gangs:
+            return
+        try:
+            event = convert.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
+        except convert.Nonsense as error:
+            raise nonsense(str(error)) from None
+        self._engine.post(event)
+
+    async def _check_job(self, hello: pb.AgentHello, uid: int) -> None:
+        asked_at = clock.monotonic()
+        try:
+            _check_job(await self._lookup.job(hello.slurm_job_id), hello, uid)
+        except (Dismissed, Refused):
+            # That answer may be older than the job's last change.
+            _check_job(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, uid)
+
+    async def _serve(
+        self,
+        hello: pb.AgentHello,
+        status: e.Status,
+        leaf: str,
+        messages: AsyncIterator[pb.AgentMessage],
+        context: _Context,
+    ) -> None:
+        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation)
+        self._engine.streams.add(stream)
+        writer = asyncio.create_task(_send(stream, context))
+        try:
+            self._engine.post(_attached(hello, status, leaf))
+            if self._engine.running:
+                self._engine.tell(stream)
+            await _until_either(asyncio.create_task(self._receive(stream, messages)), writer)
+        finally:
+            if self._engine.streams.remove(stream):
+                self._engine.post(e.AgentGone(stream.gang, stream.node, stream.incarnation))
+
+    async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
+        async for message in messages:
+            if message.HasField("ping"):
+                stream.put(self._message(pong=message.ping))
+            if event := _event(stream, message):
+                self._engine.post(event)
+
+    def _message(self, **body: object) -> pb.CoordinatorMessage:
+        return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
+
+
+async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, e.Status]:
+    first, second = await anext(messages, None), await anext(messages, None)
+    if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
+        raise nonsense("the first message is hello, the second is status")
+    hello = first.hello
+    if not hello.gang_id or not hello.node or not hello.incarnation or not hello.peer_address:
+        raise nonsense("hello needs gang_id, node, incarnation and peer_address")
+    return hello, convert.status(second.status)
+
+
+def _check_gang(gang: Gang, hello: pb.AgentHello, uid: int) -> None:
+    if uid != gang.owner_uid:
+        raise not_permitted(f"gang {gang.id} belongs to uid {gang.owner_uid}, not to uid {uid}")
+    if hello.slurm_job_id != gang.job:
+        raise Dismissed(
+            f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: submit anew with muster"
+        )
+    if hello.slurm_restart_count < gang.restart_count:
+        raise Dismissed(f"job {gang.job} was started again (restart {gang.restart_count}): this run of it is over")
+
+
+def _known(gang: Gang, hello: pb.AgentHello) -> bool:
+    return hello.node in gang.members and hello.slurm_restart_count == gang.restart_count
+
+
+def _check_job(found: Job | Gone | Unknown, hello: pb.AgentHello, uid: int) -> None:
+    match found:
+        case Unknown():
+            raise try_again(f"Slurm doesn't tell about job {hello.slurm_job_id}: {found.reason}")
+        case Gone():
+            raise Dismissed(f"Slurm has no job {hello.slurm_job_id}")
+    if found.user_id != uid:
+        raise not_permitted(f"job {found.id} belongs to uid {found.user_id}, not to uid {uid}")
+    if hello.slurm_restart_count < found.restart_count:
+        raise Dismissed(f"job {found.id} was started again (restart {found.restart_count}): this run of it is over")
+    if hello.node not in found.nodes:
+        raise Dismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
+
+
+def _attached(hello: pb.AgentHello, status: e.Status, leaf: str) -> e.AgentAttached:
+    return e.AgentAttached(
+        gang=hello.gang_id,
+        node=hello.node,
+        job=hello.slurm_job_id,
+        restart_count=hello.slurm_restart_count,
+        incarnation=hello.incarnation,
+        peer_address=hello.peer_address,
+        batch_host=hello.batch_host,
+        leaf=leaf,
+        status=status,
+    )
+
+
+def _event(stream: AgentStream, message: pb.AgentMessage) -> e.Event | None:
+    match message.WhichOneof("body"):
+        case "status":
+            return e.AgentReported(stream.gang, stream.node, stream.incarnation, convert.status(message.status))
+        case "ping":
+            return e.AgentHeard(stream.gang, stream.node)
+        case "accusation":
+            accused = message.accusation
+            return e.NeighbourAccused(stream.gang, stream.node, accused.node, convert.silence(accused.silence))
+        case "probe_result":
+            result = message.probe_result
+            silence = None if result.answered else convert.silence(result.silence)
+            return e.Probed(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
+        case _:
+            return None  # a newer agent's message, or a second hello
+
+
+async def _send(stream: AgentStream, context: _Context) -> None:
+    while (message := await stream.take()) is not None:
+        await context.write(message)
+
+
+async def _until_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+    """Until the agent ends its side, or nothing is left to send and the stream was closed."""
+    try:
+        await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        reader.cancel()
+        writer.cancel()
+        await asyncio.gather(reader, writer, return_exceptions=True)

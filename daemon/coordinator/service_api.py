@@ -1,0 +1,232 @@
+"""The public API: what `muster` and anyone entitled asks of the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import pwd
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from muster.daemon import clock
+from muster.daemon.coordinator import convert, views
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.journal import JournalError, Record
+from muster.daemon.coordinator.loop import Engine
+from muster.daemon.coordinator.refused import (
+    Refused,
+    answers,
+    nonsense,
+    not_found,
+    not_permitted,
+    streams,
+    try_again,
+)  # fmt: skip
+from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.identity import Caller, current_caller
+from muster.daemon.rights import Rights
+from muster.slurm.client.types import Gone, Job, Unknown
+from muster.v1 import api_pb2 as pb
+from muster.v1 import api_pb2_grpc
+
+_Context = grpc.aio.ServicerContext[object, object]
+
+PAGE = 500
+"""Records of history read at once: some milliseconds."""
+
+WATCH_S = 0.1
+"""Seconds between two views for one watcher, at least."""
+
+
+class MusterService(api_pb2_grpc.MusterServicer):
+    """The servicer; it reads the engine's ledger and posts what people ask for."""
+
+    def __init__(self, engine: Engine, lookup: SlurmLookup, rights: Rights) -> None:
+        self._engine = engine
+        self._lookup = lookup
+        self._rights = rights
+
+    @answers
+    async def Register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
+        """See api.proto. Twice changes nothing."""
+        caller = current_caller()
+        try:
+            event = convert.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)
+        except convert.Nonsense as error:
+            raise nonsense(str(error)) from None
+        await self._must_own(request.slurm_job_id, caller)
+        known = self._engine.core.ledger.gangs.get(request.gang_id)
+        if known and (known.owner_uid, known.job) != (caller.uid, request.slurm_job_id):
+            raise Refused(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: give the new job another gang id",
+            )
+        if not known:
+            self._post(event)
+        return pb.RegisterReply()
+
+    @answers
+    async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:
+        """See api.proto."""
+        return self._view(self._find(request))
+
+    @streams
+    async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
+        """See api.proto. Ages alone are no change."""
+        gang, before = self._find(request), b""
+        with self._engine.watchers.subscribe(gang.id) as changed:
+            while True:
+                view = self._view(gang)
+                if (now := _without_ages(view)) != before:
+                    before = now
+                    yield view
+                if gang.final or not self._engine.running:
+                    return
+                await changed.wait()
+                await asyncio.sleep(WATCH_S)
+                changed.clear()
+
+    @answers
+    async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
+        """See api.proto."""
+        caller = current_caller()
+        gangs = self._engine.core.ledger.gangs.values()
+        seen = [gang for gang in gangs if self._rights.may_read(caller, gang.owner_uid)]
+        return pb.ListReply(gangs=map(self._view, seen))
+
+    @streams
+    async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
+        """See api.proto. Live events of one gang end when nothing more can come."""
+        gang = self._find(request.gang) if request.gang.WhichOneof("ref") else None
+        if gang is None and not self._rights.is_operator(current_caller()):
+            raise not_permitted("the events of all gangs are for operators: name a job")
+        id, position = gang.id if gang else "", request.after
+        with self._engine.followers.subscribe() as live:
+            while page := self._history(id, position):
+                for record in page:
+                    position = record.position
+                    yield _record(record)
+            yield pb.EventRecord(sentinel=True, position=position)
+            while request.follow and not self._over(gang, live):
+                fresh = await live.get()
+                if fresh is None:
+                    raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too slow: go on after position {position}")
+                if fresh.position > position and _concerns(fresh, gang):
+                    position = fresh.position
+                    yield _record(fresh)
+
+    @answers
+    async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
+        """See api.proto."""
+        gang = self._find(request, steer=True)
+        if gang.final:
+            return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
+        self._post(e.CancelAsked(gang.id, _name(current_caller())))
+        return pb.CancelReply(text=f"{gang.name or gang.id} (job {gang.job}) is {gang.phase}: {gang.reason}")
+
+    @answers
+    async def Flush(self, request: pb.GangRef, context: _Context) -> pb.FlushReply:
+        """See api.proto."""
+        gang = self._find(request, steer=True)
+        if not gang.spec.durable_dir:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "this job has no durable_dir to flush to")
+        before = gang.flush.serial if gang.flush else 0
+        self._post(e.FlushAsked(gang.id, _name(current_caller())))
+        if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "there is nothing to flush: no step stands whole in memory (see committed in muster status)",
+            )
+        return pb.FlushReply(serial=gang.flush.serial)
+
+    @answers
+    async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
+        """See api.proto. Open to everyone, as sinfo is."""
+        core, now = self._engine.core, self._engine.clock.now()
+        names = sorted({*core.ledger.nodes, *core.sight.nodes}, key=lambda name: (len(name), name))
+        return pb.NodesReply(nodes=[views.node_view(core.ledger, core.sight, name, now) for name in names])
+
+    def _find(self, ref: pb.GangRef, *, steer: bool = False) -> Gang:
+        """The gang meant by `ref`, the newest of a job, if the caller may see (or steer) it."""
+        gangs = self._engine.core.ledger.gangs
+        if ref.WhichOneof("ref") == "gang_id":
+            gang, words = gangs.get(ref.gang_id), f"gang {ref.gang_id}"
+        else:
+            of_job = [gang for gang in gangs.values() if gang.job == ref.slurm_job_id]
+            gang = max(of_job, key=lambda gang: gang.registered_at, default=None)
+            words = f"Slurm job {ref.slurm_job_id}"
+        if gang is None:
+            raise not_found(f"{words} is not known here: was it submitted with muster submit?")
+        caller = current_caller()
+        allowed = self._rights.may_steer if steer else self._rights.may_read
+        if not allowed(caller, gang.owner_uid):
+            raise not_permitted(f"{words} belongs to uid {gang.owner_uid}; you are uid {caller.uid}")
+        return gang
+
+    async def _must_own(self, job: int, caller: Caller) -> None:
+        found = await self._lookup.job(job, since=clock.monotonic())
+        match found:
+            case Unknown():
+                raise try_again(f"Slurm doesn't tell about job {job}: {found.reason}")
+            case Gone():
+                raise not_found(f"Slurm has no job {job}")
+            case Job() if not self._rights.may_register(caller, found.user_id):
+                raise not_permitted(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
+
+    def _post(self, event: e.Event) -> None:
+        self._engine.post(event)
+        if not self._engine.running:
+            raise try_again("the coordinator is on its way down: nothing was done")
+
+    def _view(self, gang: Gang) -> pb.GangView:
+        core = self._engine.core
+        return views.gang_view(core.ledger, core.sight, gang, self._engine.clock.now())
+
+    def _history(self, gang: str, after: int) -> list[Record]:
+        try:
+            return self._engine.journal.history(gang, after, PAGE)
+        except JournalError as error:
+            raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
+
+    def _over(self, gang: Gang | None, live: asyncio.Queue[Record | None]) -> bool:
+        """Nothing more can come: the gang is final and owes nothing."""
+        if gang is None or not gang.final or not live.empty():
+            return False
+        return all(call.gang != gang.id for call in self._engine.core.ledger.owed.values())
+
+
+def _name(caller: Caller) -> str:
+    """The caller's login name, where this host knows it."""
+    try:
+        return pwd.getpwuid(caller.uid).pw_name
+    except KeyError:
+        return f"uid {caller.uid}"
+
+
+def _concerns(record: Record, gang: Gang | None) -> bool:
+    if gang is None or record.gang == gang.id:
+        return True
+    return record.name == "NodeJudged" and record.node in gang.members
+
+
+def _record(record: Record) -> pb.EventRecord:
+    return pb.EventRecord(
+        position=record.position,
+        at_s=record.at,
+        gang_id=record.gang,
+        name=record.name,
+        text=record.text,
+        json=record.json,
+    )
+
+
+def _without_ages(view: pb.GangView) -> bytes:
+    bare = pb.GangView()
+    bare.CopyFrom(view)
+    for node in bare.nodes:
+        node.ClearField("heard_s_ago")
+        if node.verdict == "SUSPECT":
+            node.ClearField("reason")  # says for how long
+    return bare.SerializeToString(deterministic=True)

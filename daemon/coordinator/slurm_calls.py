@@ -1,0 +1,112 @@
+"""Carries out what is owed to Slurm: drains, downs, requeues, completions.
+
+A call is owed in the ledger until it is settled. Calls of one gang go out in the order in which they were owed. While
+Slurm doesn't answer, a call is given again, for as long as it takes: all of them are idempotent. What Slurm refuses is
+settled with its words and never tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.ledger import Ledger
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.text import call_words
+from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
+from muster.slurm.client.types import Slurm
+
+_log = logging.getLogger(__name__)
+REQUEUE_DEADLINE_S = 30.0
+"""A job with a dead node takes some 15 s to leave its nodes; only then is it in the queue again."""
+_PAUSE = wait_exponential(multiplier=0.25, max=5.0)
+
+
+class SlurmCalls:
+    """Owed calls under way. `post` gets a SlurmAnswered for each."""
+
+    def __init__(self, slurm: Slurm, post: Callable[[e.Event], None]) -> None:
+        self._slurm = slurm
+        self._post = post
+        self._taken: set[int] = set()
+        self._queues: dict[str, deque[f.SlurmOwed]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_owed(self, ledger: Ledger) -> None:
+        """Start every call that `ledger` owes and that is not yet under way."""
+        for call in sorted(ledger.owed.values(), key=lambda call: call.call):
+            if call.call not in self._taken:
+                self._taken.add(call.call)
+                self._enqueue(call, ledger)
+
+    async def aclose(self) -> None:
+        """Stop; what was not settled is owed still."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _enqueue(self, call: f.SlurmOwed, ledger: Ledger) -> None:
+        if call.gang in self._queues:
+            self._queues[call.gang].append(call)
+            return
+        self._queues[call.gang] = deque([call])
+        task = asyncio.create_task(self._work(call.gang, ledger))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, gang: str, ledger: Ledger) -> None:
+        queue = self._queues[gang]
+        while queue:
+            call = queue.popleft()
+            error = await self._carry_out(call, ledger)
+            self._taken.discard(call.call)
+            self._post(e.SlurmAnswered(gang, call.call, error))
+        del self._queues[gang]
+
+    async def _carry_out(self, call: f.SlurmOwed, ledger: Ledger) -> str | None:
+        trying = AsyncRetrying(
+            retry=retry_if_exception_type(SlurmUnavailable),
+            wait=_PAUSE,
+            before_sleep=lambda state: _tell(call, state),
+            reraise=True,
+        )
+        try:
+            await trying(self._give, call, ledger)
+        except SlurmRefused as refused:
+            return str(refused)
+        return None
+
+    async def _give(self, call: f.SlurmOwed, ledger: Ledger) -> None:
+        slurm = self._slurm
+        match call.verb:
+            case "drain":
+                await slurm.drain(call.node, call.text)
+            case "down":
+                await slurm.down(call.node, call.text)
+            case "let_go":
+                await slurm.let_go(call.job, call.node)
+            case "requeue":
+                await self._requeue(call, ledger)
+            case "requeue_off":
+                await slurm.set_requeue_flag(call.job, False)
+            case "complete":
+                await slurm.complete_job(call.job, call.exit_code)
+            case "cancel":
+                await slurm.cancel(call.job)
+
+    async def _requeue(self, call: f.SlurmOwed, ledger: Ledger) -> None:
+        gang = ledger.gangs.get(call.gang)
+        if gang is None or gang.phase is not Phase.REQUEUED:
+            return  # its agents are back already: it was done, and the answer was lost with an earlier coordinator
+        await self._slurm.requeue(call.job, call.exclude, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
+
+
+def _tell(call: f.SlurmOwed, state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    _log.warning("%s: can't %s yet (try %d): %s", call.gang, call_words(call), state.attempt_number, error)

@@ -1,0 +1,112 @@
+"""Keeps an eye on Slurm: the jobs of gangs that go on, and the nodes that Muster knows.
+
+Posts a JobSeen or NodeSeen when something changed since the answer before. "Unknown" posts nothing: from a Slurm that
+doesn't answer nothing follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.slurm.client.states import JobFlag, NodeState
+from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
+
+JOBS_EVERY_S, NODES_EVERY_S = 2.0, 5.0
+_log = logging.getLogger(__name__)
+
+_BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
+_OUT_OF_SERVICE = frozenset(
+    {
+        NodeState.DOWN, NodeState.DRAIN, NodeState.FAIL, NodeState.ERROR, NodeState.UNKNOWN, NodeState.FUTURE,
+        NodeState.NOT_RESPONDING, NodeState.INVALID, NodeState.INVALID_REG, NodeState.MAINTENANCE,
+        NodeState.POWER_DOWN, NodeState.POWER_DOWN_ASAP, NodeState.POWER_DOWN_FORCE, NodeState.POWER_DRAIN,
+        NodeState.POWERED_DOWN, NodeState.POWERING_DOWN, NodeState.POWERING_UP,
+        NodeState.REBOOT_ISSUED, NodeState.REBOOT_REQUESTED,
+    }
+)  # fmt: skip
+
+
+class SlurmWatch:
+    """Polls `slurm` for what `ledger` names, and posts what changed."""
+
+    def __init__(self, slurm: Slurm, ledger: Ledger, post: Callable[[e.Event], None]) -> None:
+        self._slurm = slurm
+        self._ledger = ledger
+        self._post = post
+        self._jobs: dict[str, e.JobSeen] = {}
+        self._nodes: dict[str, e.NodeSeen] = {}
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        await asyncio.gather(_for_ever(self.look_at_jobs, JOBS_EVERY_S), _for_ever(self.look_at_nodes, NODES_EVERY_S))
+
+    async def look_at_jobs(self) -> None:
+        """Ask for the jobs once."""
+        gangs = [gang for gang in self._ledger.gangs.values() if not (gang.final and gang.job_over)]
+        if not gangs:
+            return
+        found = await self._slurm.jobs({gang.job for gang in gangs})
+        if isinstance(found, Unknown):
+            _log.warning("Slurm doesn't tell about jobs: %s", found.reason)
+            return
+        for gang in gangs:
+            if gang.job in found:
+                self._tell_job(gang, job_seen(gang, found[gang.job]))
+
+    async def look_at_nodes(self) -> None:
+        """Ask for the nodes once."""
+        before = self._busy()
+        names = self._names() - before
+        if not names:
+            return
+        found = await self._slurm.nodes(names)
+        if isinstance(found, Unknown):
+            _log.warning("Slurm doesn't tell about nodes: %s", found.reason)
+            return
+        # What is being drained just now may have been asked for before and be answered after.
+        for name in sorted(names - self._busy()):
+            seen = node_seen(name, found.get(name, Gone()))
+            if self._nodes.get(name) != seen:
+                self._nodes[name] = seen
+                self._post(seen)
+
+    def _tell_job(self, gang: Gang, seen: e.JobSeen) -> None:
+        if self._jobs.get(gang.id) != seen:
+            self._jobs[gang.id] = seen
+            self._post(seen)
+
+    def _names(self) -> set[str]:
+        members = {name for gang in self._ledger.gangs.values() if not gang.final for name in gang.members}
+        return members | set(self._ledger.nodes)
+
+    def _busy(self) -> set[str]:
+        return {call.node for call in self._ledger.owed.values() if call.verb in ("drain", "down")}
+
+
+def job_seen(gang: Gang, found: Job | Gone) -> e.JobSeen:
+    """Slurm's view of the gang's job. A job that Slurm has forgotten ended "GONE"."""
+    if isinstance(found, Gone):
+        return e.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
+    ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
+    return e.JobSeen(gang.id, gang.job, found.nodes, found.restart_count, ended)
+
+
+def node_seen(name: str, found: Node | Gone) -> e.NodeSeen:
+    """Slurm's view of a node, with its states and reason in words."""
+    if isinstance(found, Gone):
+        return e.NodeSeen(name, False, "Slurm has no such node")
+    words = "+".join(sorted(state.value for state in found.states))
+    reason = f": {found.reason}" if found.reason else ""
+    in_service = not found.states & _OUT_OF_SERVICE
+    return e.NodeSeen(name, in_service, f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})")
+
+
+async def _for_ever(look: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:
+    while True:
+        await look()
+        await asyncio.sleep(every_s)

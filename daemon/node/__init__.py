@@ -1,0 +1,1 @@
+"""musterd, the node daemon."""

@@ -1,0 +1,98 @@
+"""The whole node daemon, put together: sensors, the stream to the coordinator, and the answer to probes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from muster.daemon.channel import bind, make_server
+from muster.daemon.identity import Credentials
+from muster.daemon.node.attach import Attachment
+from muster.daemon.node.probe import ProbeService
+from muster.daemon.node.sensor import Roots, keep_watching
+from muster.daemon.node.sensors import SENSORS
+from muster.daemon.site import split_address
+from muster.v1 import common_pb2_grpc, node_pb2
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# For probes under way when the daemon stops.
+GRACE_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a node daemon is started with. Addresses are "host:port"; port 0 of `listen`: any."""
+
+    node: str
+    coordinator: str
+    listen: str
+    credentials: Credentials
+    heartbeat_s: float = 5.0
+    roots: Roots = field(default_factory=Roots)
+    boot_id: Path = BOOT_ID
+
+
+class NodeDaemon:
+    """One node daemon: `await run()` until it is cancelled."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._incarnation = secrets.token_hex(8)
+        self._port = 0
+        self._attachment = Attachment(settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s)
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            muster.daemon.channel.CannotListen: the address is taken.
+        """
+        server = make_server(self._settings.credentials)
+        service = ProbeService(self._settings.node, self._incarnation)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(service, server)
+        self._port = bind(server, self._settings.listen)
+        await server.start()
+        _log.info("node %s, answers probes on port %d", self._settings.node, self._port)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for make in SENSORS:
+                    tasks.create_task(keep_watching(make(self._settings.roots), self._attachment.report))
+                tasks.create_task(self._attachment.run())
+        finally:
+            await server.stop(GRACE_S)
+
+    async def _hello(self) -> node_pb2.NodeHello:
+        """Raises OSError: the coordinator's address can't be resolved or routed to."""
+        listen, _ = split_address(self._settings.listen)
+        host = listen if listen not in _ALL else await own_address(self._settings.coordinator)
+        return node_pb2.NodeHello(
+            node=self._settings.node,
+            boot_id=self._settings.boot_id.read_text().strip(),
+            probe_address=f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
+            version=version("muster"),
+            incarnation=self._incarnation,
+        )
+
+
+_ALL = frozenset({"", "0.0.0.0", "::"})
+
+
+async def own_address(peer: str) -> str:
+    """The IP address of this host on the way to `peer` ("host:port"): what others reach it at, without any
+    DNS.
+
+    Raises:
+        OSError: `peer` has no address, or there is no way to it.
+    """
+    host, port = split_address(peer)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])

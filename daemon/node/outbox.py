@@ -1,0 +1,69 @@
+"""Observations that the coordinator has not confirmed yet: kept while it is away, sent again after it is
+back.
+
+One observation of a kind, code and device waits at a time: a storm of one error can't push out the others.
+Confirmation is the coordinator's answer to the message; what was sent on a stream that broke before counts
+as not sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from muster.daemon.node.sensor import Observation
+
+LIMIT = 1000
+_log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """A bounded, ordered set of observations; not for use by several threads."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._waiting: dict[tuple[str, int, str], Observation] = {}
+        self._sent: set[tuple[str, int, str]] = set()
+        self.news = asyncio.Event()
+
+    def put(self, observation: Observation) -> None:
+        """Keep an observation, unless its like waits already. Full: the oldest goes, with a warning."""
+        key = _key(observation)
+        if key in self._waiting and key not in self._sent:
+            return
+        self._sent.discard(key)
+        self._waiting.pop(key, None)
+        self._waiting[key] = observation
+        if len(self._waiting) > self._limit:
+            oldest = self._waiting.pop(next(iter(self._waiting)))
+            self._sent.discard(_key(oldest))
+            _log.warning("%d signals wait for the coordinator; dropped: %s", self._limit, oldest.text)
+        self.news.set()
+
+    def take(self) -> Observation | None:
+        """The oldest that was not sent on this stream, which is hereby sent; None: there is none."""
+        for key, observation in self._waiting.items():
+            if key not in self._sent:
+                self._sent.add(key)
+                return observation
+        self.news.clear()
+        return None
+
+    def confirm(self, observation: Observation) -> None:
+        """The coordinator has answered to this very observation."""
+        key = _key(observation)
+        if self._waiting.get(key) is observation:
+            del self._waiting[key]
+            self._sent.discard(key)
+
+    def rewind(self) -> None:
+        """A new stream begins: what was not confirmed is to be sent again."""
+        self._sent.clear()
+        self.news.set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+def _key(observation: Observation) -> tuple[str, int, str]:
+    return observation.kind, observation.code, observation.device

@@ -1,0 +1,78 @@
+"""What a sensor is, and how it is kept running.
+
+A sensor is one file in `muster.daemon.node.sensors` with one method, `watch`, and one line of registration
+there. It reads below injected root paths, reports what it sees as observations, and judges nothing: that is
+the coordinator's policy table. Hardware that a node lacks is not an error: `watch` returns. A sensor that
+fails is logged and started again; it takes nothing else down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from muster.v1 import node_pb2
+
+AGAIN_S = 5.0
+TEXT_LIMIT = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One thing seen, as `Signal` in node.proto has it."""
+
+    kind: str
+    code: int
+    device: str
+    text: str
+    observed_s: float
+
+    def message(self) -> node_pb2.Signal:
+        """The wire's form."""
+        return node_pb2.Signal(
+            kind=self.kind,
+            code=self.code,
+            device=self.device,
+            text=self.text[:TEXT_LIMIT],
+            observed_s=self.observed_s,
+        )
+
+
+Report = Callable[[Observation], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where sensors look. `kmsg`: the kernel log, a device or a growing file of lines."""
+
+    kmsg: Path = Path("/dev/kmsg")
+
+
+class Sensor(Protocol):
+    """Watches one thing."""
+
+    name: str
+
+    async def watch(self, report: Report) -> None:
+        """Report observations as they come. Returns where there is nothing to watch on this node."""
+        ...
+
+
+async def keep_watching(
+    sensor: Sensor, report: Report, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Run a sensor until it returns; start it again `AGAIN_S` seconds after a failure."""
+    while True:
+        try:
+            await sensor.watch(report)
+            _log.info("sensor %s: nothing (more) to watch here", sensor.name)
+            return
+        except Exception:  # noqa: BLE001  # one sensor must not take the daemon down
+            _log.exception("sensor %s failed, next try in %g s", sensor.name, AGAIN_S)
+        await pause(AGAIN_S)
