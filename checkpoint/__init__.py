@@ -1,0 +1,26 @@
+"""Memory checkpoints: the library that a training loop uses, and the store that its agent keeps.
+
+    checkpoint = muster.checkpoint.Checkpoint(model=ddp, optimizer=optimizer, sampler=sampler)
+    done = checkpoint.restore(warmup=lambda: loss_of(first_batch).backward())
+    ...
+    if not checkpoint.step(done): break
+
+Importing this package needs no torch; naming `Checkpoint` does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from muster.checkpoint.errors import CheckpointError, FlushError, RestoreError
+
+if TYPE_CHECKING:
+    from muster.checkpoint.loop import Checkpoint
+
+__all__ = ["Checkpoint", "CheckpointError", "FlushError", "RestoreError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Checkpoint":
+        from muster.checkpoint.loop import Checkpoint
+
+        return Checkpoint
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

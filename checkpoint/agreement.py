@@ -1,0 +1,261 @@
+"""How a version comes to be committed: each shard gets its second copy, each node reports, the leader decides.
+
+The leader of a generation is the agent of rank 0's node. What a version's fate is, everyone learns from its notice:
+committed, so that all that is older goes; or void, because some rank has no snapshot of it, so that its slots are free.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from muster.checkpoint.buddy import Refused, replicate
+from muster.checkpoint.commit import Ballot, Verdict
+from muster.checkpoint.errors import BadShard
+from muster.checkpoint.shards import Shard, Shelf, Stamp
+from muster.v1 import peer_pb2
+from muster.v1.agent_pb2 import DUTY_RUN, TIER_OWN, Order
+
+if TYPE_CHECKING:
+    from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
+
+log = logging.getLogger(__name__)
+
+NOTICE_TIMEOUT_S = 2.0
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Agreement:
+    """One node's part in it.
+
+    Args:
+        gang_id, node: who speaks.
+        shelf: where shards stand; what is settled goes from it.
+        dial: a stub for a peer's address.
+        spawn: runs a coroutine beside, on behalf of a generation: it is cancelled when that is fenced.
+        settled: called when a version's fate is known.
+        now: the newest step that a rank of this node has finished.
+    """
+
+    def __init__(
+        self,
+        gang_id: str,
+        node: str,
+        shelf: Shelf,
+        dial: Callable[[str], "PeerServiceAsyncStub"],
+        spawn: Callable[[int, Coroutine[Any, Any, None]], None],
+        settled: Callable[[], None],
+        now: Callable[[], int],
+    ) -> None:
+        self._gang_id = gang_id
+        self._node = node
+        self._shelf = shelf
+        self._dial = dial
+        self._spawn = spawn
+        self._settled = settled
+        self._now = now
+        self._answered: set[int] = set()
+        self.next_step = 0
+        self._peers: dict[str, str] = {}
+        self._stored: dict[Stamp, set[int]] = {}
+        self._void: set[Stamp] = set()
+        self._ballot = Ballot(0, frozenset())
+        self.committed = Stamp(0, 0)
+        self.fenced = 0
+        self.order = Order()
+        self.local: frozenset[int] = frozenset()
+        self.skipped: set[Stamp] = set()
+
+    def enlist(self, order: Order) -> bool:
+        """Take note of an order; returns whether it starts a generation that this node didn't know of."""
+        if order.members:
+            self._peers = {m.node: m.peer_address for m in order.members}
+        if order.duty != DUTY_RUN or order.generation <= max(self.order.generation, self.fenced):
+            return False
+        self.order = order
+        self.local = frozenset(p.rank for p in order.places if p.node == self._node)
+        self._ballot = Ballot(order.generation, frozenset(p.node for p in order.places))
+        self._stored, self.skipped = {}, set()
+        self.next_step, self._answered = 0, set()
+        return True
+
+    def fence(self, generation: int) -> None:
+        """Nothing up to this generation is agreed on any more."""
+        self.fenced = generation
+        self._void = {s for s in self._void if s.generation > generation}
+
+    def stale(self, stamp: Stamp) -> str:
+        """Why nothing is done for a version any more; empty where it is alive."""
+        if stamp.generation <= self.fenced:
+            return f"generation {stamp.generation} is fenced on {self._node}"
+        if stamp in self._void:
+            return f"{stamp} is void: some rank has no snapshot of it"
+        if stamp < self.committed:
+            return f"{stamp} is older than what is committed ({self.committed})"
+        return ""
+
+    def unwanted(self, stamp: Stamp) -> bool:
+        """Whether a slot that has just been filled with this version may be written again at once."""
+        return stamp in self._void or stamp <= self.committed
+
+    # This node's shards.
+
+    def filled(self, rank: int, stamp: Stamp) -> None:
+        """A rank of this node has kept a step."""
+        if stamp.step >= self.next_step:
+            self._answered.add(rank)
+
+    def skip(self, rank: int, stamp: Stamp) -> None:
+        """A rank of this node had no slot for a step that was due; that is news where it is the one that all keep."""
+        if rank in self._answered or stamp.step < self.next_step:
+            return
+        self._answered.add(rank)
+        # What it holds besides the committed version takes the slot that it lacks, and is in nobody's plan.
+        self._shelf.drop(
+            lambda s: (s.tier, s.rank) == (TIER_OWN, rank) and self.committed < s.stamp < stamp, "it was in the way"
+        )
+        self.give_up(stamp)
+
+    def give_up(self, stamp: Stamp) -> None:
+        """This node will never store a version: the leader shall know."""
+        if stamp not in self.skipped and not self.stale(stamp):
+            self.skipped.add(stamp)
+            self._spawn(stamp.generation, self._report(stamp, skipped=True))
+
+    def take_up(self, shard: Shard) -> None:
+        """A slot of this node is filled and digested: bring it to its second copy."""
+        if not self.stale(shard.stamp):
+            self._spawn(shard.stamp.generation, self._second(shard))
+
+    async def _second(self, shard: Shard) -> None:
+        """See to it that a shard stands twice, then report; tried again until its version is settled."""
+        for delay in _delays():
+            if self.stale(shard.stamp) or self._shelf.own(shard.rank, shard.stamp) is not shard:
+                return
+            try:
+                await self._replicate(shard)
+                break
+            except BadShard as error:
+                self._shelf.quarantine(shard, str(error))
+                self.give_up(shard.stamp)
+                return
+            except (Refused, grpc.aio.AioRpcError) as error:
+                if self.stale(shard.stamp):
+                    return
+                words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                log.info("rank %d's shard of %s has no second copy yet: %s", shard.rank, shard.stamp, words)
+            await asyncio.sleep(delay)
+        stored = self._stored.setdefault(shard.stamp, set())
+        stored.add(shard.rank)
+        if stored >= self.local:
+            await self._report(shard.stamp, skipped=False)
+
+    async def _replicate(self, shard: Shard) -> None:
+        buddy = next((m.buddy for m in self.order.members if m.node == self._node), "")
+        if buddy and buddy != self._node:
+            sent = await replicate(self._gang_id, self._node, shard, self._stub(buddy))
+            log.debug("rank %d's shard of %s stands twice, %d bytes sent", shard.rank, shard.stamp, sent)
+
+    async def _report(self, stamp: Stamp, *, skipped: bool) -> None:
+        """Tell the leader how this node stands, until it has heard."""
+        leader = next((p.node for p in self.order.places if p.rank == 0), self._node)
+        if leader == self._node:
+            self._count(self._node, stamp, skipped)
+            return
+        report = peer_pb2.StoredReport(gang_id=self._gang_id, node=self._node, version=stamp.version(), skipped=skipped)
+        for delay in _delays():
+            try:
+                ack = await self._stub(leader).Stored(report, timeout=NOTICE_TIMEOUT_S)
+                words = ack.refused
+            except (Refused, grpc.aio.AioRpcError) as error:
+                words = str(error)
+            if not words or self.stale(stamp):
+                return
+            # A leader that hasn't had its order yet refuses, too.
+            log.info("%s, who leads, did not take the report of %s: %s", leader, stamp, words)
+            await asyncio.sleep(delay)
+
+    # The leader's part.
+
+    def hear_report(self, request: peer_pb2.StoredReport) -> str:
+        """A node's ranks stand twice at a version, or never will; returns why that isn't taken."""
+        stamp = Stamp.of(request.version)
+        if request.gang_id != self._gang_id or stamp.generation != self._ballot.generation:
+            return f"{self._node} counts for generation {self._ballot.generation} of gang {self._gang_id}"
+        if stamp.generation <= self.fenced:
+            return f"{self._node} has fenced generation {self.fenced}"
+        self._count(request.node, stamp, request.skipped)
+        return ""
+
+    def _count(self, node: str, stamp: Stamp, skipped: bool) -> None:
+        count = self._ballot.skipped if skipped else self._ballot.stored
+        verdict = count(node, stamp, self._now())
+        if verdict is None:
+            return
+        for member in self._peers:
+            self._spawn(stamp.generation, self._notify(member, verdict))
+        self._settle(verdict)
+
+    async def _notify(self, node: str, verdict: Verdict) -> None:
+        """Tell a node until it has heard: without its ranks no further step is kept."""
+        if node == self._node:
+            return
+        notice = peer_pb2.CommitNotice(
+            gang_id=self._gang_id,
+            node=self._node,
+            version=verdict.stamp.version(),
+            void=verdict.void,
+            next_step=verdict.next_step,
+        )
+        for delay in _delays():
+            try:
+                await self._stub(node).Committed(notice, timeout=NOTICE_TIMEOUT_S)
+                return
+            except (Refused, grpc.aio.AioRpcError) as error:
+                words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                log.info("%s did not hear of %s: %s", node, verdict.stamp, words)
+            await asyncio.sleep(delay)
+            if self._ballot.next_step > verdict.next_step or verdict.stamp.generation <= self.fenced:
+                return
+
+    # What everyone hears.
+
+    def hear_notice(self, request: peer_pb2.CommitNotice) -> str:
+        """A version is committed, or void; returns why that isn't taken."""
+        stamp = Stamp.of(request.version)
+        if request.gang_id != self._gang_id or stamp.generation <= self.fenced:
+            return f"{self._node} has fenced generation {self.fenced} of gang {self._gang_id}"
+        self._settle(Verdict(stamp, request.void, request.next_step))
+        return ""
+
+    def _settle(self, verdict: Verdict) -> None:
+        stamp = verdict.stamp
+        if stamp.generation == self.order.generation and verdict.next_step > self.next_step:
+            self.next_step = verdict.next_step
+            self._answered.clear()
+        if stamp <= self.committed:
+            pass
+        elif verdict.void:
+            self._void.add(stamp)
+            self._shelf.drop(lambda s: s.stamp == stamp, "some rank has no snapshot of it")
+        else:
+            self.committed = stamp
+            self._shelf.drop(lambda s: s.stamp < stamp, "a newer version is committed")
+            self._void = {s for s in self._void if s > stamp}
+            self.skipped = {s for s in self.skipped if s > stamp}
+            self._stored = {s: ranks for s, ranks in self._stored.items() if s > stamp}
+        self._settled()
+
+    def _stub(self, node: str) -> "PeerServiceAsyncStub":
+        if node not in self._peers:
+            raise Refused(f"the order names no address for {node}")
+        return self._dial(self._peers[node])
+
+
+def _delays() -> Iterator[float]:
+    """Pauses between tries: the last one for ever."""
+    yield from RETRY_S
+    while True:
+        yield RETRY_S[-1]

@@ -1,0 +1,63 @@
+"""Which version a flush writes while training goes on.
+
+The coordinator names the newest version that it knows of; by the time its order has reached every agent, the gang may
+have committed newer ones and freed that one's slots. So every agent holds what it has committed when the order reaches
+it, says so in the durable folder, and all write the newest of what was said.
+
+Everyone has that one: an agent that holds a version has one free slot a rank left, so the gang can commit one more
+version and then none until the flush lets go. What others say is therefore either what this agent holds, or what fills
+its other slot.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from muster.checkpoint.errors import FlushError
+from muster.checkpoint.shards import Stamp
+
+ALL_TIMEOUT_S = 60.0
+
+_POLL_S = 0.01
+
+
+def folder_of(durable: Path, gang_id: str, serial: int) -> Path:
+    """Where the agents of a gang say what they hold for a flush."""
+    return durable / f".flush-{gang_id}-{serial}"
+
+
+def agree(folder: Path, node: str, held: Stamp, nodes: Collection[str], timeout_s: float = ALL_TIMEOUT_S) -> Stamp:
+    """Say what this node holds, wait for all `nodes`, return the newest. Blocks: run it in a thread.
+
+    Raises:
+        FlushError: a node said nothing in time. OSError: the folder can't be written.
+    """
+    if set(nodes) <= {node}:
+        return held
+    folder.mkdir(parents=True, exist_ok=True)
+    said = folder / f"{held.generation}-{held.step}-{node}"
+    said.touch()
+    end = time.monotonic() + timeout_s
+    while True:
+        heard = dict(_parse(name) for name in os.listdir(folder))
+        if set(nodes) <= heard.keys():
+            return max(heard[name] for name in nodes)
+        if time.monotonic() > end:
+            silent = ", ".join(sorted(set(nodes) - heard.keys()))
+            raise FlushError(f"{silent} did not say within {timeout_s:.0f} s which version it holds")
+        time.sleep(_POLL_S)
+
+
+def _parse(name: str) -> tuple[str, Stamp]:
+    generation, step, node = name.split("-", 2)
+    return node, Stamp(int(generation), int(step))
+
+
+def forget(durable: Path, gang_id: str, serial: int) -> None:
+    """Remove what was said for this flush and those before it."""
+    for path in durable.glob(f".flush-{gang_id}-*"):
+        number = path.name.rsplit("-", 1)[1]
+        if number.isdigit() and int(number) <= serial:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""When a version is committed, and which step is kept next: pure bookkeeping of a generation's leader (rank 0's agent).
+
+A version is committed when every node that carries ranks has stored it: each of its ranks' shards stands twice. A
+version that some rank skipped can never be whole: it is void. Commits only move forward; what is older needs no answer.
+
+All ranks must keep the same step, and they finish steps and hear of commits at slightly different moments. So they
+don't choose: with each verdict the leader names the step that is kept next, far enough ahead for everyone to hear of it
+in time. How far is learned: a version that somebody missed makes it one step more, a run of commits one step less.
+"""
+
+from dataclasses import dataclass, field
+
+from muster.checkpoint.shards import Stamp
+
+LEAD_MOST = 8
+CALM_COMMITS = 4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the leader tells the gang of a version; `next_step` is kept next."""
+
+    stamp: Stamp
+    void: bool
+    next_step: int
+
+
+@dataclass
+class Ballot:
+    """One generation's count.
+
+    In all calls `now` is the newest step that the leader's own ranks have finished.
+    """
+
+    generation: int
+    nodes: frozenset[str]
+    committed: Stamp | None = None
+    next_step: int = 0
+    _lead: int = 1
+    _calm: int = 0
+    _stored: dict[Stamp, set[str]] = field(default_factory=dict)
+    _void: set[Stamp] = field(default_factory=set)
+
+    def stored(self, node: str, stamp: Stamp, now: int) -> Verdict | None:
+        """`node`'s ranks stand twice at `stamp`."""
+        if node not in self.nodes or self._settled(stamp):
+            return None
+        have = self._stored.setdefault(stamp, set())
+        have.add(node)
+        if have != self.nodes:
+            return None
+        self.committed = stamp
+        self._stored = {s: n for s, n in self._stored.items() if s > stamp}
+        self._void = {s for s in self._void if s > stamp}
+        return Verdict(stamp, False, self._schedule(stamp, now, missed=False))
+
+    def skipped(self, node: str, stamp: Stamp, now: int) -> Verdict | None:
+        """A rank of `node` has no snapshot of `stamp`."""
+        if node not in self.nodes or self._settled(stamp):
+            return None
+        self._void.add(stamp)
+        self._stored.pop(stamp, None)
+        return Verdict(stamp, True, self._schedule(stamp, now, missed=True))
+
+    def _settled(self, stamp: Stamp) -> bool:
+        older = self.committed is not None and stamp <= self.committed
+        return stamp.generation != self.generation or older or stamp in self._void
+
+    def _schedule(self, stamp: Stamp, now: int, *, missed: bool) -> int:
+        # A step that was named and is not settled yet stays the next one: never are there two.
+        if stamp.step >= self.next_step:
+            self._learn(missed)
+            self.next_step = max(now, stamp.step) + self._lead
+        return self.next_step
+
+    def _learn(self, missed: bool) -> None:
+        self._calm = 0 if missed else self._calm + 1
+        if missed:
+            self._lead = min(self._lead + 1, LEAD_MOST)
+        elif self._calm >= CALM_COMMITS:
+            self._lead, self._calm = max(1, self._lead - 1), 0

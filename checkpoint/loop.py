@@ -1,0 +1,196 @@
+"""The three lines in a user's training loop.
+
+    checkpoint = Checkpoint(model=ddp, optimizer=optimizer, sampler=sampler)
+    done = checkpoint.restore(warmup=lambda: loss_of(first_batch).backward())
+    ...
+    if not checkpoint.step(done): break
+
+Outside Muster the same lines run: nothing is kept in memory, and `restore` begins afresh or from a durable folder.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from muster.checkpoint import durable as disk
+from muster.checkpoint import resume
+from muster.checkpoint.errors import CheckpointError
+from muster.checkpoint.link import AgentLink, Start
+from muster.checkpoint.plan import Outgrown, Plan, signature
+from muster.checkpoint.published import Publication, agree, place
+from muster.checkpoint.snapshot import Snapshots
+from muster.checkpoint.states import STRUCTURE, Captured, Leaf, States
+from muster.checkpoint.stop import Stop
+
+log = logging.getLogger(__name__)
+
+LAST_SLOT_S = 30.0
+"""How long the last snapshot waits for a free slot."""
+
+FIRST_SLOT_S = 5.0
+"""How long a snapshot waits for the first of new slots: the agent says so at once."""
+
+
+class Checkpoint:
+    """Keeps a training loop's state in memory, step by step, and brings it back.
+
+    Args:
+        every: snapshot each time that many steps are finished.
+        per_rank: names of the states that differ from rank to rank; None: all but models, optimizers, schedulers and
+            gradient scalers.
+        link: the line to the agent; by default the one that the environment names, if any.
+        states: whatever has state_dict() and load_state_dict(), by name. The random generators need no naming.
+
+    Raises:
+        CheckpointError: a state has no state_dict, or a name can't be used.
+    """
+
+    def __init__(
+        self, *, every: int = 1, per_rank: Collection[str] | None = None, link: AgentLink | None = None, **states: Any
+    ) -> None:
+        if every < 1:
+            raise CheckpointError(f"every={every}: a snapshot can be taken every 1 step or more")
+        self._every = every
+        self._states = States(states, per_rank)
+        self._link = link or AgentLink.from_environment()
+        self._snapshots: Snapshots | None = None
+        self._plan: Plan | None = None
+        self._room: dict[str, int] = {}
+        self._stop: Stop | None = None
+
+    def restore(self, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None) -> int:
+        """Load the state that this generation starts from.
+
+        Args:
+            warmup: one forward and backward pass, run before the state is loaded where there is one to load:
+                DistributedDataParallel rebuilds its buckets after its first backward pass, so that without it the
+                resumed run sums gradients in another order than an unbroken one. Its gradients are thrown away.
+            durable: a checkpoint folder, or a folder of them, for a start that Muster has no state for.
+
+        Returns:
+            The number of finished steps: 0 for a fresh start.
+
+        Raises:
+            RestoreError: there is a state to start from, and it can't be had. CheckpointError: it doesn't fit.
+        """
+        start = self._link.join() if self._link else Start()
+        folder = _folder(start.durable_path) or _folder(str(durable or ""))
+        if start.shard is None and folder is None:
+            return 0
+        self._warm(warmup)
+        rank, _ = place()
+        if start.shard is not None:
+            step = resume.from_shard(self._states, start.shard, rank)
+            if step != start.step:
+                raise CheckpointError(f"the agent gave step {step} for step {start.step}")
+        else:
+            assert folder is not None
+            step = resume.from_folder(self._states, folder, rank)
+        log.info("starting after step %d, from %s", step, "memory" if start.shard is not None else folder)
+        return step
+
+    def _warm(self, warmup: Callable[[], Any] | None) -> None:
+        if warmup is not None:
+            warmup()
+            self._states.forget_gradients()
+        elif self._states.data_parallel():
+            log.warning(
+                "restoring without a warmup: DistributedDataParallel will sum gradients in another order than an "
+                "unbroken run, and the results may differ in their last bits; give restore() a warmup"
+            )
+
+    def step(self, n: int, *, final: bool = False) -> bool:
+        """Say that `n` optimizer steps are finished, and snapshot the state where that is due.
+
+        Args:
+            n: finished steps, counted from the start of the training.
+            final: this is the last step: wait for a free slot rather than skip.
+
+        Returns:
+            True: go on. False: a planned stop; the state is kept, leave with status 0.
+        """
+        if self._link is None or not self._link.alive:
+            return True
+        self._link.listen()
+        stop = self._stops(n)
+        if final or stop or n % self._every == 0:
+            self._snapshot(n, LAST_SLOT_S if final or stop else 0.0)
+        else:
+            self._link.progress(n)
+        if stop:
+            log.info("stopping after step %d: %s", n, self._link.stop_reason)
+        return not stop
+
+    def close(self) -> None:
+        """Let go of the agent; the state that it has stays kept."""
+        if self._link is not None:
+            self._link.close()
+
+    def _stops(self, n: int) -> bool:
+        assert self._link is not None
+        if self._stop is None:
+            self._stop = Stop(*place())
+        return self._stop.due(bool(self._link.stop_reason), n)
+
+    def _snapshot(self, n: int, wait_s: float) -> None:
+        """Copy the present state into a free slot; where none comes within `wait_s` seconds, say that it is skipped."""
+        assert self._link is not None
+        # Said before the copy: whoever waits for the first step need not wait for planning.
+        self._link.progress(n)
+        captured = self._states.capture(place()[0], n)
+        # Before anything that differs from rank to rank: where names or shapes are new, all ranks must plan.
+        if self._plan is None or self._plan.signature != signature(captured.leaves):
+            self._lay_out(captured, agree([*captured.leaves, Leaf(tuple(STRUCTURE.split(".")), None)]))
+            wait_s = max(wait_s, FIRST_SLOT_S)
+        if not self._write(n, captured, wait_s):
+            self._link.progress(n, skipped=True)
+
+    def _write(self, n: int, captured: Captured, wait_s: float) -> bool:
+        """Fill a slot; False where none is free."""
+        assert self._link is not None
+        while self._snapshots is not None:
+            slot = self._link.free_slot(wait_s) if wait_s else self._link.granted_slot(n, self._every)
+            if slot is None:
+                return False
+            try:
+                self._snapshots.write(slot, captured.leaves)
+            except Outgrown as grown:
+                name, size = grown.args
+                self._room[name] = 2 * size
+                # What is published stays the same, so this is no other rank's affair.
+                self._lay_out(captured, self._snapshots.plan.publication)
+                wait_s = max(wait_s, FIRST_SLOT_S)
+                continue
+            self._link.filled(slot, n)
+            return True
+        return False
+
+    def _lay_out(self, captured: Captured, publication: Publication) -> None:
+        """Lay the state out and get slots for it."""
+        assert self._link is not None
+        self._plan = Plan(captured, publication, self._room)
+        refused = self._link.ask_slots(self._plan.bytes, self._plan.header)
+        if refused:
+            log.error("no snapshots: %s", refused)
+        self._snapshots = None if refused else Snapshots(self._plan, self._link.slots)
+
+
+def _folder(path: str) -> Path | None:
+    """The checkpoint that a path leads to; None where there is none yet.
+
+    A path that names a version which isn't there leads to a newer one beside it: a flush of a running gang writes
+    what is newest by then.
+
+    Raises:
+        CheckpointError: the path names one checkpoint, and neither that nor a newer one is whole.
+    """
+    if not path:
+        return None
+    named, found = disk.stamp_of_folder(Path(path).name), disk.newest(Path(path))
+    if found is not None or named is None:
+        return found
+    beside = disk.newest(Path(path).parent)
+    if beside is None or (disk.stamp_of_folder(beside.name) or named) <= named:
+        raise CheckpointError(f"{path} is no whole checkpoint: it has no {disk.METADATA}")
+    return beside
