@@ -1,0 +1,1 @@
+"""What a login node runs: spec, placement, the sbatch script, the muster command."""

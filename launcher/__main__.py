@@ -1,0 +1,81 @@
+"""`muster`: the command.
+
+Exit status: 0 done; 64 the caller has to mend something (command line, job.toml, unknown job); 69 the coordinator or
+Slurm does not answer; 70 a bug; 77 not allowed; 78 the site has to mend its settings; 130 interrupted.
+`muster status -f` and `muster run` end with the job's own exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from muster.daemon.agent.guard import guarded
+from muster.launcher.command import Command, complain, site_arguments
+from muster.launcher.commands import cancel, events, logs, nodes, run, status, submit
+from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
+
+COMMANDS: tuple[Command, ...] = (
+    submit.COMMAND,
+    status.COMMAND,
+    events.COMMAND,
+    logs.COMMAND,
+    cancel.COMMAND,
+    nodes.COMMAND,
+    run.COMMAND,
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WrongInput.status, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line, made from the table."""
+    whole = _Parser(prog="muster", description="Trains on Slurm, and goes on training when a node dies.")
+    rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for command in COMMANDS:
+        row = rows.add_parser(command.name, help=command.help, description=command.help)
+        if command.remote:
+            site_arguments(row)
+        command.arguments(row)
+        row.set_defaults(row=command)
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    options = parser().parse_args(arguments)
+    if options.row.guarded:
+        return guarded(lambda: _carry_out(options))
+    return _carry_out(options)
+
+
+def _carry_out(options: argparse.Namespace) -> int:
+    try:
+        return int(asyncio.run(options.row.run(options)))
+    except LauncherError as error:
+        complain(error)
+        return error.status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has left: nothing more can be said, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001  # the very top
+        import traceback
+
+        traceback.print_exc()
+        print(f"muster: a bug: {type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_BUG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

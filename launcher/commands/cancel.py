@@ -1,0 +1,21 @@
+"""`muster cancel JOB`: ends a gang and its Slurm job."""
+
+from __future__ import annotations
+
+import argparse
+
+from muster.launcher.command import Command, connect, load_site
+from muster.launcher.coordinator import gang_ref
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="its Slurm job id, or its gang id")
+
+
+async def _run(options: argparse.Namespace) -> int:
+    async with connect(load_site(options)) as coordinator:
+        print(await coordinator.cancel(gang_ref(options.job)), flush=True)
+    return 0
+
+
+COMMAND = Command("cancel", "end a job", _arguments, _run)

@@ -1,0 +1,162 @@
+"""`muster submit job.toml [-- sbatch options]`: one readable script, one sbatch, one registration.
+
+In this order, so that nothing is queued that nobody would look after: the spec is checked, the coordinator is asked
+whether it is there, the script is written into the run folder, sbatch takes it as the user, the coordinator is told.
+A job that could not be registered registers itself when its agents start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import sysconfig
+from pathlib import Path
+
+from muster.daemon.site import Site, split_address
+from muster.launcher import spec
+from muster.launcher.command import Command, connect, load_site, note
+from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
+from muster.launcher.script import Submission, render
+from muster.slurm.client.cli import CliSlurm
+from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
+from muster.slurm.client.types import Slurm
+
+SBATCH_DEADLINE_S = 60.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_AGENT = "muster-agent"
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, metavar="job.toml")
+    parser.add_argument("options", nargs="*", metavar="sbatch option", help="passed on to sbatch; after --")
+    parser.add_argument("--dry-run", action="store_true", help="print the script and queue nothing")
+    parser.add_argument("--force", action="store_true", help="queue even if the coordinator does not answer")
+    parser.add_argument("--json", action="store_true", help="print job, gang and script as one JSON object")
+
+
+async def _run(options: argparse.Namespace) -> int:
+    submission = prepare(options, load_site(options))
+    text = render(submission)
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    await submit(submission, text, options, CliSlurm())
+    return 0
+
+
+COMMAND = Command("submit", "queue a job and have it looked after", _arguments, _run)
+
+
+def prepare(options: argparse.Namespace, site: Site) -> Submission:
+    """What is to be submitted, with a new gang id.
+
+    Raises:
+        WrongInput: job.toml can't be right.
+    """
+    job = spec.load(options.job)
+    # `localhost` means another machine on every node: there the nodes' own settings hold.
+    address = "" if split_address(site.coordinator)[0] in _LOOPBACK else site.coordinator
+    return Submission(
+        job=job,
+        spec=job.to_proto(work_dir=os.getcwd()),
+        gang=f"{job.name}-{secrets.token_hex(4)}",
+        coordinator=address,
+        options=tuple(options.options),
+        agent=_agent(),
+    )
+
+
+def _agent() -> str:
+    """muster-agent by its bare name where PATH leads to it (sbatch hands PATH on), else where it stands beside us."""
+    beside = Path(sysconfig.get_path("scripts")) / _AGENT
+    return _AGENT if shutil.which(_AGENT) or not beside.exists() else str(beside)
+
+
+async def submit(submission: Submission, text: str, options: argparse.Namespace, slurm: Slurm) -> int:
+    """Queues `text`, registers it, says so. Returns the Slurm job's id.
+
+    Raises:
+        LauncherError: nothing was queued, and why.
+    """
+    site = load_site(options)
+    try:
+        async with connect(site) as coordinator:
+            await coordinator.knows(submission.gang)
+    except (Unavailable, SiteFault) as error:
+        if not options.force:
+            nothing = "Nothing was queued. --force queues all the same; the job registers itself when it starts"
+            raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
+        note(f"muster: {error.message}; queued all the same")
+    path = _write(submission, text)
+    try:
+        job = await _sbatch(slurm, path)
+    except LauncherError:
+        path.unlink(missing_ok=True)
+        raise
+    registered = await _register(submission, job, site)
+    _say(submission, job, path, registered, as_json=options.json)
+    return job
+
+
+def _write(submission: Submission, text: str) -> Path:
+    folder = Path(submission.spec.run_dir)
+    path = folder / f"{submission.gang}.sbatch"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise WrongInput(
+            f"run_dir = {str(folder)!r}: {error.filename or path} can't be written: {error.strerror}",
+            "it must be a folder on shared storage that you may write to, with space left. Nothing was queued",
+        ) from None
+    return path
+
+
+async def _sbatch(slurm: Slurm, path: Path) -> int:
+    try:
+        return await slurm.submit(path, cwd=Path.cwd(), deadline=SBATCH_DEADLINE_S)
+    except SlurmTimeout as error:
+        raise Unavailable(
+            f"{error}", "it may have been queued: look with squeue --me before submitting again"
+        ) from None
+    except SlurmUnavailable as error:
+        raise _no_slurm(error) from None
+    except NotPermitted as error:
+        raise NotAllowed(str(error), "Nothing was queued") from None
+    except SlurmRefused as error:
+        raise WrongInput(f"sbatch refused the job: {error.words}", "Nothing was queued") from None
+    finally:
+        await slurm.aclose()
+
+
+def _no_slurm(error: SlurmError) -> LauncherError:
+    if shutil.which("sbatch") is None:
+        return SiteFault(
+            "sbatch is not on PATH: Slurm's commands are not installed here",
+            "submit from a login node of the cluster, or try the job here with: muster run --local. Nothing was queued",
+        )
+    return Unavailable(f"Slurm does not answer: {error}", "is slurmctld up? (scontrol ping). Nothing was queued")
+
+
+async def _register(submission: Submission, job: int, site: Site) -> bool:
+    try:
+        async with connect(site) as coordinator:
+            await coordinator.register(submission.gang, job, submission.spec)
+        return True
+    except LauncherError as error:
+        note(f"muster: job {job} is queued but not registered yet: {error.message}")
+        note("  it registers itself when its agents start; until then muster status does not know it")
+        return False
+
+
+def _say(submission: Submission, job: int, path: Path, registered: bool, *, as_json: bool) -> None:
+    if as_json:
+        said = {"slurm_job_id": job, "gang_id": submission.gang, "script": str(path), "registered": registered}
+        print(json.dumps(said), flush=True)
+        return
+    print(job, flush=True)
+    count = f"{submission.spec.nodes} + {submission.spec.spares} nodes"
+    note(f"{submission.spec.name} is job {job} ({count}). Watch it: muster status -f {job}")

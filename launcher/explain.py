@@ -1,0 +1,86 @@
+"""Words for what pydantic refuses: the key, the value, and what would be right. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+_SHOWN = 60
+_KINDS = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": 'must be a string in quotes, "like this"',
+    "tuple_type": 'must be a list of strings, ["like", "this"]',
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "string_too_short": "must not be empty",
+    "finite_number": "must be a finite number",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """One line for each fault."""
+    for fault in error.errors():
+        path = [str(part) for part in fault["loc"]]
+        key = ".".join(path)
+        match fault["type"]:
+            case "extra_forbidden":
+                yield f"{key} = {_shown(fault['input'])}: unknown key{_instead(path, model)}"
+            case "missing":
+                yield f"{key}: missing; it has no default"
+            case _ if not path:
+                yield _plain(fault["msg"])
+            case _:
+                yield f"{key} = {_shown(fault['input'])}: {_wanted(fault)}"
+
+
+def _wanted(fault: Any) -> str:
+    limits = fault.get("ctx", {})
+    match fault["type"]:
+        case "greater_than_equal":
+            return f"must be {limits['ge']} or more"
+        case "greater_than":
+            return f"must be more than {limits['gt']:g}"
+        case "less_than_equal":
+            return f"must be {limits['le']:g} or less"
+        case kind:
+            return _KINDS.get(kind, _plain(fault["msg"]))
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _instead(path: Sequence[str], model: type[BaseModel]) -> str:
+    table = _table(path[:-1], model)
+    if table is None:
+        return ""
+    near = difflib.get_close_matches(path[-1], table.model_fields, n=1)
+    if near:
+        return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"
+    if elsewhere := [name for name, sub in _tables(model) if path[-1] in sub.model_fields]:
+        return f"; it belongs into the table [{elsewhere[0]}]"
+    if path[:-1] and path[-1] in model.model_fields:
+        return f"; it belongs to the top of the file, before the first table, not into [{path[0]}]"
+    return f"; known keys are {', '.join(sorted(table.model_fields))}"
+
+
+def _table(path: Sequence[str], model: type[BaseModel]) -> type[BaseModel] | None:
+    return dict(_tables(model)).get(path[0]) if path else model
+
+
+def _tables(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name, field.annotation

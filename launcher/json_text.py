@@ -1,0 +1,13 @@
+"""Messages as JSON for scripts: one line, the field names of the .proto files, every plain field present. Pure."""
+
+from __future__ import annotations
+
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+
+
+def to_json(message: Message) -> str:
+    """`message` on one line. 64-bit numbers are strings, as protobuf's JSON has them."""
+    return MessageToJson(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
+    )

@@ -1,0 +1,162 @@
+"""The sbatch script of a job: one readable file that `--dry-run` prints and submission takes. Pure.
+
+The batch script becomes `muster-agent batch`, which starts srun and outlives it: its end is the end of the job. srun
+starts one agent on each node, spares too; the agents do all the rest.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from google.protobuf import json_format
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec import Job
+from muster.v1.common_pb2 import JobSpec
+
+# A job whose step loses a node trains on: srun ends no task because of another, and binds the agent to no core.
+SRUN = (
+    "srun",
+    "--ntasks-per-node=1",
+    "--no-kill",
+    "--kill-on-bad-exit=0",
+    "--wait=0",
+    "--cpu-bind=none",
+    "--mpi=none",
+    "--input=none",
+)
+# Not for users: they would contradict job.toml, or the way in which a gang lives in its job.
+_TAKEN = {
+    "--nodes": "nodes and spares in job.toml",
+    "-N": "nodes and spares in job.toml",
+    "--ntasks": "ranks_per_node in job.toml",
+    "-n": "ranks_per_node in job.toml",
+    "--ntasks-per-node": "ranks_per_node in job.toml",
+    "--job-name": "name in job.toml",
+    "-J": "name in job.toml",
+    "--requeue": "requeue in job.toml",
+    "--no-requeue": "requeue in job.toml",
+    "--no-kill": "always set",
+    "-k": "always set",
+    "--array": "several submissions, each a gang of its own",
+    "-a": "several submissions, each a gang of its own",
+    "--wrap": "command in job.toml",
+}
+_END = "END_OF_SPEC"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """All that a script is made from. `agent` is the command muster-agent as the nodes find it."""
+
+    job: Job
+    spec: JobSpec
+    gang: str
+    coordinator: str
+    """host:port; empty: the nodes' own /etc/muster/muster.toml says it."""
+    options: tuple[str, ...] = ()
+    """Further sbatch options, from the command line."""
+    agent: str = "muster-agent"
+
+
+def render(submission: Submission) -> str:
+    """The script, ending in a newline.
+
+    Raises:
+        WrongInput: an option contradicts job.toml.
+    """
+    job, spec = submission.job, submission.spec
+    refuse_taken((*job.slurm.options, *submission.options))
+    spares = f" and {spec.spares} spare{'s' * (spec.spares != 1)}" if spec.spares else ""
+    ranks = f"{spec.ranks_per_node} rank{'s' * (spec.ranks_per_node != 1)} each"
+    lines = [
+        "#!/bin/bash",
+        f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
+        *(f"#SBATCH {option}" for option in sbatch_options(submission)),
+        "",
+        f"export MUSTER_GANG={shlex.quote(submission.gang)}",
+    ]
+    if submission.coordinator:
+        lines.append(f"export MUSTER_COORDINATOR={shlex.quote(submission.coordinator)}")
+    lines += [
+        f"MUSTER_SPEC=$(cat <<'{_END}'",
+        json_format.MessageToJson(spec, preserving_proto_field_name=True, sort_keys=True, ensure_ascii=True),
+        _END,
+        ")",
+        "export MUSTER_SPEC",
+        "",
+        *_keep_older_logs(spec.run_dir),
+        "",
+        _command(submission.agent),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _keep_older_logs(run_dir: str) -> list[str]:
+    """Generations count from 1 in each job: the logs of an earlier job in the same folder are put aside."""
+    logs = shlex.quote(f"{run_dir}/logs")
+    return [
+        "# The logs of an earlier job in this folder are kept aside; a requeued job goes on with its own.",
+        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] && [ -d {logs} ]; then',
+        f"    mv -- {logs} {logs}-before-$SLURM_JOB_ID",
+        "fi",
+    ]
+
+
+def _command(agent: str) -> str:
+    agent = shlex.quote(agent)
+    return f"exec {agent} batch -- \\\n    {' '.join(SRUN)} \\\n    {agent} run"
+
+
+def sbatch_options(submission: Submission) -> Iterator[str]:
+    """The options in the order in which they stand in the script: later ones win, the user's own come last."""
+    job, spec = submission.job, submission.spec
+    yield f"--job-name={spec.name}"
+    yield f"--nodes={spec.nodes + spec.spares}"
+    yield "--ntasks-per-node=1"
+    yield "--exclusive"
+    yield "--no-kill"
+    # Requeued by the coordinator alone: with --no-kill Slurm does not do it by itself.
+    yield "--requeue" if spec.requeue else "--no-requeue"
+    yield "--open-mode=append"
+    yield f"--output={_quoted(spec.run_dir)}/slurm-%j.out"
+    slurm = job.slurm
+    wanted = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+        "constraint": slurm.constraint,
+        "time": slurm.time,
+        "mem": slurm.mem,
+        "cpus-per-task": slurm.cpus_per_task,
+        "gres": job.gres,
+        "exclude": slurm.exclude,
+        "switches": slurm.switches,
+        "dependency": slurm.dependency,
+        "comment": slurm.comment,
+    }
+    yield from (f"--{key}={_quoted(str(value))}" for key, value in wanted.items() if value is not None)
+    yield from map(_quoted, slurm.options)
+    if submission.options:
+        yield " ".join(map(_quoted, submission.options))
+
+
+def refuse_taken(options: Sequence[str]) -> None:
+    """Raises WrongInput for an sbatch option that is not the user's to give here."""
+    for option in options:
+        if "\n" in option:
+            raise WrongInput(f"the sbatch option {option!r} must be one line")
+        key = option.partition("=")[0] if option.startswith("--") else option[:2]
+        if key in _TAKEN:
+            raise WrongInput(f"the sbatch option {option} is not passed on", f"use instead: {_TAKEN[key]}")
+
+
+def _quoted(word: str) -> str:
+    """As sbatch reads words in #SBATCH lines: in double quotes where they hold blanks or a #."""
+    if word and not set(word) & set(" \t#'\"\\"):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
