@@ -1,0 +1,133 @@
+"""Trains a small transformer on keepers_log.txt with data parallelism.
+
+The three lines that Muster asks for are those with `ck`. Without Muster they do nothing, and the script runs
+under torchrun as it is:
+
+    torchrun --nproc-per-node 2 train.py --steps 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from model import Transformer
+from text import Windows
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from muster.checkpoint import Checkpoint
+
+HERE = Path(__file__).resolve().parent
+
+
+def arguments() -> argparse.Namespace:
+    """The command line; the defaults give 3.2 million parameters."""
+    parser = argparse.ArgumentParser(description="Trains a small transformer on a lighthouse keeper's log.")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--context", type=int, default=32, help="bytes that the model sees at once")
+    parser.add_argument("--batch", type=int, default=2, help="windows per rank and step")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
+    parser.add_argument("--bucket-cap-mb", type=float, default=2.0, help="size of DDP's gradient buckets")
+    parser.add_argument("--text", type=Path, default=HERE / "keepers_log.txt")
+    parser.add_argument("--digest", type=Path, help="write the final weights' SHA-256 to DIGEST.RANK")
+    parser.add_argument("--sample", type=int, default=0, help="characters to write with the trained model")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Joins the process group, trains, and says what came out."""
+    args = arguments()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    torch.set_num_threads(args.threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(args.seed)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        model = train(args, device)
+        if model is not None:
+            finish(args, model, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
+    """Trains up to `args.steps` finished steps, from wherever the last run of this job came to.
+
+    None: it was asked to stop before, and will be started again.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = Transformer(
+        width=args.width, layers=args.layers, heads=args.heads, context=args.context, dropout=args.dropout
+    ).to(device)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=args.bucket_cap_mb)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.lr, fused=True)
+    windows = Windows(args.text, context=args.context, batch=args.batch, rank=rank, world=world, seed=args.seed)
+
+    def backward() -> float:
+        text, target = (part.to(device) for part in windows.next())
+        loss = functional.cross_entropy(ddp(text).flatten(0, 1), target.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        return float(loss.detach())
+
+    ck = Checkpoint(model=ddp, optimizer=optimizer, sampler=windows)
+    start = ck.restore(warmup=backward)
+    if rank == 0:
+        count = sum(parameter.numel() for parameter in model.parameters())
+        print(f"{count} parameters, {world} ranks, starting after step {start}", flush=True)
+    for step in range(start + 1, args.steps + 1):
+        began = time.monotonic()
+        loss = backward()
+        optimizer.step()
+        go_on = ck.step(step, final=step == args.steps)
+        if rank == 0:
+            print(f"step {step} loss {loss:.4f} {time.monotonic() - began:.3f} s", flush=True)
+        if not go_on:
+            return None
+    return model
+
+
+def finish(args: argparse.Namespace, model: Transformer, device: torch.device) -> None:
+    """Writes the digest and a sample, where they were asked for."""
+    rank = dist.get_rank()
+    if args.digest:
+        Path(f"{args.digest}.{rank}").write_text(digest(model) + "\n")
+    if args.sample and rank == 0:
+        print(sample(model, args.sample, args.context, device), flush=True)
+
+
+def digest(model: Transformer) -> str:
+    """SHA-256 over every parameter's name and bytes: equal weights, equal digest."""
+    total = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        total.update(name.encode())
+        total.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+@torch.no_grad()
+def sample(model: Transformer, length: int, context: int, device: torch.device) -> str:
+    """What the model writes after "Monday, ", always taking the likeliest byte."""
+    model.eval()
+    text = list(b"Monday, ")
+    for _ in range(length):
+        seen = torch.tensor([text[-context:]], device=device)
+        text.append(int(model(seen)[0, -1].argmax()))
+    return bytes(text).decode(errors="replace")
+
+
+if __name__ == "__main__":
+    main()
