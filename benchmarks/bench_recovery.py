@@ -1,0 +1,163 @@
+"""`make bench-recovery`: from a fault to the first finished optimizer step of the next generation.
+
+On a container cluster of 10 nodes: 8 ranks, one a node, and 2 spares, a model of 3.2 M parameters with AdamW, a
+snapshot at every step, heartbeats every 5 s. Each fault is struck `--runs` times, medians and worst are printed
+with the phases of each, then one JSON object as the last line.
+
+The clock starts when the fault takes effect (the cluster tool's own stamp) and stops when the coordinator learns
+of the first step of the next generation; all containers share this host's clock. `steps_redone` counts, in rank
+0's own output, finished steps that were done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from muster.slurm.cluster.cluster import Cluster
+from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.training import XID, Training, TrainingSpec
+
+PHASES = ("detect", "fence", "start", "first_step")
+
+Strike = Callable[[Cluster, str, Training], float]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault. `node0`: strike the batch host, which carries rank 0; it can be struck once a job."""
+
+    name: str
+    strike: Strike
+    target_s: tuple[float, float]
+    node0: bool = False
+    a_job: int = 2
+
+
+@dataclass
+class Figures:
+    """Seconds from the fault to the first step, by run; phases likewise; steps done again."""
+
+    total: list[float] = field(default_factory=list)
+    phases: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PHASES})
+    redone: list[int] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+
+
+FAULTS = (
+    Fault("node_crash", lambda c, n, _: c.crash(n), (2.5, 4.0)),
+    Fault("power_loss", lambda c, n, _: c.power_off(n), (6.0, 8.0)),
+    Fault("partition", lambda c, n, _: c.partition(n), (6.0, 8.0)),
+    Fault("xid", lambda c, n, _: c.kmsg(n, XID), (1.5, 2.5)),
+    Fault("rank_killed", lambda _, __, t: t.kill_rank(3), (1.5, 2.5), a_job=5),
+    Fault("node0_crash", lambda c, n, _: c.crash(n), (3.0, 5.0), node0=True, a_job=1),
+    Fault("node0_power_loss", lambda c, n, _: c.power_off(n), (7.0, 9.0), node0=True, a_job=1),
+)
+
+
+def measure(cluster: Cluster, fault: Fault, runs: int, say: Callable[[str], None]) -> Figures:
+    """Strike `fault` `runs` times, in as many jobs as that takes; the cluster is whole before each job."""
+    figures = Figures()
+    while len(figures.total) < runs:
+        cluster.mend()
+        name = f"{fault.name}-{len(figures.total)}"
+        with Training(cluster, TrainingSpec(name)) as training:
+            training.submit()
+            for _ in range(min(fault.a_job, runs - len(figures.total))):
+                strike_once(cluster, training, fault, figures)
+                say(f"{fault.name}: {figures.total[-1]:.2f} s, {figures.redone[-1]} steps done again")
+            figures.step_s.append(training.step_s())
+            training.cancel()
+    return figures
+
+
+def strike_once(cluster: Cluster, training: Training, fault: Fault, figures: Figures) -> None:
+    """One fault, from a gang that trains to one that trains again."""
+    began = int(training.view.get("step", 0))
+    training.wait_step(began + 25)
+    generation = training.generation
+    node = training.node_of(0) if fault.node0 else training.node_of(3)
+    at = fault.strike(cluster, node, training)
+    recovery = training.wait_recovered(generation + 1)
+    stamps = [at, *(float(recovery[key]) for key in ("detected_s", "fenced_s", "started_s", "first_step_s"))]
+    figures.total.append(stamps[-1] - at)
+    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=True):
+        figures.phases[phase].append(end - begin)
+    training.wait_step(int(training.view["step"]) + 3)
+    figures.redone.append(training.redone(generation + 1))
+
+
+def table(results: dict[str, Figures]) -> Table:
+    """All figures for a person."""
+    shown = Table("fault", "median s", "worst s", "target s", *(f"{p} s" for p in PHASES), "steps done again", "step s")
+    targets = {fault.name: fault.target_s for fault in FAULTS}
+    for name, figures in results.items():
+        shown.add_row(
+            name,
+            f"{statistics.median(figures.total):.2f}",
+            f"{max(figures.total):.2f}",
+            "{:.1f} / {:.1f}".format(*targets[name]),
+            *(f"{statistics.median(figures.phases[p]):.2f}" for p in PHASES),
+            str(max(figures.redone)),
+            f"{statistics.median(figures.step_s):.3f}",
+        )
+    return shown
+
+
+def summary(results: dict[str, Figures]) -> dict[str, Any]:
+    """The object of the last line."""
+    out: dict[str, Any] = {
+        name: {
+            "median_s": round(statistics.median(figures.total), 3),
+            "worst_s": round(max(figures.total), 3),
+            "steps_redone": max(figures.redone),
+            "phases_s": {p: round(statistics.median(v), 3) for p, v in figures.phases.items()},
+        }
+        for name, figures in results.items()
+    }
+    out["step_s"] = round(statistics.median([s for f in results.values() for s in f.step_s]), 4)
+    return out
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Time from a fault to the next finished step.")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--faults", nargs="+", choices=[f.name for f in FAULTS], default=[f.name for f in FAULTS])
+    parser.add_argument("--cluster", help="use this running cluster instead of a new one")
+    parser.add_argument("--no-peers", action="store_true", help="leave out Slurm's requeue and torchrun")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print, end the cluster that was started for it."""
+    args = arguments()
+    console = Console(stderr=True)
+    cluster = Cluster.attach(args.cluster) if args.cluster else Cluster.up(ClusterSpec(nodes=10))
+    results: dict[str, Figures] = {}
+    peers: dict[str, Any] = {}
+    try:
+        for fault in (f for f in FAULTS if f.name in args.faults):
+            results[fault.name] = measure(cluster, fault, args.runs, console.print)
+        if not args.no_peers:
+            from benchmarks.peers import measure_peers
+
+            peers = measure_peers(cluster, args.runs, console.print)
+    finally:
+        if not args.cluster:
+            cluster.down()
+    Console(width=160).print(table(results))
+    print(json.dumps({**summary(results), "peers": peers}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

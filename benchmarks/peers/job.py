@@ -1,0 +1,128 @@
+"""A peer's job on the cluster, as its user sees it: a folder on shared disk, `sbatch`, the log of the training."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from benchmarks.peers import steplog
+from benchmarks.peers.peer import Peer
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.patience import WaitTimeout, wait_until
+from muster.slurm.cluster.training import EXAMPLE
+
+USER = "alice"
+HERE = Path(__file__).resolve().parent
+FILES = [
+    *(EXAMPLE / name for name in ("model.py", "text.py", "keepers_log.txt")),
+    *(HERE / name for name in ("train_plain.py", "no_libuv.py")),
+]
+END_S = 8.0  # until a cancelled job's processes have ended
+ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+
+
+def clear(cluster: Cluster) -> None:
+    """No job, and every node usable: `Cluster.mend`, also where Slurm still waits for word from a dead node."""
+
+    def queue() -> str:
+        return cluster.sh(CONTROLLER, "squeue -h -o '%T %N'")
+
+    cluster.sh(CONTROLLER, "scancel --partition=main 2>/dev/null || true")
+    try:
+        wait_until(lambda: not queue(), END_S, "no job is left", every=0.2)
+    except WaitTimeout:
+        # It would wait for over a minute; a node that is DOWN has no job, and `mend` resumes it.
+        down = "xargs -r -I NODE scontrol update nodename=NODE state=down reason=benchmark"
+        cluster.sh(CONTROLLER, f"squeue -h -o %N | {down}")
+    cluster.mend()
+
+
+class Job:
+    """One submission of `peer`'s script. A context manager: leaving it cancels the job."""
+
+    def __init__(self, cluster: Cluster, peer: Peer, name: str) -> None:
+        self.cluster, self.peer, self.name, self.id = cluster, peer, name, ""
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder, seen from this host."""
+        return self.cluster.shared / "peers" / self.name
+
+    @property
+    def log(self) -> Path:
+        """What the training writes: `steplog` reads it."""
+        return self.folder / "steps.log"
+
+    def __enter__(self) -> Job:
+        inside = f"/shared/peers/{self.name}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        for file in FILES:
+            shutil.copy(file, self.folder / file.name)
+        (self.folder / "job.sh").write_text(self.peer.script)
+        self.cluster.sh(LOGIN, f"chown -R {USER}: {inside}; chmod -R a+rX {inside}")
+        submit = f"cd {inside} && sbatch --parsable job.sh"
+        self.id = self.cluster.sh(LOGIN, submit, user=USER)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.sh(CONTROLLER, f"scancel {self.id} 2>/dev/null || true")
+
+    def state(self) -> str:
+        """Slurm's state of the job, RUNNING and the like."""
+        return self._ask("%T")
+
+    def reason(self) -> str:
+        """Why the job is in that state, in Slurm's word."""
+        return self._ask("%r")
+
+    def first_node(self) -> str:
+        """The batch host, where srun runs, and torchrun's store."""
+        return self._ask("%B")
+
+    def other_node(self) -> str:
+        """A node that carries a rank and is not the first: that of rank 3, or of rank 4."""
+        text = self.log.read_text(errors="replace")
+        return next(host for rank in (3, 4) if (host := steplog.host_of(text, rank)) != self.first_node())
+
+    def wait_step(self, number: int, timeout: float) -> None:
+        """Until the training has finished step `number`.
+
+        Raises:
+            WaitTimeout: not within `timeout` seconds, or the job ended before.
+        """
+
+        def there() -> bool:
+            if self.state() in ENDED:
+                raise WaitTimeout(f"{self.name} ended before step {number}")
+            runs = steplog.read(self.log)
+            return bool(runs and runs[-1][1] and runs[-1][1][-1].number >= number)
+
+        try:
+            wait_until(there, timeout, f"step {number} of {self.name}", every=0.3)
+        except WaitTimeout as late:
+            raise WaitTimeout(f"{late}; the job is {self.state()}, its output ends: {self.output()[-600:]}") from late
+
+    def wait_recovery(self, fault: float, deadline_s: float) -> tuple[steplog.Recovery | None, str]:
+        """The recovery from the fault at `fault`, or None and why there is none by `deadline_s` seconds after it."""
+        asked = time.monotonic()
+        while time.time() < fault + deadline_s:
+            found = steplog.recovery_after(steplog.read(self.log), fault)
+            if found:
+                return found, ""
+            if time.monotonic() - asked > 1:
+                asked = time.monotonic()
+                state = self.state()
+                if state in ENDED:
+                    return None, f"Slurm ended the job {state} within {time.time() - fault:.0f} s of the fault"
+            time.sleep(0.05)
+        return None, f"no step within {deadline_s:.0f} s; the job is {self.state()} ({self.reason()})"
+
+    def output(self) -> str:
+        """What the batch script and its steps wrote."""
+        path = self.folder / "slurm.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _ask(self, field: str) -> str:
+        return self.cluster.sh(CONTROLLER, f"squeue -h -t all -j {self.id} -o '{field}'")

@@ -1,0 +1,154 @@
+"""Strikes each peer with each fault and times it: from the fault's effect to the first step finished after a restart.
+
+One run is one job: submitted, trained past step 25, struck once, watched until it trains again or its deadline passes.
+A fault that a peer doesn't survive is struck once; the others as often as was asked for and as fits `CELL_S`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.job import Job, clear
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.steplog import Recovery
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
+from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.patience import WaitTimeout
+from muster.slurm.cluster.spec import ClusterSpec
+
+Say = Callable[[object], None]
+
+CELL_S = 60.0  # no further run of a peer and a fault starts after this many seconds
+BUDGET_S = 1500.0  # nothing starts that could end later than this many seconds after the beginning
+START_S = 200.0  # until a fresh job has finished step 25; some 10 s on a machine that does nothing else
+STEPS_BEFORE = 25
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`first`: strike the job's first node, which is the batch host and has torchrun's store, instead of another."""
+
+    name: str
+    strike: Callable[[Cluster, str], float]
+    first: bool = False
+
+
+FAULTS = (
+    Fault("node_crash", Cluster.crash),
+    Fault("power_loss", Cluster.power_off),
+    Fault("node0_crash", Cluster.crash, first=True),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fault: the recovery, or None and why there was none."""
+
+    recovery: Recovery | None
+    why: str = ""
+
+
+def measure_peers(
+    cluster: Cluster,
+    runs: int,
+    say: Say,
+    *,
+    peers: Collection[str] = (),
+    faults: Collection[str] = (),
+    budget_s: float = BUDGET_S,
+) -> dict[str, Any]:
+    """`{peer: {fault: {"median_s", "worst_s", "runs", "recovered", "steps_redone", "note"}}}`.
+
+    Seconds; null where the peer did not recover, with the reason in the note. `peers` and `faults` choose by name, all
+    when empty. What could not end within `budget_s` is left out with a note that says so: the long ones come last.
+    The cluster gets each peer's Slurm settings, and its own back at the end.
+    """
+    deadline = time.monotonic() + budget_s
+    found: dict[str, Any] = {}
+    chosen = [f for f in FAULTS if not faults or f.name in faults]
+    with borrowed(cluster) as spec:
+        for peer in (p for p in PEERS if not peers or p.name in peers):
+            cluster.reconfigure(dataclasses.replace(spec, **peer.settings))
+            for fault in chosen:
+                cell = measure(cluster, peer, fault, runs, say, deadline)
+                found.setdefault(peer.name, {})[fault.name] = cell
+    return found
+
+
+@contextmanager
+def borrowed(cluster: Cluster) -> Iterator[ClusterSpec]:
+    """The cluster without Muster's coordinator, which would see the dead nodes too; as it was afterwards."""
+    spec = cluster.spec
+    if spec.daemons:
+        cluster.stop_service(CONTROLLER, COORDINATOR)
+    try:
+        yield spec
+    finally:
+        cluster.reconfigure(spec)
+        clear(cluster)
+        if spec.daemons:
+            cluster.start_service(CONTROLLER, COORDINATOR)
+
+
+def measure(cluster: Cluster, peer: Peer, fault: Fault, runs: int, say: Say, deadline: float) -> dict[str, Any]:
+    """The cell of `peer` and `fault`; `deadline` is a time of `time.monotonic`."""
+    done: list[Run] = []
+    began = time.monotonic()
+    while len(done) < runs and (not done or time.monotonic() - began < CELL_S):
+        if time.monotonic() + peer.deadline_s > deadline:
+            break
+        done.append(strike_once(cluster, peer, fault, f"{peer.name}-{fault.name}-{len(done)}"))
+        say(f"{peer.name}, {fault.name}: {told(done[-1])}")
+        if done[-1].recovery is None:
+            break
+    return cell(done, runs, f"{peer.about}. {peer.notes.get(fault.name, '')}".strip())
+
+
+def strike_once(cluster: Cluster, peer: Peer, fault: Fault, name: str) -> Run:
+    """One job, one fault. What keeps it from being measured is told, and ends nothing else."""
+    try:
+        clear(cluster)
+        with Job(cluster, peer, name) as job:
+            job.wait_step(STEPS_BEFORE, START_S)
+            at = fault.strike(cluster, job.first_node() if fault.first else job.other_node())
+            return Run(*job.wait_recovery(at, peer.deadline_s))
+    except (EngineError, WaitTimeout) as error:
+        return Run(None, f"not measured: {error}")
+
+
+def told(run: Run) -> str:
+    """A run for a person."""
+    if run.recovery is None:
+        return f"no recovery: {run.why}"
+    recovery = run.recovery
+    return f"{recovery.after_s:.1f} s, {recovery.redone} steps done again, {recovery.ranks} ranks"
+
+
+def cell(done: list[Run], wanted: int, note: str) -> dict[str, Any]:
+    """The figures of `done`; a run without a recovery counts as endless."""
+    times = [run.recovery.after_s if run.recovery else math.inf for run in done]
+    recoveries = [run.recovery for run in done if run.recovery]
+    why = [run.why for run in done if run.why]
+    if len(done) < wanted and not why:
+        why = [f"{len(done)} of {wanted} runs: the time for the peers allows no more"]
+    return {
+        "median_s": _seconds(statistics.median(times) if times else math.inf),
+        "worst_s": _seconds(max(times, default=math.inf)),
+        "runs": len(done),
+        "recovered": len(recoveries),
+        "steps_redone": max((r.redone for r in recoveries), default=None),
+        "ranks_after": min((r.ranks for r in recoveries), default=None),
+        "note": " ".join([note, *(f"Measured: {reason}." for reason in why)]).strip(),
+    }
+
+
+def _seconds(value: float) -> float | None:
+    return round(value, 1) if math.isfinite(value) else None

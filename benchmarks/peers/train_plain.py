@@ -1,0 +1,107 @@
+"""The example's training as a user of plain PyTorch writes it: DDP, and a checkpoint file on shared disk.
+
+Model, data, optimizer and loop are those of examples/tiny_transformer (whose model.py and text.py lie beside this file
+in the job's folder). Rank 0 writes model, optimizer, sampler and step every `--every` steps, aside and then renamed;
+every rank reads the newest one at the start. Starts under srun and under torchrun alike.
+
+Each start and each finished step is a line of `--log`, with the wall clock; each rank says where it is:
+
+    rank 3 on n4
+    start after step 40 of 8 ranks at 1700000000.123456
+    step 41 loss 2.9321 0.104 s at 1700000000.345678
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TextIO
+
+import no_libuv  # noqa: F401  (nothing but the name is needed)
+import torch
+import torch.distributed as dist
+from model import Transformer
+from text import Windows
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+HERE = Path(__file__).resolve().parent
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="The tiny transformer with a checkpoint on shared disk.")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+    parser.add_argument("--timeout", type=float, help="seconds until a collective fails (default: torch's, 30 min)")
+    parser.add_argument("--checkpoint", type=Path, default=HERE / "checkpoint.pt")
+    parser.add_argument("--log", type=Path, default=HERE / "steps.log")
+    return parser.parse_args()
+
+
+def join(timeout: float | None) -> None:
+    """Join the process group, with the ranks that torchrun or else srun gave."""
+    for name, slurm in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS")):
+        os.environ.setdefault(name, os.environ.get(slurm, ""))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout) if timeout else None)
+
+
+def main() -> None:
+    """Train up to `--steps` finished steps from the newest checkpoint."""
+    args = arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    join(args.timeout)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(Transformer(width=256, layers=4, heads=4, context=32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    windows = Windows(HERE / "keepers_log.txt", context=32, batch=2, rank=rank, world=world, seed=1)
+    training = {"model": model.module, "optimizer": optimizer, "sampler": windows}
+    start = load(args.checkpoint, training)
+    with args.log.open("a") as log:
+        say(log, f"rank {rank} on {os.uname().nodename}")
+        if rank == 0:
+            say(log, f"start after step {start} of {world} ranks at {time.time():.6f}")
+        for step in range(start + 1, args.steps + 1):
+            began = time.monotonic()
+            text, target = windows.next()
+            loss = functional.cross_entropy(model(text).flatten(0, 1), target.flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            if rank == 0:
+                took = time.monotonic() - began
+                say(log, f"step {step} loss {loss.item():.4f} {took:.3f} s at {time.time():.6f}")
+                if step % args.every == 0:
+                    save(args.checkpoint, training, step)
+    dist.destroy_process_group()
+
+
+def say(log: TextIO, line: str) -> None:
+    """One line, at once."""
+    print(line, file=log, flush=True)
+
+
+def save(path: Path, training: dict[str, object], step: int) -> None:
+    """Write a checkpoint aside, then rename it: a reader finds a whole one or the one before."""
+    state = {name: part.state_dict() for name, part in training.items()}  # type: ignore[attr-defined]
+    aside = path.with_suffix(".new")
+    torch.save({**state, "step": step}, aside)
+    aside.rename(path)
+
+
+def load(path: Path, training: dict[str, object]) -> int:
+    """Load the newest checkpoint where there is one; the step that it was written after, else 0."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    for name, part in training.items():
+        part.load_state_dict(saved[name])  # type: ignore[attr-defined]
+    return int(saved["step"])
+
+
+if __name__ == "__main__":
+    main()
