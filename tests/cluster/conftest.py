@@ -1,0 +1,43 @@
+"""The shared cluster: started once for the whole run, mended before each test that asks for `healthy`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, Cluster
+from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.spec import ClusterSpec
+
+_CLUSTER = pytest.StashKey[Cluster]()
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A cluster of 10 nodes; a missing engine is a failure that says what to install, never a skip."""
+    try:
+        one = Cluster.up(ClusterSpec(nodes=10))
+    except EngineError as error:
+        pytest.fail(f"the cluster did not start: {error}", pytrace=False)
+    with one:
+        pytestconfig.stash[_CLUSTER] = one
+        yield one
+
+
+@pytest.fixture
+def healthy(cluster: Cluster) -> Cluster:
+    """The shared cluster with no job in it and every node idle."""
+    cluster.mend()
+    return cluster
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add to a failure what the cluster had to say: the nodes, the queue and the controller's logs."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed and report.when == "call" and _CLUSTER in item.config.stash:
+        look = "sinfo -N; squeue; tail -n 30 /var/log/muster/slurmctld.log /var/log/muster/muster-coordinator.log"
+        said = item.config.stash[_CLUSTER].exec(CONTROLLER, "sh", "-c", look, check=False)
+        report.sections.append(("cluster", said.stdout))

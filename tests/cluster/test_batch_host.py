@@ -1,0 +1,76 @@
+"""Rank 0's node, the batch host and the srun are as replaceable as any other."""
+
+import time
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.patience import wait_until
+from muster.slurm.cluster.training import XID, Training, TrainingSpec
+
+pytestmark = pytest.mark.cluster
+
+SMALL = ("--width", "64", "--layers", "2")
+
+
+def afterok(cluster: Cluster, job: int) -> int:
+    """A job of alice's that starts once `job` has ended well."""
+    command = f"sbatch --parsable -N1 -o /dev/null --dependency=afterok:{job} --wrap true"
+    return int(cluster.sh(LOGIN, command, user="alice"))
+
+
+def state(cluster: Cluster, job: int) -> str:
+    return cluster.sh(CONTROLLER, f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]
+
+
+def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_3(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("batch-host", nodes=4, spares=3, steps=120, arguments=SMALL)) as training:
+        job = training.submit()
+        following = afterok(healthy, job)
+        training.wait_step(15)
+        healthy.kmsg("n0", XID)
+        assert training.wait_recovered(2)["nodes_out"] == ["n0"]
+        assert "n0" in healthy.sh(CONTROLLER, f"squeue -h -j {job} -o %N | xargs scontrol show hostnames").split()
+        healthy.power_off("n0")
+        training.wait_step(int(training.view["step"]) + 20)
+        assert training.generation == 2, "the death of a node without ranks costs nothing"
+        healthy.kmsg("n3", XID)
+        training.wait_recovered(3)
+        view = training.wait_final()
+        assert view["phase"] == "DONE", view.get("reason")
+        wait_until(lambda: state(healthy, job) == "COMPLETED", 60, f"job {job} ends COMPLETED")
+        wait_until(lambda: state(healthy, following) == "COMPLETED", 90, "the afterok job runs")
+
+
+def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> None:
+    spec = TrainingSpec("fails", nodes=3, spares=1, arguments=SMALL, settings=("max_failures = 1",))
+    with Training(healthy, spec) as training:
+        job = training.submit()
+        training.wait_step(10)
+        healthy.crash("n0")
+        training.wait_recovered(2)
+        training.kill_rank(2)
+        assert training.wait_final()["phase"] == "FAILED"
+        wait_until(lambda: state(healthy, job) == "FAILED", 60, f"job {job} ends FAILED")
+        assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+
+
+def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> None:
+    """It heals after a minute; then slurmctld and every slurmd are restarted: the job trains on."""
+    with Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=SMALL)) as training:
+        job = training.submit()
+        training.wait_step(15)
+        cut = healthy.partition("n0")
+        training.wait_recovered(2)
+        wait_until(lambda: time.time() - cut > 60, 90, "a minute of partition")
+        healthy.heal("n0")
+        wait_until(lambda: healthy.sh("n0", "pgrep -u alice -f muster-agent || true") == "", 30, "its agent has left")
+        healthy.restart_slurmctld()
+        for node in healthy.nodes:
+            healthy.restart_slurmd(node)
+        step = int(training.view["step"])
+        training.wait_step(step + 60)
+        assert training.generation == 2
+        assert state(healthy, job) == "RUNNING"
+        training.cancel()
+        wait_until(lambda: state(healthy, job) == "CANCELLED", 30, f"job {job} is cancelled")

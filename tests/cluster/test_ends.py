@@ -1,0 +1,109 @@
+"""How a job ends that can't go on: a clear message, a non-zero exit, nothing left behind."""
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.patience import wait_until
+from muster.slurm.cluster.training import Training, TrainingSpec
+
+pytestmark = pytest.mark.cluster
+
+SMALL = ("--width", "64", "--layers", "2")
+
+
+def leftovers(cluster: Cluster) -> str:
+    """Processes of alice's and memory files on any node."""
+    seen = []
+    for node in cluster.nodes:
+        if cluster.is_running(node):
+            seen.append(
+                cluster.sh(
+                    node, "pgrep -u alice -a || true; ls -l /proc/[0-9]*/fd 2>/dev/null | grep memfd:muster || true"
+                )
+            )
+    return "".join(seen)
+
+
+def assert_nothing_left(cluster: Cluster) -> None:
+    wait_until(lambda: not leftovers(cluster), 20, "no process and no memory of the job is left")
+
+
+def output(training: Training) -> str:
+    return "".join(path.read_text(errors="replace") for path in training.folder.glob("*.out"))
+
+
+def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_storage(healthy: Cluster) -> None:
+    durable = 'durable_dir = "/shared/jobs/requeued/durable"'
+    spec = TrainingSpec("requeued", nodes=4, spares=0, steps=60, arguments=SMALL, settings=(durable,))
+    with Training(healthy, spec) as training:
+        job = training.submit()
+        training.wait_step(20)
+        dead = training.node_of(2)
+        healthy.crash(dead)
+        training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
+        healthy.sh(CONTROLLER, f"scontrol show job {job} | grep -q 'ExcNodeList={dead}'")
+        view = training.wait_final(240)
+        assert view["phase"] == "DONE", view.get("reason")
+        assert training.steps(training.generation)[0][0] > 15, "it resumed from the flushed step"
+        training.wait_gone()
+    saved = sorted(path.name for path in (training.folder / "durable").iterdir())
+    assert saved[-1].startswith("step_00000060_")
+    assert not [name for name in saved if "tmp" in name]
+
+
+def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("dies", nodes=2, spares=1, arguments=("--no-such-option",))) as training:
+        job = training.submit()
+        view = training.wait_final(90)
+        assert (view["phase"], view["exit_code"]) == ("FAILED", 93)
+        assert "no-such-option" in view["reason"]
+        training.wait_gone()
+        assert "no-such-option" in output(training)
+        assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        assert_nothing_left(healthy)
+
+
+def test_a_node_that_never_attaches_is_named(healthy: Cluster) -> None:
+    healthy.sh("n1", "chmod -x /opt/muster/bin/muster-agent")
+    try:
+        spec = TrainingSpec("absent", nodes=10, spares=0, arguments=SMALL, settings=("gather_timeout = 12",))
+        with Training(healthy, spec) as training:
+            training.submit()
+            view = training.wait_final(90)
+            assert view["phase"] == "FAILED"
+            assert "missing: n1" in view["reason"]
+            training.wait_gone()
+            assert "n1" in output(training)
+            assert_nothing_left(healthy)
+    finally:
+        healthy.sh("n1", "chmod +x /opt/muster/bin/muster-agent")
+
+
+def test_a_full_disk_is_said_and_nothing_is_left(healthy: Cluster) -> None:
+    spec = TrainingSpec("full", nodes=2, spares=1, arguments=SMALL)
+    healthy.sh(LOGIN, "mkdir -p /shared/jobs/full/logs; chown -R alice: /shared/jobs/full")
+    logs = "/shared/jobs/full/logs"
+    mount = f"mkdir -p {logs}; mount -t tmpfs -o size=4k,mode=1777 none {logs}"
+    fill = f"dd if=/dev/zero of={logs}/fill bs=4k count=1 2>/dev/null"
+    for node in healthy.nodes:
+        healthy.sh(node, f"{mount} && {fill}")
+    try:
+        with Training(healthy, spec) as training:
+            training.submit()
+            view = training.wait_final(90)
+            assert view["phase"] == "FAILED"
+            assert "space" in view["reason"]
+            training.wait_gone()
+            assert_nothing_left(healthy)
+    finally:
+        for node in healthy.nodes:
+            healthy.sh(node, f"umount -l {logs}")
+
+
+def test_cancel_frees_everything(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("cancelled", nodes=3, spares=1, arguments=SMALL)) as training:
+        training.submit()
+        training.wait_step(5)
+        training.cancel()
+        assert training.wait_final(20)["phase"] == "CANCELLED"
+        assert_nothing_left(healthy)

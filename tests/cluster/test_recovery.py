@@ -1,0 +1,108 @@
+"""A training job outlives faults on a real Slurm: what is restored, what Slurm is told, what is left behind."""
+
+from pathlib import Path
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, Cluster
+from muster.slurm.cluster.patience import wait_until
+from muster.slurm.cluster.training import XID, Training, TrainingSpec
+
+pytestmark = pytest.mark.cluster
+
+SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05")
+
+
+def slurm_node(cluster: Cluster, node: str) -> str:
+    return cluster.sh(CONTROLLER, f"scontrol show node {node}")
+
+
+def digests(training: Training, ranks: int) -> set[str]:
+    return {Path(f"{training.folder}/digest.{rank}").read_text() for rank in range(ranks)}
+
+
+def run_to_the_end(training: Training) -> None:
+    view = training.wait_final(240)
+    assert (view["phase"], int(view.get("exit_code", 0))) == ("DONE", 0), view.get("reason")
+    training.wait_gone()
+
+
+def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> None:
+    """A rank, a node and node 0 (the batch host, rank 0): the weights are those of a run without faults."""
+    ends: list[set[str]] = []
+    for name in ("undisturbed", "disturbed"):
+        arguments = (*SMALL, "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
+        with Training(healthy, TrainingSpec(name, nodes=4, spares=2, steps=200, arguments=arguments)) as training:
+            training.submit()
+            if name == "disturbed":
+                training.wait_step(30)
+                training.kill_rank(2)
+                training.wait_recovered(2)
+                training.wait_step(70)
+                healthy.crash(training.node_of(3))
+                training.wait_recovered(3)
+                training.wait_step(110)
+                assert training.node_of(0) == "n0"
+                healthy.power_off("n0")
+                training.wait_recovered(4)
+            run_to_the_end(training)
+            assert training.generation == (4 if name == "disturbed" else 1)
+            ends.append(digests(training, 4))
+            if name == "disturbed":
+                assert [training.redone(g) <= 2 for g in (2, 3, 4)] == [True] * 3
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1]
+
+
+def test_power_loss_and_a_fatal_xid_swap_drain_and_let_go(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("swaps", nodes=4, spares=2, steps=90, arguments=SMALL)) as training:
+        job = training.submit()
+        training.wait_step(20)
+        dead = training.node_of(2)
+        healthy.power_off(dead)
+        recovery = training.wait_recovered(2)
+        assert recovery["action"] == "swap"
+        assert recovery["nodes_out"] == [dead]
+        assert f"{dead} is lost" in recovery["cause"]
+        wait_until(lambda: "DOWN+DRAIN" in slurm_node(healthy, dead), 10, f"{dead} is drained and down")
+        assert "muster:" in slurm_node(healthy, dead)
+        unfit = training.node_of(3)
+        healthy.kmsg(unfit, XID)
+        assert "Xid 79" in training.wait_recovered(3)["cause"]
+        assert int(training.view["recoveries"][-1]["step_restored"]) > 20
+        wait_until(lambda: "DRAIN" in slurm_node(healthy, unfit), 10, f"{unfit} is drained")
+        assert "Xid 79" in slurm_node(healthy, unfit)
+        held = lambda: healthy.sh(CONTROLLER, f"squeue -h -j {job} -o %N | xargs -r scontrol show hostnames").split()  # noqa: E731
+        wait_until(lambda: unfit not in held() and dead not in held(), 15, f"{unfit} has left the job")
+        run_to_the_end(training)
+    state = healthy.sh(CONTROLLER, f"scontrol show job {job}")
+    assert "JobState=COMPLETED" in state
+
+
+def test_training_goes_on_without_the_coordinator_and_a_restarted_one_completes_a_recovery(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("orphaned", nodes=4, spares=2, steps=150, arguments=SMALL)) as training:
+        training.submit()
+        training.wait_step(15)
+        healthy.kill_coordinator()
+        before = training.steps(1)[-1][0]
+        wait_until(lambda: training.steps(1)[-1][0] >= before + 15, 60, "15 steps without a coordinator")
+        dead = training.node_of(1)
+        healthy.crash(dead)
+        healthy.start_service(CONTROLLER, "muster-coordinator")
+        training.follow()
+        assert training.wait_recovered(2)["nodes_out"] == [dead]
+        healthy.kmsg(training.node_of(3), XID)
+        healthy.restart_coordinator()
+        training.follow()
+        training.wait_recovered(3)
+        run_to_the_end(training)
+
+
+def test_a_hung_node_is_replaced(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("hung", nodes=3, spares=1, steps=60, arguments=SMALL)) as training:
+        training.submit()
+        training.wait_step(10)
+        node = training.node_of(1)
+        healthy.pause(node)
+        assert "hangs" in training.wait_recovered(2)["cause"]
+        run_to_the_end(training)

@@ -1,0 +1,127 @@
+"""What a user does on a login node: submit, look, read, cancel; and what they are told when something is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
+from muster.slurm.cluster.engine import Outcome
+from muster.slurm.cluster.spec import LOGIN
+
+pytestmark = pytest.mark.cluster
+
+TOML = """
+name = "{name}"
+nodes = 2
+spares = 1
+command = {command}
+run_dir = "/shared/{name}/run"
+{more}
+"""
+COUNT = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit 0"]
+FOR_EVER = ["sh", "-c", "echo rank $RANK is here; exec sleep 600"]
+
+
+def lay_out(cluster: Cluster, name: str, command: list[str], more: str = "") -> str:
+    """A job.toml on the shared folder; its path there."""
+    text = TOML.format(name=name, command=json.dumps(command), more=more)
+    path = f"/shared/{name}/job.toml"
+    cluster.sh(
+        LOGIN, f"rm -rf /shared/{name}; mkdir -p /shared/{name}; cat > {path} <<'EOF'\n{text}\nEOF", user="alice"
+    )
+    return path
+
+
+def muster(cluster: Cluster, *words: str, user: str = "alice", check: bool = True) -> Outcome:
+    """One command on the login node, to its end."""
+    return cluster.exec(LOGIN, "muster", *words, user=user, check=check)
+
+
+def submit(cluster: Cluster, *words: str) -> str:
+    """Submits; the job's id."""
+    return muster(cluster, "submit", *words).stdout.strip()
+
+
+def slurm_state(cluster: Cluster, job: str) -> str:
+    """Slurm's word for how the job stands, after COMPLETING."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        shown = cluster.sh(LOGIN, f"scontrol show job {job} -o")
+        state = shown.partition("JobState=")[2].split()[0]
+        if state not in ("COMPLETING", "RUNNING", "PENDING"):
+            return state
+        time.sleep(0.2)
+    raise TimeoutError(f"job {job} still runs: {shown}")
+
+
+def test_a_job_from_submission_to_its_end(healthy: Cluster) -> None:
+    job = submit(healthy, lay_out(healthy, "count", COUNT))
+    followed = muster(healthy, "status", "-f", "--json", job)
+    view = json.loads(followed.stdout.splitlines()[-1])
+    assert (view["phase"], view["exit_code"], view["slurm_job_ids"]) == ("DONE", 0, [int(job)])
+    lines = sorted(muster(healthy, "logs", job).stdout.splitlines())
+    assert lines == ["g1 rank 0: rank 0 of 2", "g1 rank 1: rank 1 of 2"]
+    assert "generation 1 starts" in muster(healthy, "events", job).stdout
+    assert slurm_state(healthy, job) == "COMPLETED"
+
+
+def test_the_scripts_exit_code_becomes_the_jobs(healthy: Cluster) -> None:
+    path = lay_out(healthy, "failing", ["sh", "-c", "echo cannot go on >&2; exit 7"], "max_failures = 1")
+    job = submit(healthy, path)
+    followed = muster(healthy, "status", "-f", job, check=False)
+    assert followed.rc == 93
+    assert slurm_state(healthy, job) == "FAILED"
+    assert "cannot go on" in muster(healthy, "logs", "--rank", "0", job).stdout
+
+
+def test_cancel_leaves_nothing_behind(healthy: Cluster) -> None:
+    job = submit(healthy, lay_out(healthy, "long", FOR_EVER))
+    with_logs = muster(healthy, "status", job)
+    assert "long" in with_logs.stdout
+    muster(healthy, "cancel", job)
+    assert slurm_state(healthy, job) == "CANCELLED"
+    assert muster(healthy, "status", "-f", job, check=False).rc != 0
+    for node in healthy.nodes:
+        assert "sleep 600" not in healthy.sh(node, "ps -eo args")
+
+
+def test_another_user_may_neither_look_nor_cancel(healthy: Cluster) -> None:
+    job = submit(healthy, lay_out(healthy, "mine", FOR_EVER))
+    for command in ("status", "cancel"):
+        refused = muster(healthy, command, job, user="bob", check=False)
+        assert refused.rc == 77
+        assert "belongs to uid" in refused.stderr
+    muster(healthy, "cancel", job)
+
+
+def test_an_unreachable_coordinator_queues_nothing_unless_forced(healthy: Cluster) -> None:
+    path = lay_out(healthy, "forced", COUNT)
+    healthy.kill_coordinator()
+    try:
+        refused = muster(healthy, "submit", path, check=False)
+        assert refused.rc == 69
+        assert "does not answer" in refused.stderr
+        assert "Nothing was queued" in refused.stderr
+        assert healthy.sh(LOGIN, "squeue -h") == ""
+        job = submit(healthy, "--force", path)
+    finally:
+        healthy.start_service(CONTROLLER, COORDINATOR)
+    assert slurm_state(healthy, job) == "COMPLETED"
+    assert "DONE" in muster(healthy, "status", job).stdout
+
+
+def test_sbatch_options_and_refusals(healthy: Cluster) -> None:
+    path = lay_out(healthy, "options", FOR_EVER)
+    job = submit(healthy, path, "--", "--comment", "two words", "--begin=now+3600")
+    shown = healthy.sh(LOGIN, f"scontrol show job {job}")
+    assert "Comment=two words" in shown
+    assert "JobState=PENDING" in shown
+    muster(healthy, "cancel", job)
+    assert slurm_state(healthy, job) == "CANCELLED"
+    refused = muster(healthy, "submit", path, "--", "--partition=nope", check=False)
+    assert refused.rc == 64
+    assert "Invalid partition" in refused.stderr
+    assert healthy.sh(LOGIN, "squeue -h") == ""

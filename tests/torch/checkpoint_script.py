@@ -1,0 +1,149 @@
+"""A training as a user writes it, several ranks of one node as forks of one process. Run by test_checkpoint_gang.py.
+
+argv: JSON {"steps", "mode": "ddp" | "fsdp", "ranks": {rank: descriptor or -1}, "world", "generation", "out",
+"durable"}.
+Each rank writes out/rank: the digest of all its state after the last step; rank 0 writes out/model.pt, the whole model.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from muster.checkpoint import Checkpoint
+
+
+class Net(nn.Module):
+    """Registered in another order than used, weights tied, several buckets, a buffer, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 500, bias=False)
+        self.third = nn.Linear(256, 64)
+        self.first = nn.Linear(64, 256)
+        self.norm = nn.BatchNorm1d(256)
+        self.second = nn.Linear(256, 256)
+        self.embed = nn.Embedding(500, 64)
+        self.embed.weight = self.head.weight
+
+    def forward(self, tokens: Any) -> Any:
+        x = torch.relu(self.first(self.embed(tokens)))
+        x = self.norm(x) if self.norm is not None else x
+        x = nn.functional.dropout(torch.relu(self.second(x)), 0.1)
+        return self.head(self.third(x))
+
+
+class Cursor:
+    """A sampler: where it is, and objects that grow."""
+
+    def __init__(self, rank: int) -> None:
+        self.random = random.Random(rank)
+        self.drawn: list[int] = []
+
+    def batch(self) -> Any:
+        self.drawn += [self.random.randrange(500) for _ in range(32)]
+        return torch.tensor(self.drawn[-32:])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self.random.getstate(), "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.random.setstate(state["random"])
+        self.drawn = list(state["drawn"])
+
+
+def wrapped(net: Net, mode: str) -> Any:
+    if mode == "ddp":
+        return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.1)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (net.first, net.second, net.third):
+        fully_shard(part, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def train(rank: int, job: dict[str, Any]) -> None:
+    os.environ["RANK"] = str(rank)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    net = Net()
+    if job["mode"] == "fsdp":
+        net.norm = None
+    model = wrapped(net, job["mode"])
+    torch.manual_seed(100 + rank)
+    random.seed(100 + rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=job["mode"] == "ddp")
+    cursor = Cursor(rank)
+
+    def loss_of(tokens: Any) -> Any:
+        return nn.functional.cross_entropy(model(tokens), tokens.roll(1))
+
+    checkpoint = Checkpoint(model=model, optimizer=optimizer, cursor=cursor)
+    done = checkpoint.restore(warmup=lambda: loss_of(torch.arange(32)).backward(), durable=job.get("durable") or None)
+    while done < job["steps"]:
+        optimizer.zero_grad()
+        loss_of(cursor.batch()).backward()
+        optimizer.step()
+        random.random()
+        done += 1
+        if not checkpoint.step(done, final=done == job["steps"]):
+            break
+    file = io.BytesIO()
+    local = {k: v.to_local() if hasattr(v, "to_local") else v for k, v in model.state_dict().items()}
+    moments = {
+        n: {k: v.to_local() if hasattr(v, "to_local") else v for k, v in s.items()}
+        for n, s in optimizer.state_dict()["state"].items()
+    }
+    torch.save([dict(local), moments, cursor.state_dict(), torch.get_rng_state(), random.getstate(), done], file)
+    Path(job["out"], str(rank)).write_text(hashlib.sha256(file.getvalue()).hexdigest() + f" {done}")
+    full = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in model.state_dict().items()}
+    if rank == 0:
+        torch.save({k.removeprefix("module."): v for k, v in full.items()}, Path(job["out"], "model.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(process)d %(message)s")
+    job = json.loads(sys.argv[1])
+    os.environ["WORLD_SIZE"] = str(job["world"])
+    children = []
+    for rank, descriptor in job["ranks"].items():
+        if descriptor >= 0:
+            os.environ["MUSTER_AGENT_FD"] = str(descriptor)
+            os.environ["MUSTER_GENERATION"] = str(job["generation"])
+        pid = os.fork()
+        if pid == 0:
+            for later in list(job["ranks"].values())[len(children) + 1 :]:
+                if later >= 0:
+                    os.close(later)
+            train(int(rank), job)
+            os._exit(0)
+        children.append(pid)
+        if descriptor >= 0:
+            os.close(descriptor)
+    while children:
+        pid, status = os.wait()
+        children.remove(pid)
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

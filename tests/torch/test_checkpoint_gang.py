@@ -1,0 +1,189 @@
+"""Four ranks over gloo with four keepers: faults, restores, and what a flush leaves on disk."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from muster.checkpoint.rehearsal import RehearsedGang  # noqa: E402
+from muster.checkpoint.shards import Stamp  # noqa: E402
+from muster.v1 import agent_pb2  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]
+
+# Before 2.8 fully_shard ran on accelerators alone.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8)
+MODES = ["ddp", pytest.param("fsdp", marks=pytest.mark.skipif(OLD, reason="no fully_shard on CPU in this torch"))]
+
+SCRIPT = Path(__file__).parent / "checkpoint_script.py"
+HOMES = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    end = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        for training in Training.running:
+            assert not training.process.returncode, (training.out / "log").read_text()[-3000:]
+        assert asyncio.get_running_loop().time() < end, "it never came to that"
+        await asyncio.sleep(0.001)
+
+
+class Training:
+    """One generation of the script."""
+
+    running: ClassVar[list["Training"]] = []
+
+    def __init__(self, out: Path, steps: int, mode: str, world: int = 4, durable: str = "") -> None:
+        self.out = out
+        self.job: dict[str, Any] = {
+            "steps": steps, "mode": mode, "world": world, "out": str(out), "durable": durable, "generation": 0,
+            "ranks": dict.fromkeys(range(world), -1),
+        }  # fmt: skip
+
+    async def start(self, gang: RehearsedGang | None = None, places: dict[int, str] = HOMES) -> None:
+        if gang is not None:
+            self.job["generation"] = gang.generation
+            self.job["ranks"] = {rank: gang.socket(rank, node) for rank, node in places.items()}
+        fds = [fd for fd in self.job["ranks"].values() if fd >= 0]
+        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")} | port
+        with (self.out / "log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, SCRIPT, json.dumps(self.job)),
+                **{"env": env, "pass_fds": fds, "start_new_session": True, "stdout": log, "stderr": log},
+            )
+        Training.running.append(self)
+        for fd in fds:
+            os.close(fd)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
+        Training.running.remove(self)
+
+    async def result(self) -> list[str]:
+        assert await asyncio.wait_for(self.process.wait(), 120) == 0, (self.out / "log").read_text()[-3000:]
+        return [(self.out / str(rank)).read_text() for rank in range(self.job["world"])]
+
+
+@pytest.fixture
+async def gang() -> AsyncIterator[RehearsedGang]:
+    gang = RehearsedGang("g")
+    await gang.add(*HOMES.values())
+    yield gang
+    for training in list(Training.running):
+        await training.kill()
+    await gang.close()
+
+
+def committed(gang: RehearsedGang) -> int:
+    return min(node.keeper.committed().step for node in gang.nodes.values())
+
+
+async def recover(gang: RehearsedGang, places: dict[int, str], training: Training) -> Stamp:
+    newest = gang.newest(4)
+    assert newest is not None
+    gang.begin(places, gang.plan(newest))
+    await training.start(gang, places)
+    return newest
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_run_with_faults_ends_with_the_bits_of_one_without(
+    gang: RehearsedGang, tmp_path: Path, mode: str
+) -> None:
+    straight = Training(tmp_path, 60, mode)
+    await straight.start()
+    expected = await straight.result()
+    training = Training(tmp_path, 60, mode)
+    gang.begin(HOMES)
+    await training.start(gang)
+    await until(lambda: committed(gang) >= 10)
+    await training.kill()
+    first = await recover(gang, HOMES, training)
+    assert first.step >= 10
+
+    await until(lambda: committed(gang) >= 25)
+    await training.kill()
+    await gang.lose("n2")
+    await gang.add("spare")
+    places = {**HOMES, 2: "spare"}
+    second = await recover(gang, places, training)
+    assert second.step >= 25
+
+    await until(lambda: committed(gang) >= 40)
+    await training.kill()
+    await gang.lose("n0")
+    await gang.add("spare0")
+    third = await recover(gang, {**places, 0: "spare0"}, training)
+    assert third.generation == 3
+    assert await training.result() == expected
+
+
+async def test_a_stop_is_made_by_all_ranks_after_the_same_step(gang: RehearsedGang, tmp_path: Path) -> None:
+    training = Training(tmp_path, 5000, "ddp")
+    gang.begin(HOMES)
+    await training.start(gang)
+    await until(lambda: committed(gang) >= 3)
+    for node in gang.nodes.values():
+        node.keeper.stop_ranks("maintenance")
+        await asyncio.sleep(0.05)
+    steps = {int(line.split()[1]) for line in await training.result()}
+    assert len(steps) == 1
+    last = steps.pop()
+    await until(lambda: committed(gang) == last)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_flush_loads_with_plain_torch_and_at_another_world_size(
+    gang: RehearsedGang, tmp_path: Path, mode: str
+) -> None:
+    training = Training(tmp_path, 12, mode)
+    gang.begin(HOMES)
+    await training.start(gang)
+    await training.result()
+    await until(lambda: committed(gang) == 12)
+    version = Stamp(1, 12)
+    order = agent_pb2.FlushOrder(serial=1, version=version.version(), reason="test")
+    order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
+    durable = tmp_path / "durable"
+    await asyncio.gather(*(n.keeper.flush(order, str(durable)) for n in gang.nodes.values()))
+    folder = durable / "step_00000012_g1"
+
+    sys.path.insert(0, str(SCRIPT.parent))
+    from checkpoint_script import Net
+
+    net = Net()
+    if mode == "fsdp":
+        net.norm = None
+    state = {"model": net.state_dict(), "muster": {"step": 0}}
+    dcp.load(state, checkpoint_id=folder)
+    assert state["muster"]["step"] == 12
+    ended = torch.load(tmp_path / "model.pt")
+    assert ended.keys() == state["model"].keys()
+    for key, value in state["model"].items():
+        assert torch.equal(value, ended[key]), key
+    assert (folder / "__0_0.distcp").stat().st_size > 100_000
+
+    # Two ranks go on where four left off.
+    two = Training(tmp_path, 14, mode, world=2, durable=str(durable))
+    await two.start()
+    assert all(line.endswith(" 14") for line in await two.result())

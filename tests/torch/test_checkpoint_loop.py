@@ -1,0 +1,376 @@
+"""The library's three lines in one process, against a real keeper."""
+
+import asyncio
+import io
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch import nn  # noqa: E402
+
+torch.set_num_threads(1)
+
+from muster.checkpoint import Checkpoint, CheckpointError, items, layout  # noqa: E402
+from muster.checkpoint.keeper import Keeper  # noqa: E402
+from muster.checkpoint.link import AgentLink  # noqa: E402
+from muster.v1 import agent_pb2, common_pb2  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    # Plain torch.distributed.checkpoint says that there is but one process here; so it is. 2.6's warns of itself.
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+class Agent:
+    """A keeper of one node on an event loop of its own, as in an agent's process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.generation = 0
+        self.links: list[AgentLink] = []
+        self.keeper: Keeper = self.call(self._make)
+
+    def _make(self) -> Keeper:
+        return Keeper("g", "n0", lambda address: pytest.fail(f"no peer {address}"), lambda: None)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        async def run() -> Any:
+            result = function(*args)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+
+    def link(self) -> AgentLink:
+        """Fence, plan the newest shard, and start the next generation's rank."""
+        self.call(self.keeper.fence, self.generation)
+        self.generation += 1
+        order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation)
+        order.members.add(node="n0", peer_address="-")
+        order.places.add(rank=0, node="n0")
+        shards = self.call(self.keeper.shards)
+        if shards:
+            newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
+            order.restore.version.CopyFrom(newest.version)
+            order.restore.sources.add(rank=0, tier=newest.tier, node="n0", digest=newest.digest)
+        self.call(self.keeper.enlist, order)
+        end = self.call(self.keeper.rank_socket, 0, self.generation)
+        self.links.append(AgentLink(end.detach(), 0, self.generation))
+        return self.links[-1]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not self.call(condition):
+            assert time.monotonic() < end, "it never came to that"
+            time.sleep(0.001)
+
+    def await_committed(self, step: int) -> None:
+        self.until(lambda: self.keeper.committed().step == step)
+
+    def flush(self, step: int, folder: Path) -> Path:
+        version = common_pb2.Version(generation=self.generation, step=step)
+        order = agent_pb2.FlushOrder(serial=1, version=version, reason="test")
+        order.sources.add(rank=0, tier=agent_pb2.TIER_OWN, node="n0")
+        self.call(self.keeper.flush, order, str(folder))
+        return folder / f"step_{step:08}_g{self.generation}"
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.call(self.keeper.close)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    agent = Agent()
+    yield agent
+    agent.close()
+
+
+class Tied(nn.Module):
+    """Weights tied, a buffer, a bf16 part, and an order of registration unlike the order of use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 40, bias=False)
+        self.norm = nn.BatchNorm1d(16)
+        self.embed = nn.Embedding(40, 16)
+        self.low = nn.Linear(16, 16).to(torch.bfloat16)
+        self.embed.weight = self.head.weight
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.norm(self.embed(tokens))
+        x = x + self.low(x.to(torch.bfloat16)).float()
+        return self.head(nn.functional.dropout(x, 0.1))
+
+
+class Cursor:
+    """A sampler whose state grows."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = list(state["seen"])
+
+
+class Job:
+    def __init__(self, link: AgentLink | None, seed: int = 0, **options: Any) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        self.model = Tied()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
+        self.cursor = Cursor()
+        self.checkpoint = Checkpoint(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            cursor=self.cursor,
+            link=link,
+            **options,
+        )
+
+    def train(self, n: int) -> None:
+        tokens = torch.randint(0, 40, (8,))
+        self.cursor.seen += [random.randrange(1000) for _ in range(n * 7)]
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(tokens), tokens).backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def everything(self) -> bytes:
+        file = io.BytesIO()
+        states = [s.state_dict() for s in (self.model, self.optimizer, self.scheduler, self.cursor)]
+        torch.save([states, torch.get_rng_state(), random.getstate()], file)
+        return file.getvalue()
+
+
+def test_outside_muster_the_lines_do_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MUSTER_AGENT_FD", raising=False)
+    job = Job(None)
+    assert job.checkpoint.restore(durable=tmp_path) == 0
+    job.train(1)
+    assert job.checkpoint.step(1) is True
+
+
+def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
+    straight = Job(None)
+    for n in range(1, 13):
+        straight.train(n)
+
+    job = Job(agent.link())
+    assert job.checkpoint.restore() == 0
+    for n in range(1, 8):
+        job.train(n)
+        assert job.checkpoint.step(n)
+        agent.await_committed(n)
+    job.train(8)  # lost with the process
+    job.checkpoint.close()
+
+    again = Job(agent.link(), seed=99)
+    assert again.checkpoint.restore() == 7
+    for n in range(8, 13):
+        again.train(n)
+        again.checkpoint.step(n)
+        agent.await_committed(n)
+    assert again.everything() == straight.everything()
+    assert again.model.embed.weight is again.model.head.weight
+    again.checkpoint.close()
+
+
+def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    job.train(1)
+    weight = job.model.low.weight
+    job.optimizer.state[weight]["exp_avg"] = job.optimizer.state[weight]["exp_avg"].float() + 1e-4
+    before = job.optimizer.state[weight]["exp_avg"].clone()
+    job.checkpoint.step(1)
+    agent.await_committed(1)
+    job.checkpoint.close()
+    again = Job(agent.link(), seed=5)
+    assert again.checkpoint.restore() == 1
+    after = again.optimizer.state[again.model.low.weight]["exp_avg"]
+    assert after.dtype == torch.float32
+    assert torch.equal(before, after)
+    again.checkpoint.close()
+
+
+def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent, tmp_path: Path) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    job.train(1)
+    job.checkpoint.step(1, final=True)
+    agent.await_committed(1)
+    folder = agent.flush(1, tmp_path)
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    where = {i.fqn: (s.relative_path, s.offset, s.length) for i, s in metadata.storage_data.items()}
+    assert where["model.embed.weight"] == where["model.head.weight"]
+    job.checkpoint.close()
+
+
+def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    for n in (1, 2, 3):
+        job.train(n)
+        job.checkpoint.step(n, final=n == 3)
+        agent.await_committed(n)
+    folder = agent.flush(3, tmp_path)
+    other = Job(None, seed=4)
+    other.train(1)  # the optimizer's state must be there to be loaded into
+    state = {
+        "model": other.model.state_dict(),
+        "optimizer": other.optimizer.state_dict(),
+        "muster": {"step": 0},
+        "ranks": {"0": {"cursor": None}},
+    }
+    dcp.load(state, checkpoint_id=folder)
+    other.optimizer.load_state_dict(state["optimizer"])
+    for key, value in job.model.state_dict().items():
+        assert torch.equal(value, other.model.state_dict()[key]), key
+    mine, theirs = job.optimizer.state_dict(), other.optimizer.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    for number, entry in mine["state"].items():
+        for key, value in entry.items():
+            assert torch.equal(value, theirs["state"][number][key]), (number, key)
+    assert state["muster"]["step"] == 3
+    assert state["ranks"]["0"]["cursor"] == job.cursor.state_dict()
+    job.checkpoint.close()
+
+
+def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    for n in range(1, 5):
+        job.train(n)
+        job.checkpoint.step(n)
+        agent.await_committed(n)
+    agent.flush(4, tmp_path)
+    job.checkpoint.close()
+    for path in (tmp_path, tmp_path / "step_00000004_g1", tmp_path / "step_00000003_g1"):
+        other = Job(None, seed=3)
+        assert other.checkpoint.restore(durable=path) == 4
+        assert other.everything() == job.everything()
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        Job(None).checkpoint.restore(durable=tmp_path / "step_00000005_g1")
+
+
+def test_a_durable_folder_of_plain_torch_is_loaded_too(tmp_path: Path) -> None:
+    job = Job(None)
+    job.train(1)
+    state = {s: getattr(job, s).state_dict() for s in ("model", "optimizer", "scheduler")}
+    dcp.save(state, checkpoint_id=tmp_path / "step_00000001_g0")
+    other = Job(None, seed=8)
+    assert other.checkpoint.restore(durable=tmp_path) == 1
+    for name in ("model", "optimizer", "scheduler"):
+        file, file2 = io.BytesIO(), io.BytesIO()
+        torch.save(getattr(other, name).state_dict(), file)
+        torch.save(getattr(job, name).state_dict(), file2)
+        assert file.getvalue() == file2.getvalue(), name
+
+
+def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001_g1").mkdir()
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        Job(None).checkpoint.restore(durable=tmp_path / "step_00000001_g1")
+    assert Job(None).checkpoint.restore(durable=tmp_path) == 0
+
+
+def test_a_step_without_a_free_slot_is_skipped_not_waited_for(agent: Agent) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    job.train(1)
+    job.checkpoint.step(1)
+    agent.await_committed(1)
+    # The agent stands still: steps go on, at most one more is kept.
+    gate = threading.Event()
+    agent.loop.call_soon_threadsafe(gate.wait)
+    for n in range(2, 6):
+        job.train(n)
+        assert job.checkpoint.step(n)
+    gate.set()
+    agent.await_committed(2)
+    job.train(6)
+    job.checkpoint.step(6, final=True)
+    agent.await_committed(6)
+    job.checkpoint.close()
+
+
+def test_only_every_nth_step_is_kept(agent: Agent) -> None:
+    job = Job(agent.link(), every=3)
+    job.checkpoint.restore()
+    for n in range(1, 8):
+        job.train(n)
+        job.checkpoint.step(n)
+        if n % 3 == 0:
+            agent.await_committed(n)
+    assert agent.keeper.committed().step == 6
+    agent.until(lambda: agent.keeper.progress() == {0: 7})
+    job.checkpoint.close()
+
+
+def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
+    job = Job(agent.link(), every=100)
+    job.checkpoint.restore()
+    job.train(1)
+    assert job.checkpoint.step(1)
+    agent.call(agent.keeper.stop_ranks, "maintenance")
+    job.train(2)
+    assert not job.checkpoint.step(2)
+    agent.await_committed(2)
+    job.checkpoint.close()
+
+
+def test_an_agent_that_dies_does_not_end_the_training(agent: Agent) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    job.train(1)
+    job.checkpoint.step(1)
+    agent.call(agent.keeper.fence, 1)
+    for n in (2, 3):
+        job.train(n)
+        assert job.checkpoint.step(n)
+    job.checkpoint.close()
+
+
+def test_objects_without_state_are_named() -> None:
+    with pytest.raises(CheckpointError, match="sampler is a object without state_dict"):
+        Checkpoint(sampler=object())
+    with pytest.raises(CheckpointError, match="'muster' can't name a state"):
+        Checkpoint(muster=Cursor())
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
+)
+@pytest.mark.parametrize("shape", [(), (1,), (7, 5), (0, 3)])
+def test_an_item_is_what_torch_load_reads(dtype: Any, shape: tuple[int, ...]) -> None:
+    raw = torch.randint(0, 2, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8)
+    value = raw.view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)
+    like = items.template(dtype, shape)
+    body = bytes(raw.flatten().tolist())
+    loaded = torch.load(io.BytesIO(like.head + body + like.tail), weights_only=True)
+    assert loaded.dtype == dtype
+    assert loaded.shape == value.shape
+    assert loaded.view(torch.uint8).tolist() == value.view(torch.uint8).tolist() if shape else True
+    assert len(like.head) % layout.ALIGN == 0

@@ -1,0 +1,82 @@
+"""The example trains, alone and under faults, and what comes out is the same to the last bit."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
+NARROW = ["--width", "32", "--layers", "2", "--heads", "2", "--batch", "8", "--lr", "5e-3", "--bucket-cap-mb", "0.02"]
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def losses(text: str) -> list[float]:
+    """The loss of each step that was printed."""
+    return [float(found) for found in re.findall(r"^step \d+ loss (\S+) ", text, re.M)]
+
+
+def train(world: int, *arguments: str) -> str:
+    """Ranks as torchrun starts them, without Muster; what rank 0 printed."""
+    base = {
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "USE_LIBUV": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(EXAMPLE / "train.py"), *NARROW, *arguments],
+            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
+    return said[0]
+
+
+def digests(path: Path, world: int) -> set[str]:
+    """What the ranks wrote."""
+    return {Path(f"{path}.{rank}").read_text() for rank in range(world)}
+
+
+def test_the_loss_goes_down_without_muster(tmp_path: Path) -> None:
+    said = train(2, "--steps", "60", "--sample", "20", "--digest", str(tmp_path / "digest"))
+    found = losses(said)
+    assert len(found) == 60
+    assert sum(found[-10:]) / 10 < 0.75 * found[0]
+    assert len(digests(tmp_path / "digest", 2)) == 1
+
+
+def test_a_local_run_with_faults_ends_with_the_same_bits(tmp_path: Path) -> None:
+    steps = ("--steps", "80", "--dropout", "0.1")
+    train(2, *steps, "--digest", str(tmp_path / "calm"))
+    command = [sys.executable, "-m", "muster.launcher", "run", "--local", "--nodes", "2", "--spares", "1"]
+    faults = ["--fault", "kill-rank@step=10,rank=0", "--fault", "kill-node@step=40"]
+    script = ["python3", str(EXAMPLE / "train.py"), *NARROW, *steps, "--digest", str(tmp_path / "hit")]
+    done = subprocess.run([*command, *faults, "--", *script], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("generation 2 starts from memory", "generation 3 starts from memory"):
+        assert words in done.stderr
+    assert len(digests(tmp_path / "hit", 2)) == 1
+    assert digests(tmp_path / "hit", 2) == digests(tmp_path / "calm", 2)

@@ -1,0 +1,113 @@
+"""The batch script's process: it outlives srun, and takes nobody's silence for an end."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent.batch import Pace, batch
+from muster.v1.api_pb2 import GangView, NodeView
+
+RUNNING = GangView(phase="RUNNING", generation=1)
+DONE = GangView(phase="DONE", final=True, exit_code=0)
+FAILED = GangView(phase="FAILED", final=True, exit_code=93, reason="no progress in 3 generations")
+KILLED = GangView(phase="FAILED", final=True, exit_code=-9)
+GATHERING = GangView(phase="GATHERING")
+ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
+
+
+FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1)
+
+
+class Answers:
+    """A coordinator that gives one answer after the other, the last one for ever; None: it can't be reached."""
+
+    def __init__(self, *views: GangView | None) -> None:
+        self._views = list(views)
+        self.asked = 0
+
+    async def view(self) -> GangView | None:
+        self.asked += 1
+        return self._views.pop(0) if len(self._views) > 1 else self._views[0]
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """The process that runs the tests keeps its own ways with signals."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("srun", "views", "code"),
+    [
+        ("exit 0", [DONE], 0),
+        ("exit 0", [FAILED], 93),
+        ("exit 0", [KILLED], 128 + 9),
+        # srun's end is not the gang's
+        ("exit 1", [RUNNING, RUNNING, DONE], 0),
+        ("kill -9 $$", [RUNNING, FAILED], 93),
+        # nor is the coordinator's silence
+        ("exit 1", [None, None, None, FAILED], 93),
+        # agents are on their way, or were there
+        ("exit 1", [ATTACHED, DONE], 0),
+        # nothing was ever started
+        ("exit 3", [GATHERING], 3),
+        ("exit 3", [None, None, GATHERING], 3),
+        ("kill -9 $$", [GATHERING], 128 + 9),
+    ],
+)
+async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | None], code: int) -> None:
+    assert await batch(["sh", "-c", srun], Answers(*views), FAST) == code
+
+
+async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out() -> None:
+    answers = Answers(GATHERING, GATHERING, DONE)
+    assert await batch(["sh", "-c", "exit 0"], answers, FAST) == 0
+    assert answers.asked == 3
+
+
+async def test_a_final_gang_does_not_wait_for_an_srun_that_hangs(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    code = await batch(["sh", "-c", f"echo $$ > {mark}; exec sleep 100"], Answers(RUNNING, FAILED), FAST)
+    assert code == 93
+    assert not Path("/proc", mark.read_text().strip()).exists()
+
+
+async def test_srun_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    assert await batch(["/nowhere/srun"], Answers(GATHERING), FAST) == 127
+    assert "can't start /nowhere/srun" in caplog.text
+
+
+async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    await batch(["false"], Answers(GATHERING), FAST)
+    assert "srun failed with status 1 before any agent attached" in caplog.text
+
+
+async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path) -> None:
+    mark = tmp_path / "ready"
+    script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
+    running = asyncio.ensure_future(batch(["sh", "-c", script], Answers(RUNNING, DONE), FAST))
+    async with asyncio.timeout(20):
+        while not mark.exists():  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0.01)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    assert await running == 0
+    assert Path(f"{mark}.term").exists()
+
+
+def test_the_command_says_what_is_missing() -> None:
+    from subprocess import run
+
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    argv = [sys.executable, "-m", "muster.daemon.agent", "batch", "--", "true"]
+    found = run(argv, capture_output=True, text=True, env=clean, timeout=20, check=False)
+    assert found.returncode == 64
+    assert "--gang (or MUSTER_GANG) must name the gang" in found.stderr

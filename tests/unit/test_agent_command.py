@@ -1,0 +1,63 @@
+"""Which command lines the warm process may stand in for."""
+
+import pytest
+
+from muster.daemon.agent.command import Kind, PythonCommand, is_python, python_command
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py --lr 1", PythonCommand("python", (), Kind.SCRIPT, "train.py", ("--lr", "1"))),
+        (
+            "/opt/venv/bin/python3.14 -u t.py",
+            PythonCommand("/opt/venv/bin/python3.14", ("-u",), Kind.SCRIPT, "t.py", ()),
+        ),
+        ("python3 -m pkg.train -x", PythonCommand("python3", (), Kind.MODULE, "pkg.train", ("-x",))),
+        ("python3 -c pass a", PythonCommand("python3", (), Kind.TEXT, "pass", ("a",))),
+        (
+            "python3 -X dev -W ignore -Wd -OO t.py",
+            PythonCommand("python3", ("-X", "dev", "-W", "ignore", "-Wd", "-OO"), Kind.SCRIPT, "t.py", ()),
+        ),
+    ],
+)
+def test_python(line: str, expected: PythonCommand) -> None:
+    assert python_command(line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "bash train.sh",
+        "pythonic train.py",
+        "torchrun train.py",
+        "python",
+        "python -",
+        "python -i t.py",
+        "python -V",
+        "python --help",
+        "python -m",
+        "python -W",
+        "python -c",
+        "python old.pyc",
+        "env python t.py",
+    ],
+)
+def test_not_for_the_warm_process(line: str) -> None:
+    assert python_command(line.split()) is None
+
+
+def test_own_interpreter_counts_whatever_its_name() -> None:
+    assert is_python("/opt/ml/interp", "/opt/ml/interp")
+    assert not is_python("/opt/ml/interp", "/usr/bin/python3")
+
+
+@pytest.mark.parametrize(
+    ("line", "safe"),
+    [("python -P t.py", True), ("python -I t.py", True), ("python -W P t.py", False), ("python -u t.py", False)],
+)
+def test_safe_path(line: str, safe: bool) -> None:
+    command = python_command(line.split())
+    assert command is not None
+    assert command.safe_path is safe

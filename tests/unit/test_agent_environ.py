@@ -1,0 +1,63 @@
+"""The environment of ranks is torchrun's."""
+
+import pytest
+
+from muster.daemon.agent.environ import Place, Store, base, of_rank
+
+PLACE = Place(
+    rank=5,
+    local_rank=1,
+    world_size=8,
+    local_world_size=2,
+    group_rank=2,
+    group_world_size=4,
+    master_addr="10.0.0.7",
+    master_port=4242,
+    generation=3,
+)
+
+
+def test_as_torchrun_sets_it() -> None:
+    found = of_rank({}, PLACE, Store(hosted=True, libuv=True), "gang", "/run")
+    assert found == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "4",
+        "ROLE_RANK": "5",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": "8",
+        "MASTER_ADDR": "10.0.0.7",
+        "MASTER_PORT": "4242",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "gang",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "MUSTER_JOB": "gang",
+        "MUSTER_GENERATION": "3",
+        "MUSTER_RUN_DIR": "/run",
+    }
+
+
+@pytest.mark.parametrize(
+    ("store", "use_libuv", "expected"),
+    [
+        (Store(hosted=True, libuv=True), None, ("True", None)),
+        (Store(hosted=True, libuv=True), "0", ("1", "0")),
+        (Store(hosted=True, libuv=False), None, ("1", "0")),
+        (Store(hosted=False, libuv=True), None, ("False", None)),
+    ],
+)
+def test_how_the_store_is_reached(store: Store, use_libuv: str | None, expected: tuple[str, str | None]) -> None:
+    start = {} if use_libuv is None else {"USE_LIBUV": use_libuv}
+    found = of_rank(start, PLACE, store, "gang", "/run")
+    assert (found["TORCHELASTIC_USE_AGENT_STORE"], found.get("USE_LIBUV")) == expected
+
+
+def test_the_users_word_counts() -> None:
+    assert base({"OMP_NUM_THREADS": "4", "A": "1"}, {"A": "2"}) == {"OMP_NUM_THREADS": "4", "A": "2"}
+    assert base({}, {})["OMP_NUM_THREADS"] == "1"
+    assert "MUSTER_SPEC" not in base({"MUSTER_SPEC": "{}"}, {})

@@ -1,0 +1,306 @@
+"""A warm process with real children: what a script sees, how it ends, and that nothing of it is left. No torch."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent import logs
+from muster.daemon.agent.packet import Message
+from muster.daemon.agent.warmth import CannotStart, Recipe, Warm
+
+PYTHON = sys.executable
+
+
+@dataclass
+class Harness:
+    """One warm process in a scratch folder, and all that it says."""
+
+    folder: Path
+    said: list[Message] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.warm = Warm(self._heard, self.ended.set)
+
+    def start(self, *argv: str, preload: tuple[str, ...] = (), **environment: str) -> None:
+        self.warm.start(Recipe(argv, preload, {**os.environ, **environment}, str(self.folder)))
+
+    async def run(self, cold: str = "", **environment: str) -> tuple[int, str]:
+        """Start a rank, wait until nothing of it is left; its exit code and output."""
+        key = self.launch(cold, **environment)
+        code = (await self.until("exit", key))["code"]
+        await self.until("gone", key)
+        self.warm.reap(key)
+        return code, self.log(key)
+
+    def launch(self, cold: str = "", **environment: str) -> str:
+        self.runs += 1
+        key = f"run{self.runs}"
+        link, other = socket.socketpair()
+        with link, other:
+            self.warm.run_rank(key, {**os.environ, **environment}, self._where(key), link.fileno(), cold=cold)
+        return key
+
+    def log(self, key: str) -> str:
+        log = logs.path(*self._where(key))
+        return log.read_text() if log.exists() else ""
+
+    def _where(self, key: str) -> tuple[str, int, int]:
+        return str(self.folder), int(key.removeprefix("run")), 0
+
+    async def until(self, word: str, key: str = "") -> Message:
+        async with asyncio.timeout(20):
+            while True:
+                for message in self.said:
+                    if (message["say"], message["key"]) == (word, key):
+                        return message
+                self.news.clear()
+                await self.news.wait()
+
+    async def lines(self, key: str, count: int) -> list[str]:
+        """The first `count` lines of a rank's output, once they are there."""
+        async with asyncio.timeout(20):
+            while len(found := self.log(key).split()) < count:  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.01)
+        return found
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def _heard(self, message: Message) -> None:
+        self.said.append(message)
+        self.news.set()
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    found = Harness(tmp_path)
+    yield found
+    await found.warm.stop()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def gone(*pids: int) -> None:
+    async with asyncio.timeout(5):
+        while any(alive(pid) for pid in pids):  # noqa: ASYNC110 - strangers' ends are told to nobody
+            await asyncio.sleep(0.01)
+
+
+SEEN = """
+    import gc, os, pickle, sys
+    import beside
+
+    class Mine:
+        pass
+
+    main = sys.modules["__main__"]
+    assert main.Mine is Mine and __name__ == "__main__" and main.__dict__ is globals()
+    assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
+    assert not [name for name in sys.modules if name.startswith("asyncio")]
+    assert gc.isenabled()
+    print(sys.argv, sys.path[0], __file__, beside.word, os.environ["RANK"], os.getsid(0) == os.getpid())
+    print(os.environ.get("GONE"), file=sys.stderr)
+    sys.exit(7)
+"""
+
+
+async def test_a_script_runs_as_main(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    harness.script("word = 'found'", "beside.py")
+    harness.start(PYTHON, harness.script(SEEN), "--lr", "1", GONE="set at the start")
+    code, output = await harness.run(RANK="3")
+    here = os.path.realpath(harness.folder)
+    assert output == f"['train.py', '--lr', '1'] {here} {harness.folder}/train.py found 3 True\nNone\n"
+    assert code == 7
+
+
+async def test_it_serves_one_generation_after_the_other(harness: Harness) -> None:
+    harness.start(PYTHON, harness.script("import os; print(os.environ['RANK'])"))
+    assert [await harness.run(RANK=str(n)) for n in range(3)] == [(0, f"{n}\n") for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-c", "import sys; print(sys.argv, sys.path[0] == '', __name__)", "a"], "['-c', 'a'] True __main__\n"),
+        (["-m", "pkg.train", "a"], "['{folder}/pkg/train.py', 'a'] True pkg.train pkg\n"),
+        (["-P", "pkg/show.py"], "False\n"),
+        (["-O", "-c", "print(__debug__)"], "False\n"),
+    ],
+)
+async def test_ways_to_name_the_program(harness: Harness, argv: list[str], expected: str) -> None:
+    (harness.folder / "pkg").mkdir()
+    harness.script("", "pkg/__init__.py")
+    harness.script(
+        "import os, sys; print(sys.argv, sys.path[0] == os.getcwd(), __spec__.name, __package__)", "pkg/train.py"
+    )
+    harness.script("import os, sys; print(os.path.join(os.getcwd(), 'pkg') in sys.path)", "pkg/show.py")
+    harness.start(PYTHON, *argv)
+    assert await harness.run() == (0, expected.format(folder=harness.folder))
+
+
+SPAWNS = """
+    import multiprocessing
+
+    class Mine:
+        def __init__(self, word): self.word = word
+
+    def work(mine): print(mine.word, __name__)
+
+    if __name__ == "__main__":
+        for method in ("spawn", "forkserver", "fork"):
+            worker = multiprocessing.get_context(method).Process(target=work, args=(Mine(method),))
+            worker.start(); worker.join(); assert worker.exitcode == 0
+"""
+
+
+async def test_spawned_workers_find_the_script(harness: Harness) -> None:
+    harness.start(PYTHON, harness.script(SPAWNS))
+    code, output = await harness.run()
+    assert (code, output) == (0, "spawn __mp_main__\nforkserver __mp_main__\nfork __main__\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "last"),
+    [
+        ("raise ValueError('bad')", 1, "ValueError: bad"),
+        ("import sys; sys.exit('words')", 1, "words"),
+        ("import os; print('kept'); os.kill(os.getpid(), 9)", -9, "kept"),
+        ("import atexit, threading; atexit.register(print, 'last')", 0, "last"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), 12); print('on')", 0, "on"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGUSR1)", -10, None),
+        ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere'"),
+        ("def f(:", 1, "SyntaxError: invalid syntax"),
+    ],
+)
+async def test_ends(harness: Harness, text: str, code: int, last: str | None) -> None:
+    harness.start(PYTHON, harness.script(text))
+    found, output = await harness.run()
+    assert found == code
+    assert (output.splitlines() or [None])[-1] == last
+
+
+async def test_a_traceback_shows_the_users_frames_alone(harness: Harness) -> None:
+    harness.start(PYTHON, harness.script("def f():\n    raise KeyError('x')\nf()\n"))
+    _, output = await harness.run()
+    files = [line.split('"')[1] for line in output.splitlines() if line.startswith("  File ")]
+    assert files == [f"{harness.folder}/train.py"] * 2
+
+
+async def test_a_script_that_is_not_there(harness: Harness) -> None:
+    harness.start(PYTHON, "absent.py")
+    code, output = await harness.run()
+    assert code == 2
+    assert "can't open file" in output
+
+
+async def test_random_generators_differ_between_generations(harness: Harness) -> None:
+    harness.start(PYTHON, harness.script("import random; print(random.random())"), preload=("random",))
+    assert (await harness.run())[1] != (await harness.run())[1]
+
+
+async def test_other_programs_are_executed(harness: Harness) -> None:
+    harness.start("sh", "-c", "echo $RANK; kill -TERM $$; test -e /proc/self/fd/$MUSTER_AGENT_FD && exit 3")
+    assert await harness.run(RANK="1") == (3, "1\n")
+    assert (await harness.until("started", "run1"))["cold"] == "the command is not a Python script"
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
+async def test_a_program_that_cannot_run(harness: Harness, program: str, code: int) -> None:
+    harness.start(program)
+    found, output = await harness.run()
+    assert found == code
+    assert output.startswith(f"muster: can't run '{program}':")
+
+
+async def test_an_interpreter_that_is_not_there(harness: Harness) -> None:
+    with pytest.raises(CannotStart, match="no '/opt/none/python3' on this node"):
+        harness.start("/opt/none/python3", "train.py")
+
+
+async def test_a_working_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match=r"the working folder .*/none' can't be used"):
+        Harness(tmp_path / "none").start(PYTHON, "train.py")
+
+
+async def test_threads_make_it_start_afresh(harness: Harness) -> None:
+    harness.script("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "busy.py")
+    harness.start(PYTHON, harness.script("import sys; print('busy' in sys.modules)"), preload=("busy",))
+    ready = await harness.until("ready")
+    assert [note for note in ready["notes"] if "busy starts threads" in note]
+    assert await harness.run() == (0, "False\n")
+    assert (await harness.until("started", "run1"))["cold"] == "it has 2 threads"
+
+
+async def test_what_fails_to_import_is_noted_and_left_to_the_script(harness: Harness) -> None:
+    harness.script("1 / 0", "broken.py")
+    harness.start(PYTHON, "-c", "print('on')", preload=("no_such_module", "broken"))
+    notes = (await harness.until("ready"))["notes"]
+    assert "no_such_module can't be imported" in notes[0]
+    assert "broken fails to import: ZeroDivisionError" in notes[1]
+    assert await harness.run() == (0, "on\n")
+
+
+FAMILY = """
+    import os, subprocess, sys, time
+    # One child in our session, one in a session of its own, and its orphaned child.
+    sleep = [sys.executable, "-c", "import time; time.sleep(100)"]
+    first = subprocess.Popen(sleep)
+    second = subprocess.Popen(sleep, start_new_session=True)
+    third = subprocess.run(["sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True)
+    print(os.getpid(), first.pid, second.pid, third.stdout.strip(), flush=True)
+    time.sleep(100 if len(sys.argv) > 1 else 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "end"])
+async def test_nothing_outlives_a_rank(harness: Harness, how: str) -> None:
+    harness.start(PYTHON, harness.script(FAMILY), *(["wait"] if how == "kill" else []))
+    key = harness.launch()
+    pids = [int(pid) for pid in await harness.lines(key, 4)]
+    if how == "kill":
+        os.kill(pids[0], signal.SIGKILL)
+    assert (await harness.until("exit", key))["code"] == (-9 if how == "kill" else 0)
+    await harness.until("gone", key)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+async def test_ranks_die_with_their_warm_process(harness: Harness) -> None:
+    harness.start(PYTHON, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(100)")
+    (pid,) = await harness.lines(harness.launch(), 1)
+    harness.warm.kill()
+    await gone(int(pid))
+    await harness.ended.wait()
+
+
+async def test_it_ends_with_the_last_of_its_children_when_it_is_let_go(harness: Harness) -> None:
+    harness.start(PYTHON, harness.script(FAMILY), "wait")
+    pids = [int(pid) for pid in await harness.lines(harness.launch(), 4)]
+    await harness.warm.stop()
+    assert not [pid for pid in pids if alive(pid)]
+
+
+async def test_slurms_signals_do_it_no_harm(harness: Harness) -> None:
+    harness.start(PYTHON, "-c", "print('on')")
+    await harness.until("ready")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        os.kill(harness.warm.pid, number)
+    assert await harness.run() == (0, "on\n")

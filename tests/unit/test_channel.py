@@ -1,0 +1,257 @@
+"""Channels and servers: who is let in, for each of gRPC's four kinds of call."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from muster.daemon.channel import KEY, MESSAGE_BYTES, CannotListen, address_of, bind, make_server, open_channel
+from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
+from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
+from muster.v1.common_pb2 import PingReply, PingRequest
+
+KINDS = ("Offer", "Put", "Fetch", "Link")
+
+
+def _caller() -> str:
+    caller = current_caller()
+    return f"{caller.uid}@{caller.address}"
+
+
+class Peer(peer_pb2_grpc.PeerServiceServicer):
+    """All four kinds of call; each answers with who called."""
+
+    async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
+        return peer_pb2.ShardNeed(refused=_caller())
+
+    async def Put(self, request_iterator: AsyncIterator[peer_pb2.ShardData], context: Any) -> peer_pb2.ShardStored:
+        count = len([data async for data in request_iterator])
+        return peer_pb2.ShardStored(refused=f"{_caller()} {count}")
+
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
+        for _ in range(3):
+            yield peer_pb2.ShardData(data=_caller().encode())
+
+    async def Link(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[peer_pb2.LinkPing], context: Any
+    ) -> None:
+        """Writes its stream itself, as a coroutine may."""
+        assert _caller()
+        async for ping in request_iterator:
+            await context.write(peer_pb2.LinkPong(seq=ping.seq))
+
+    async def Stored(self, request: peer_pb2.StoredReport, context: Any) -> peer_pb2.PeerAck:
+        return peer_pb2.PeerAck()
+
+    async def Committed(self, request: peer_pb2.CommitNotice, context: Any) -> peer_pb2.PeerAck:
+        return peer_pb2.PeerAck()
+
+
+class Probe(common_pb2_grpc.ProbeServiceServicer):
+    async def Ping(self, request: PingRequest, context: Any) -> PingReply:
+        return PingReply(nonce=request.nonce)
+
+
+class Served:
+    """A server with all of the above on a port of its own."""
+
+    def __init__(self, credentials: Credentials, deadline_s: float = 5.0) -> None:
+        self._server = make_server(credentials, identity_deadline_s=deadline_s)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(Peer(), self._server)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(Probe(), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)  # type: ignore[attr-defined]
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
+
+    async def __aenter__(self) -> "Served":
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> SecretCredentials:
+    return SecretCredentials.create(tmp_path / "secret")
+
+
+@pytest.fixture
+async def served(credentials: SecretCredentials) -> AsyncIterator[Served]:
+    async with Served(credentials) as served:
+        yield served
+
+
+async def _call(channel: grpc.aio.Channel, kind: str, metadata: Any = None) -> list[Any]:
+    """All answers of one call of that kind."""
+    stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+    if kind == "Offer":
+        return [(await stub.Offer(peer_pb2.ShardOffer(), metadata=metadata)).refused]
+    if kind == "Put":
+        data = [peer_pb2.ShardData(offset=n) for n in range(3)]
+        return [(await stub.Put(iter(data), metadata=metadata)).refused]
+    if kind == "Fetch":
+        return [answer.data.decode() async for answer in stub.Fetch(peer_pb2.FetchRequest(), metadata=metadata)]
+    pings = iter([peer_pb2.LinkPing(seq=n) for n in (4, 5)])
+    return [answer.seq async for answer in stub.Link(pings, metadata=metadata)]
+
+
+async def test_each_kind_of_call_knows_its_caller(
+    served: Served, credentials: SecretCredentials, tmp_path: Path
+) -> None:
+    me = f"{(tmp_path / 'secret').stat().st_uid}@127.0.0.1"
+    async with open_channel(served.address, credentials) as channel:
+        assert await _call(channel, "Offer") == [me]
+        assert await _call(channel, "Put") == [f"{me} 3"]
+        assert await _call(channel, "Fetch") == [me] * 3
+        assert await _call(channel, "Link") == [4, 5]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_without_credential_is_refused(served: Served, kind: str) -> None:
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, kind)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refused.value.details() == f"/muster.v1.PeerService/{kind} needs a credential (muster-credential)"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_replayed_credential_is_refused(served: Served, credentials: SecretCredentials, kind: str) -> None:
+    token = ((KEY, credentials.issue(f"/muster.v1.PeerService/{kind}")),)
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        await _call(channel, kind, token)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, kind, token)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refused.value.details() == "the credential is refused: it has been used before"
+
+
+async def test_a_credential_for_another_method_is_refused(served: Served, credentials: SecretCredentials) -> None:
+    token = ((KEY, credentials.issue("/muster.v1.PeerService/Fetch")),)
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, "Offer", token)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_health_is_told_to_anyone(served: Served) -> None:
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_stream_goes_both_ways_at_once(served: Served, credentials: SecretCredentials) -> None:
+    async with open_channel(served.address, credentials) as channel:
+        call: Any = peer_pb2_grpc.PeerServiceStub(channel).Link()  # type: ignore[call-arg]
+        for seq in (1, 2, 3):
+            await call.write(peer_pb2.LinkPing(seq=seq))
+            assert (await call.read()).seq == seq
+        await call.done_writing()
+        assert not isinstance(await call.read(), peer_pb2.LinkPong)
+
+
+async def test_messages_larger_than_grpcs_default_pass(served: Served, credentials: SecretCredentials) -> None:
+    assert MESSAGE_BYTES == 64 * 1024 * 1024
+    async with open_channel(served.address, credentials) as channel:
+        stub = common_pb2_grpc.ProbeServiceStub(channel)
+        nonce = "x" * (16 * 1024 * 1024)
+        assert (await stub.Ping(PingRequest(nonce=nonce))).nonce == nonce
+
+
+class Absent:
+    """A host without munge."""
+
+    def issue(self, method: str) -> str:
+        raise IdentityUnavailable("no munged here")
+
+    def check(self, token: str, method: str) -> tuple[int, int]:
+        raise IdentityUnavailable("no munged here")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_munge_at_the_caller_a_call_is_unavailable(served: Served, kind: str) -> None:
+    async with open_channel(served.address, Absent()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, kind)
+    assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, "no munged here")
+    assert isinstance(refused.value.__cause__, IdentityUnavailable)
+
+
+async def test_without_munge_at_the_server_a_call_is_unavailable(credentials: SecretCredentials) -> None:
+    async with Served(Absent()) as served, open_channel(served.address, credentials) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, "Offer")
+    assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, "no munged here")
+
+
+class Stuck:
+    """A munged that accepts and never answers, until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def issue(self, method: str) -> str:
+        self.let_go.wait(20)
+        return "late"
+
+    def check(self, token: str, method: str) -> tuple[int, int]:
+        self.let_go.wait(20)
+        return 0, 0
+
+
+async def test_a_stuck_munge_at_the_caller_holds_up_nothing_else(
+    served: Served, credentials: SecretCredentials
+) -> None:
+    stuck = Stuck()
+    async with open_channel(served.address, stuck, identity_deadline_s=0.2) as dull:
+        call = asyncio.ensure_future(_call(dull, "Offer"))
+        async with open_channel(served.address, credentials) as channel:
+            assert await _call(channel, "Link") == [4, 5]
+        with pytest.raises(grpc.aio.AioRpcError, match=r"munged has not answered for 0\.2 s") as refused:
+            await call
+    stuck.let_go.set()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_stuck_munge_at_the_server_ends_the_call(credentials: SecretCredentials) -> None:
+    stuck = Stuck()
+    async with Served(stuck, 0.1) as served, open_channel(served.address, credentials) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"munged has not answered for 0\.1 s") as refused:
+            await _call(channel, "Fetch")
+        stuck.let_go.set()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_taken_port_is_told(served: Served, credentials: SecretCredentials) -> None:
+    with pytest.raises(CannotListen, match=f"can't listen on {served.address}"):
+        bind(make_server(credentials), served.address)
+
+
+async def test_no_host_means_all_addresses(credentials: SecretCredentials) -> None:
+    server = make_server(credentials)
+    common_pb2_grpc.add_ProbeServiceServicer_to_server(Probe(), server)
+    port = bind(server, ":0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}", credentials) as channel:
+        assert (await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest(nonce="n"))).nonce == "n"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:4242", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:4242", "::1"),
+        ("ipv6:[fe80::1%25eth0]:4242", "fe80::1"),
+        ("ipv6:[::ffff:10.0.0.7]:4242", "10.0.0.7"),
+        ("unix:", "unix"),
+    ],
+)
+def test_a_peers_name_gives_its_address(peer: str, address: str) -> None:
+    assert address_of(peer) == address

@@ -1,0 +1,121 @@
+"""The leader's count: pure."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.checkpoint.commit import Ballot, Verdict
+from muster.checkpoint.shards import Stamp
+
+NODES = ("a", "b", "c")
+
+
+def ballot() -> Ballot:
+    return Ballot(2, frozenset(NODES))
+
+
+def at(step: int) -> Stamp:
+    return Stamp(2, step)
+
+
+def test_all_nodes_commit() -> None:
+    b = ballot()
+    assert b.stored("a", at(1), 0) is None
+    assert b.stored("a", at(1), 0) is None
+    assert b.stored("b", at(1), 0) is None
+    assert b.stored("c", at(1), 0) == Verdict(at(1), False, 2)
+    assert b.stored("c", at(1), 0) is None, "said once"
+
+
+def test_strangers_and_other_generations_do_not_count() -> None:
+    b = ballot()
+    b.stored("a", at(1), 0)
+    b.stored("b", at(1), 0)
+    assert b.stored("stranger", at(1), 0) is None
+    assert b.stored("c", Stamp(1, 1), 0) is None
+    assert b.stored("c", Stamp(3, 1), 0) is None
+    assert b.committed is None
+
+
+def test_a_skip_voids_once_and_for_good() -> None:
+    b = ballot()
+    b.stored("a", at(1), 0)
+    assert b.skipped("b", at(1), 0) == Verdict(at(1), True, 3)
+    assert b.skipped("c", at(1), 0) is None
+    for node in NODES:
+        assert b.stored(node, at(1), 0) is None
+
+
+def test_what_is_committed_or_older_can_not_be_voided() -> None:
+    b = ballot()
+    for node in NODES:
+        b.stored(node, at(5), 0)
+    assert b.skipped("a", at(5), 0) is None
+    assert b.skipped("a", at(4), 0) is None
+    for node in NODES:
+        assert b.stored(node, at(4), 0) is None, "commits only move forward"
+
+
+reports = st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 6), st.booleans()), max_size=60)
+
+
+@given(reports)
+def test_in_any_order_commits_grow_and_no_version_is_both(said: list[tuple[str, int, bool]]) -> None:
+    b = ballot()
+    committed: list[Stamp] = []
+    void: set[Stamp] = set()
+    stored: dict[Stamp, set[str]] = {}
+    named = 0
+    for node, step, skip in said:
+        verdict = b.skipped(node, at(step), 0) if skip else b.stored(node, at(step), 0)
+        if not skip:
+            stored.setdefault(at(step), set()).add(node)
+        if verdict is None:
+            continue
+        assert verdict.next_step >= named, "the step to keep next never moves back"
+        named = verdict.next_step
+        if verdict.void:
+            assert verdict.stamp not in void
+            assert not committed or verdict.stamp > committed[-1]
+            void.add(verdict.stamp)
+        else:
+            assert stored[verdict.stamp] == set(NODES)
+            assert verdict.stamp not in void
+            assert not committed or verdict.stamp > committed[-1]
+            committed.append(verdict.stamp)
+
+
+def commit(b: Ballot, step: int, now: int) -> int:
+    for node in NODES:
+        verdict = b.stored(node, at(step), now)
+    assert verdict is not None
+    return verdict.next_step
+
+
+def test_the_step_to_keep_next_is_the_one_under_way() -> None:
+    b = ballot()
+    assert commit(b, 1, now=1) == 2
+    assert commit(b, 2, now=5) == 6
+
+
+def test_who_misses_steps_makes_the_lead_longer_and_calm_makes_it_shorter() -> None:
+    b = ballot()
+    for lead in (2, 3, 4, 5, 6, 7, 8, 8):
+        step = max(b.next_step, 1)
+        verdict = b.skipped("b", at(step), now=step)
+        assert verdict is not None
+        assert verdict.next_step == step + lead
+    leads = []
+    for _ in range(40):
+        step = b.next_step
+        leads.append(commit(b, step, now=step) - step)
+    assert leads == sorted(leads, reverse=True)
+    assert leads[-1] == 1
+
+
+def test_a_step_that_is_named_stays_named_until_it_is_settled() -> None:
+    b = ballot()
+    assert commit(b, 1, now=10) == 11
+    assert commit(b, 4, now=10) == 11, "kept out of turn"
+    verdict = b.skipped("a", at(11), now=11)
+    assert verdict is not None
+    assert verdict.next_step == 13

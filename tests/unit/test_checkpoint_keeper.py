@@ -1,0 +1,641 @@
+"""Keepers of several nodes, joined by real gRPC on loopback, with ranks that write bytes instead of tensors."""
+
+import asyncio
+import itertools
+import json
+import pickle
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import lru_cache
+from pathlib import Path
+
+import grpc
+import pytest
+
+from muster.checkpoint import durable, layout
+from muster.checkpoint.errors import FlushError, RestoreError
+from muster.checkpoint.keeper import Keeper
+from muster.checkpoint.link import AgentLink, Start
+from muster.checkpoint.pieces import digest_of, shard_digest
+from muster.checkpoint.rehearsal import RehearsedGang, RehearsedRank, contents
+from muster.checkpoint.shards import Piece, Stamp
+from muster.v1 import agent_pb2, common_pb2, peer_pb2
+
+SHARED = (9 << 20) + 77
+GANG = "g1"
+
+
+class Gang(RehearsedGang):
+    """A rehearsed gang with its ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(GANG)
+        self.ranks: dict[int, RehearsedRank] = {}
+        self.serial = 0
+
+    async def run(
+        self, places: dict[int, str], restore: agent_pb2.RestorePlan | None = None, size: int = SHARED
+    ) -> dict[int, Start]:
+        """Start a generation, let every rank join; with `size` they get slots too."""
+        for rank in self.ranks.values():
+            rank.link.close()
+        self.begin(places, restore)
+        body = pickle.dumps([_marks(n) for n in (0, *(100 + r for r in places))], 4)
+        self.ranks, starts = {}, {}
+        for rank, name in places.items():
+            link = AgentLink(self.socket(rank, name), rank, self.generation)
+            self.ranks[rank] = RehearsedRank(link, rank, len(places), b"" if rank else body)
+        for rank, one in self.ranks.items():
+            starts[rank] = await asyncio.to_thread(one.join)
+        if size:
+            for one in self.ranks.values():
+                assert not await asyncio.to_thread(one.layout, size)
+        return starts
+
+    async def step(self, step: int, shared: Callable[[int], bytes]) -> None:
+        """All ranks finish a step and keep it."""
+        for rank, one in self.ranks.items():
+            assert await asyncio.to_thread(one.step, step, shared(rank), own(rank, step), 5.0)
+
+    async def pass_by(self, step: int, shared: Callable[[int], bytes], skip: tuple[int, ...] = ()) -> None:
+        """All ranks finish a step and keep it where it is the one to keep; those in `skip` have no slot for it."""
+        for rank, one in self.ranks.items():
+            if rank in skip:
+                one.link.progress(step, skipped=True)
+            else:
+                await asyncio.to_thread(one.step, step, shared(rank), own(rank, step))
+
+    async def committed(self, stamp: Stamp) -> None:
+        await until(lambda: all(Stamp.of(n.keeper.committed()) == stamp for n in self.nodes.values()))
+
+
+def _marks(number: int) -> tuple[str, int, int]:
+    return (f"item{number}", layout.offset_mark(number), layout.length_mark(number))
+
+
+def own(rank: int, step: int) -> bytes:
+    return f"rank {rank} step {step}".encode()
+
+
+@lru_cache(64)
+def _bytes(seed: int) -> bytes:
+    """No two pieces alike."""
+    return random.Random(seed).randbytes(SHARED)
+
+
+def replica(step: int) -> Callable[[int], bytes]:
+    """All ranks hold the same bytes."""
+    return lambda _: _bytes(step)
+
+
+def sharded(step: int) -> Callable[[int], bytes]:
+    """Every rank holds bytes of its own."""
+    return lambda rank: _bytes(1000 + step * 16 + rank)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    end = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < end, "it never came to that"
+        await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def gang() -> AsyncIterator[Gang]:
+    gang = Gang()
+    yield gang
+    for rank in gang.ranks.values():
+        rank.link.close()
+    await gang.close()
+
+
+def held(gang: Gang, node: str) -> set[tuple[int, int, int, int]]:
+    """(tier, rank, generation, step) of what stands on a node."""
+    shards = gang.nodes[node].keeper.shards()
+    return {(s.tier, s.rank, s.version.generation, s.version.step) for s in shards}
+
+
+OWN, BUDDY = agent_pb2.TIER_OWN, agent_pb2.TIER_BUDDY
+FOUR = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
+
+
+async def test_a_fresh_gang_starts_afresh(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    starts = await gang.run({0: "n0", 1: "n1"})
+    assert starts == {0: Start(), 1: Start()}
+
+
+async def test_a_step_is_committed_when_every_shard_stands_twice(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    assert held(gang, "n1") == {(OWN, 1, 1, 1), (BUDDY, 0, 1, 1)}
+    for step in (2, 3, 4):
+        await gang.step(step, sharded(step))
+        await gang.committed(Stamp(1, step))
+    assert held(gang, "n1") == {(OWN, 1, 1, 4), (BUDDY, 0, 1, 4)}
+    assert gang.nodes["n2"].keeper.progress() == {2: 4}
+
+
+async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    for step in range(1, 5):
+        await gang.step(step, replica(step))
+        await gang.committed(Stamp(1, step))
+    sent = [n.service.put_bytes for n in gang.nodes.values()]
+    assert 0 < max(sent) < 5 * (1 << 17), sent
+
+
+async def test_shards_that_differ_travel_whole(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    assert all(n.service.put_bytes > SHARED for n in gang.nodes.values())
+
+
+async def test_one_node_commits_alone(gang: Gang) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0", 1: "n0"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    assert held(gang, "n0") == {(OWN, 0, 1, 1), (OWN, 1, 1, 1)}
+
+
+async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    first, second = gang.ranks[0], gang.ranks[1]
+    await asyncio.to_thread(first.step, 1, replica(1)(0), own(0, 1), 5.0)
+    await until(lambda: (OWN, 0, 1, 1) in held(gang, "n0"))
+    assert first.link.free_slot() is None, "one step at a time"
+    await asyncio.to_thread(second.step, 1, replica(1)(1), own(1, 1), 5.0)
+    await gang.committed(Stamp(1, 1))
+    await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2), 5.0)
+    await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
+    assert first.link.free_slot() is None, "step 1 is the committed one and must stay"
+    assert (OWN, 0, 1, 1) in held(gang, "n0")
+    await asyncio.to_thread(second.step, 2, replica(2)(1), own(1, 2), 5.0)
+    await gang.committed(Stamp(1, 2))
+    assert await asyncio.to_thread(first.link.free_slot, 5.0) is not None
+
+
+@pytest.mark.parametrize("late", [0, 3])
+async def test_steps_that_a_rank_misses_are_void_and_block_nobody(gang: Gang, late: int) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    for step in range(2, 8):
+        await gang.pass_by(step, replica(step), skip=(late,))
+    assert gang.nodes["n1"].keeper.committed().step == 1
+    step = 8
+    while gang.nodes["n1"].keeper.committed().step == 1:
+        await gang.pass_by(step, replica(step))
+        step += 1
+        assert step < 1000
+    await gang.step(step, replica(step))
+    await gang.committed(Stamp(1, step))
+    assert {h[3] for node in gang.nodes for h in held(gang, node)} == {step}
+
+
+async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR, size=1 << 20)
+    kept: set[int] = set()
+    step = 0
+    while len(kept) <= 5:
+        step += 1
+        await gang.pass_by(step, lambda rank, step=step: bytes([step % 256]) * (1 << 20))
+        kept.add(gang.nodes["n3"].keeper.committed().step)
+        assert step < 5000, kept
+
+
+async def test_who_did_not_hear_of_a_commit_is_told_again(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    gang.nodes["n1"].service.deaf = True
+    await gang.step(2, replica(2))
+    await until(lambda: gang.nodes["n0"].keeper.committed().step == 2)
+    for step in range(3, 6):
+        await gang.pass_by(step, replica(step))
+    assert gang.nodes["n1"].keeper.committed().step == 1
+    gang.nodes["n1"].service.deaf = False
+    step = 6
+    while gang.nodes["n1"].keeper.committed().step < 6:
+        await gang.pass_by(step, replica(step))
+        step += 1
+        assert step < 1000
+
+
+async def test_memory_checkpoints_that_are_off_are_refused_in_words(gang: Gang) -> None:
+    keeper = Keeper(GANG, "alone", gang.dial, lambda: None, "job.toml says so")
+    keeper.enlist(
+        agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, places=[agent_pb2.RankPlace(rank=0, node="alone")])
+    )
+    link = AgentLink(keeper.rank_socket(0, 1).detach(), 0, 1)
+    rank = RehearsedRank(link, 0, 1)
+    assert await asyncio.to_thread(rank.join) == Start()
+    assert await asyncio.to_thread(rank.layout, SHARED) == "job.toml says so"
+    assert link.free_slot() is None
+    link.close()
+    await keeper.close()
+
+
+async def test_a_rank_that_runs_outside_its_slot_is_ignored(gang: Gang) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0"})
+    link = gang.ranks[0].link
+    link.filled(7, 1)
+    slot = link.free_slot(5.0)
+    assert slot is not None
+    link.slots[slot][-64:] = bytes(64)
+    link.filled(slot, 1)
+    await gang.step(2, replica(2))
+    await gang.committed(Stamp(1, 2))
+    assert held(gang, "n0") == {(OWN, 0, 1, 2)}
+
+
+async def test_ranks_are_restored_where_they_stood(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    for step in (1, 2):
+        await gang.step(step, sharded(step))
+        await gang.committed(Stamp(1, step))
+    starts = await gang.run(FOUR, gang.plan(Stamp(1, 2)))
+    for rank, start in starts.items():
+        assert (start.step, start.generation) == (2, 1)
+        assert start.shard is not None
+        assert contents(start.shard)["own"] == own(rank, 2)
+        assert contents(start.shard)["shared"].startswith(sharded(2)(rank))
+    await gang.step(3, sharded(3))
+    await gang.committed(Stamp(2, 3))
+    assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 3)}
+
+
+async def test_a_lost_nodes_rank_is_restored_on_a_spare_from_its_buddy(gang: Gang) -> None:
+    await gang.add(*FOUR.values(), "spare")
+    await gang.run(FOUR)
+    for step in (1, 2):
+        await gang.step(step, replica(step))
+        await gang.committed(Stamp(1, step))
+    await gang.lose("n0")
+    places = {**FOUR, 0: "spare"}
+    starts = await gang.run(places, gang.plan(Stamp(1, 2)))
+    assert starts[0].shard is not None
+    assert contents(starts[0].shard) == {
+        "shared": replica(2)(0).ljust(layout.align(SHARED), b"\0"),
+        "own": own(0, 2),
+    }
+    assert (OWN, 0, 1, 2) in held(gang, "spare")
+    for step in (3, 4, 5):
+        await gang.step(step, replica(step))
+        await gang.committed(Stamp(2, step))
+
+
+async def test_two_ranks_a_node_move_together(gang: Gang) -> None:
+    await gang.add("n0", "n1", "n2", "spare")
+    places = {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+    await gang.run(places)
+    for step in (1, 2, 3):
+        await gang.step(step, sharded(step))
+        await gang.committed(Stamp(1, step))
+    assert held(gang, "n1") == {(OWN, 2, 1, 3), (OWN, 3, 1, 3), (BUDDY, 0, 1, 3), (BUDDY, 1, 1, 3)}
+    await gang.lose("n1")
+    moved = {**places, 2: "spare", 3: "spare"}
+    starts = await gang.run(moved, gang.plan(Stamp(1, 3)))
+    for rank, start in starts.items():
+        assert start.shard is not None
+        assert contents(start.shard)["own"] == own(rank, 3)
+    for step in (4, 5):
+        await gang.step(step, sharded(step))
+        await gang.committed(Stamp(2, step))
+    assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 5)}
+
+
+async def test_a_rank_that_moves_to_its_buddys_node_needs_no_network(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    await gang.lose("n0")
+    starts = await gang.run({0: "n1", 1: "n1"}, gang.plan(Stamp(1, 1)))
+    assert starts[0].shard is not None
+    assert contents(starts[0].shard)["shared"].startswith(sharded(1)(0))
+    assert (OWN, 0, 1, 1) in held(gang, "n1")
+    for step in (2, 3):
+        await gang.step(step, sharded(step))
+        await gang.committed(Stamp(2, step))
+
+
+async def test_the_first_commit_of_a_generation_deletes_later_steps_of_the_one_before(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    places = {0: "n0", 1: "n1"}
+    await gang.run(places)
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    await asyncio.to_thread(gang.ranks[0].step, 2, replica(2)(0), own(0, 2), 5.0)
+    await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
+    await gang.run(places, gang.plan(Stamp(1, 1)))
+    assert (OWN, 0, 1, 2) not in held(gang, "n0"), "its slot is wanted by the new generation"
+    await gang.step(2, replica(2))
+    await gang.committed(Stamp(2, 2))
+    assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 2)}
+
+
+async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    gang.ranks[0].write(0, replica(1)(0), own(0, 1))
+    slot = gang.ranks[1].link.free_slot(5.0)
+    assert slot is not None
+    gang.ranks[1].write(slot, replica(1)(1), own(1, 1))
+    gang.ranks[1].link.filled(slot, 1)
+    for node in gang.nodes.values():
+        node.keeper.fence(1)
+    await until(lambda: (OWN, 1, 1, 1) in held(gang, "n1"))
+    assert held(gang, "n0") == set()
+
+
+async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    gang.nodes["n1"].keeper.fence(1)
+    peer = gang.dial(gang.nodes["n1"].address)
+    late = common_pb2.Version(generation=1, step=9)
+    notice = await peer.Committed(peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=late))
+    assert "fenced generation 1" in notice.refused
+    need = await peer.Offer(peer_pb2.ShardOffer(gang_id=GANG, node="n0", rank=0, version=late))
+    assert "fenced" in need.refused
+    assert Stamp.of(gang.nodes["n1"].keeper.committed()) == Stamp(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "words"),
+    [(0, b"wrong bytes", "piece 0 .* arrived damaged"), (6, b"right bytes", "in no piece"), (0, b"right", "is gone")],
+)
+async def test_pieces_that_arrive_damaged_or_astray_or_short_are_refused(
+    gang: Gang, offset: int, data: bytes, words: str
+) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=0)
+    pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
+    offer = peer_pb2.ShardOffer(
+        gang_id=GANG, node="n0", version=Stamp(1, 1).version(), bytes=11, digest=shard_digest(pieces)
+    )
+    offer.pieces.add(offset=0, length=11, digest=pieces[0].digest)
+
+    async def stream() -> AsyncIterator[peer_pb2.ShardData]:
+        yield peer_pb2.ShardData(offer=offer)
+        yield peer_pb2.ShardData(offset=offset, data=data)
+
+    stored = await gang.dial(gang.nodes["n1"].address).Put(stream())
+    assert re.search(words, stored.refused)
+    assert held(gang, "n1") == set()
+
+
+async def test_another_gangs_words_are_refused(gang: Gang) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0"}, size=0)
+    peer = gang.dial(gang.nodes["n0"].address)
+    need = await peer.Offer(peer_pb2.ShardOffer(gang_id="other", version=common_pb2.Version(generation=1, step=1)))
+    assert "belongs to gang g1" in need.refused
+    with pytest.raises(grpc.aio.AioRpcError, match="holds no shard"):
+        async for _ in peer.Fetch(peer_pb2.FetchRequest(gang_id="other")):
+            pass
+
+
+async def test_a_flipped_byte_in_a_slot_is_found_and_the_buddys_copy_used(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    plan = gang.plan(Stamp(1, 1))
+    slot = gang.ranks[2].link.slots[0]
+    slot[5 << 20] ^= 1
+    starts = await gang.run(FOUR, plan, size=0)
+    assert starts[2].shard is not None
+    assert contents(starts[2].shard)["shared"].startswith(sharded(1)(2))
+
+
+async def test_a_state_that_no_source_gives_is_refused_and_never_replaced_by_another(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    places = {0: "n0", 1: "n1"}
+    await gang.run(places)
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    plan = gang.plan(Stamp(1, 1), tier=OWN)
+    plan.durable_path = "/nowhere/step_00000007_g1"
+    gang.ranks[1].link.slots[0][0] ^= 1
+    with pytest.raises(RestoreError, match=r"rank 1's state at step 1 of generation 1 can't be had: n1: 1 of"):
+        await gang.run(places, plan)
+    assert (OWN, 1, 1, 1) not in held(gang, "n1"), "a bad shard is offered no more"
+
+
+async def test_a_piece_that_changed_in_a_copy_is_not_sent(gang: Gang) -> None:
+    await gang.add("n0", "n1", "spare")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    plan = gang.plan(Stamp(1, 1), tier=BUDDY)
+    gang.ranks[1].link.slots[0][3] ^= 1
+    await gang.lose("n0")
+    with pytest.raises(RestoreError, match=r"n1: DATA_LOSS"):
+        await gang.run({0: "spare", 1: "n1"}, plan)
+    assert (BUDDY, 0, 1, 1) not in held(gang, "n1"), "the copy borrowed the piece"
+
+
+async def test_a_durable_folder_of_the_same_version_may_take_a_shards_place(gang: Gang) -> None:
+    await gang.add("n0")
+    plan = agent_pb2.RestorePlan(version=Stamp(3, 8).version(), durable_path="/d/step_00000008_g3")
+    starts = await gang.run({0: "n0"}, plan, size=0)
+    assert starts[0] == Start(durable_path="/d/step_00000008_g3")
+
+
+async def test_slots_grow_when_a_state_has_outgrown_them(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    for one in gang.ranks.values():
+        assert not await asyncio.to_thread(one.layout, SHARED, 1 << 20)
+    assert held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 1, 1, 1)}, "the committed state stays meanwhile"
+    for step in (2, 3, 4):
+        await gang.step(step, replica(step))
+        await gang.committed(Stamp(1, step))
+
+
+async def test_stop_reaches_every_rank(gang: Gang) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0", 1: "n0"}, size=0)
+    gang.nodes["n0"].keeper.stop_ranks("maintenance")
+    for rank in gang.ranks.values():
+        rank.link.listen()
+        assert rank.link.stop_reason == "maintenance"
+
+
+async def test_an_agent_that_leaves_frees_all_memory(gang: Gang) -> None:
+    def mine() -> int:
+        return sum("memfd:muster-" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = mine()
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    for step in (1, 2, 3):
+        await gang.step(step, sharded(step))
+        await gang.committed(Stamp(1, step))
+    assert mine() > before
+    for rank in gang.ranks.values():
+        rank.link.close()
+    gang.ranks.clear()
+    await gang.lose("n0")
+    await gang.lose("n1")
+    await until(lambda: mine() == before)
+
+
+def flush_order(gang: Gang, version: Stamp, tier: int = OWN) -> agent_pb2.FlushOrder:
+    gang.serial += 1
+    plan = gang.plan(version, tier)
+    return agent_pb2.FlushOrder(serial=gang.serial, version=version.version(), sources=plan.sources, reason="a test")
+
+
+async def flush_all(gang: Gang, order: agent_pb2.FlushOrder, folder: Path) -> None:
+    work: list[Awaitable[None]] = [n.keeper.flush(order, str(folder)) for n in gang.nodes.values()]
+    await asyncio.gather(*work)
+
+
+@pytest.mark.parametrize("tier", [OWN, BUDDY])
+async def test_a_flush_writes_every_published_item_where_the_metadata_says(
+    gang: Gang, tmp_path: Path, tier: int
+) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(7, replica(7))
+    await gang.committed(Stamp(1, 7))
+    await flush_all(gang, flush_order(gang, Stamp(1, 7), tier), tmp_path / "durable")
+    folder = tmp_path / "durable/step_00000007_g1"
+    assert sorted(p.name for p in (tmp_path / "durable").iterdir()) == [folder.name]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        [durable.METADATA, durable.MANIFEST, *(durable.file_name(r) for r in FOUR)]
+    )
+    items = {name: (offset, length) for name, offset, length in pickle.loads((folder / ".metadata").read_bytes())}
+    offset, length = items["item0"]
+    assert (folder / "__0_0.distcp").read_bytes()[offset : offset + length] == replica(7)(0)
+    for rank in FOUR:
+        offset, length = items[f"item{100 + rank}"]
+        assert (folder / durable.file_name(rank)).read_bytes()[offset : offset + length] == own(rank, 7)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert (manifest["step"], manifest["generation"], manifest["world_size"]) == (7, 1, 4)
+    assert durable.newest(tmp_path / "durable") == folder
+    assert durable.step_of(folder) == 7
+
+
+async def test_a_flush_of_a_version_that_never_stood_says_so(gang: Gang, tmp_path: Path) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    order = flush_order(gang, Stamp(1, 1))
+    order.version.step = 9
+    with pytest.raises(FlushError, match="n0 holds no shard of rank 0 at step 9"):
+        await gang.nodes["n0"].keeper.flush(order, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_flush_of_a_running_gang_writes_one_version_of_all_ranks(gang: Gang, tmp_path: Path) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR, size=1 << 20)
+    end = 100_000
+    data = [random.Random(step).randbytes(1 << 20) for step in range(8)]
+
+    async def rank_runs(rank: int) -> None:
+        # Step after step, whether a slot was free or not; all together, as a collective makes them.
+        for step in itertools.count(1):
+            await asyncio.to_thread(gang.ranks[rank].step, step, data[step % 8], own(rank, step))
+            await barrier.wait()
+            if step == end:
+                return
+
+    barrier = asyncio.Barrier(4)
+    running = [asyncio.create_task(rank_runs(rank)) for rank in FOUR]
+    for round in (1, 2, 3):
+        before = gang.nodes["n2"].keeper.committed().step
+        await until(lambda before=before: min(n.keeper.committed().step for n in gang.nodes.values()) > before + 3)
+        order = agent_pb2.FlushOrder(serial=round, version=Stamp(1, 1).version(), reason="asked for")
+        for rank, node in FOUR.items():
+            order.sources.add(rank=rank, node=node, tier=OWN)
+
+        async def arrives(name: str, late_s: float, order: agent_pb2.FlushOrder = order) -> None:
+            await asyncio.sleep(late_s)
+            await gang.nodes[name].keeper.flush(order, str(tmp_path))
+
+        await asyncio.gather(*(arrives(name, 0.03 * i) for i, name in enumerate(FOUR.values())))
+    end = gang.nodes["n0"].keeper.progress()[0] + 20
+    await asyncio.gather(*running)
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) == 3
+    for folder in folders:
+        step = durable.step_of(folder)
+        items = {name: (a, b) for name, a, b in pickle.loads((folder / ".metadata").read_bytes())}
+        for rank in FOUR:
+            offset, length = items[f"item{100 + rank}"]
+            written = (folder / durable.file_name(rank)).read_bytes()
+            assert written[offset : offset + length] == own(rank, step), "no mix of steps"
+        assert (folder / "__0_0.distcp").read_bytes()[: 1 << 20] == data[step % 8]
+
+
+@pytest.mark.parametrize("full", [0, 1])
+async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Path, full: int) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    aside = tmp_path / ".step_00000001_g1.tmp"
+    aside.mkdir()
+    (aside / f"__{full}_0.distcp").symlink_to("/dev/full")
+    order = flush_order(gang, Stamp(1, 1))
+    results = await asyncio.gather(
+        *(n.keeper.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
+    )
+    assert f"{tmp_path} is full (No space left on device): free space there" in str(results[full])
+    assert isinstance(results[0], FlushError)
+    assert not list(tmp_path.glob("step_*"))
+    if full == 1:
+        assert list(tmp_path.iterdir()) == []
+    # Once there is room, the same version can still be flushed: it stands.
+    await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1"]
+
+
+async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, tmp_path: Path) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0"})
+    await gang.step(5, replica(5))
+    await gang.committed(Stamp(1, 5))
+    for name in (".step_00000003_g1.tmp", ".step_00000002_g2.tmp", "step_00000001_g1"):
+        (tmp_path / name).mkdir()
+    await flush_all(gang, flush_order(gang, Stamp(1, 5)), tmp_path)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [".step_00000002_g2.tmp", "step_00000001_g1", "step_00000005_g1"]
+
+
+async def test_a_slot_that_changed_is_not_flushed(gang: Gang, tmp_path: Path) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    gang.ranks[1].link.slots[0][9] ^= 4
+    order = flush_order(gang, Stamp(1, 1))
+    results = await asyncio.gather(
+        *(n.keeper.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
+    )
+    assert [type(r) for r in results] == [FlushError, FlushError]
+    assert any("rank 1's shard of step 1 of generation 1 has changed in memory" in str(r) for r in results)
+    assert list(tmp_path.iterdir()) == []

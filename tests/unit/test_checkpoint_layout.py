@@ -1,0 +1,127 @@
+"""A shard's bytes: footer, index, objects, marks, pieces."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.checkpoint import layout, transfer
+from muster.checkpoint.errors import BadShard
+from muster.checkpoint.layout import Footer, Index, Published
+from muster.checkpoint.pieces import cover, cuts, digest_of, digest_pieces, shard_digest
+from muster.checkpoint.shards import Piece
+from muster.v1 import peer_pb2
+
+
+def shard(size: int = 1000, footer: Footer | None = None) -> memoryview:
+    view = memoryview(bytearray(size))
+    layout.write_footer(view, footer or Footer(256, 512, 10, 20, 30))
+    return view
+
+
+def test_a_footer_is_read_back() -> None:
+    assert layout.read_footer(shard()) == Footer(256, 512, 10, 20, 30)
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [Footer(600, 512, 0, 0, 0), Footer(0, 900, 40, 0, 0), Footer(0, 0, 937, 0, 0), Footer(0, 2000, 0, 0, 0)],
+)
+def test_offsets_outside_the_shard_are_refused(footer: Footer) -> None:
+    with pytest.raises(BadShard, match="don't fit into 1000 bytes"):
+        layout.read_footer(shard(footer=footer))
+
+
+@pytest.mark.parametrize("size", [0, 63, 64, 1000])
+def test_other_bytes_are_no_shard(size: int) -> None:
+    with pytest.raises(BadShard, match="no shard"):
+        layout.read_footer(memoryview(bytes(size)))
+
+
+def test_the_parts_at_the_header_are_found() -> None:
+    index = Index(3, 8, (Published(1, 64, 900), Published(2, 4096, None)))
+    parts = (index.dump(), b"skeleton", b"metadata")
+    view = memoryview(bytearray(2048))
+    view[1024 : 1024 + sum(map(len, parts))] = b"".join(parts)
+    layout.write_footer(view, Footer(512, 1024, *map(len, parts)))
+    assert layout.read_index(view) == index
+    assert layout.read_skeleton(view) == b"skeleton"
+    assert layout.read_durable(view) == b"metadata"
+
+
+def test_an_object_has_its_true_length() -> None:
+    view = memoryview(bytearray(256))
+    layout.write_object(view, 64, b"longer")
+    layout.write_object(view, 64, b"short")
+    assert layout.extent(view, Published(0, 64, None)) == b"short"
+    assert layout.extent(view, Published(0, 72, 3)) == b"sho"
+    view[64:72] = b"\xff" * 8
+    with pytest.raises(BadShard, match="claims"):
+        layout.read_object(view, 64)
+
+
+places = st.tuples(st.integers(0, 2**62), st.integers(0, 2**62))
+
+
+@given(st.lists(places, max_size=40))
+def test_marks_take_any_offset_and_length(given_places: list[tuple[int, int]]) -> None:
+    rows = [(f"item {n}", layout.offset_mark(n), layout.length_mark(n), n, "MST") for n in range(len(given_places))]
+    filled = layout.fill_marks(pickle.dumps(rows, 4), dict(enumerate(given_places)))
+    assert pickle.loads(filled) == [(f"item {n}", *p, n, "MST") for n, p in enumerate(given_places)]
+
+
+def test_marks_and_places_must_be_of_one_plan() -> None:
+    body = pickle.dumps([layout.offset_mark(4), layout.length_mark(4)], 4)
+    with pytest.raises(BadShard, match="no shard holds item 4"):
+        layout.fill_marks(body, {})
+    with pytest.raises(BadShard, match=r"items \[5\] are not in the durable metadata"):
+        layout.fill_marks(body, {4: (0, 0), 5: (0, 0)})
+
+
+sizes = st.integers(1, 40 << 20)
+
+
+@given(sizes, st.lists(st.integers(0, 41 << 20), max_size=4))
+def test_pieces_cover_a_shard_and_end_at_its_borders(size: int, borders: list[int]) -> None:
+    found = [Piece(offset, length, bytes(16)) for offset, length in cuts(size, borders)]
+    assert cover(size, found)
+    ends = {p.offset for p in found} | {size}
+    assert {b for b in borders if b < size} <= ends
+
+
+def test_pieces_of_replicas_differ_only_where_their_objects_do() -> None:
+    size, footer = 10 << 20, Footer(9 << 20, (9 << 20) + 4096, 100, 0, 0)
+    one, other = shard(size, footer), shard(size, footer)
+    other[(9 << 20) + 8] = 1
+    differ = [a.offset for a, b in zip(digest_pieces(one), digest_pieces(other), strict=True) if a != b]
+    assert differ == [9 << 20]
+
+
+def offer(*pieces: Piece, size: int) -> peer_pb2.ShardOffer:
+    said = [peer_pb2.Piece(offset=p.offset, length=p.length, digest=p.digest) for p in pieces]
+    return peer_pb2.ShardOffer(node="n1", rank=2, bytes=size, digest=shard_digest(pieces), pieces=said)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "size"),
+    [
+        ([(0, 10), (11, 9)], 20),
+        ([(0, 10), (5, 15)], 20),
+        ([(0, 10)], 20),
+        ([(0, 10), (10, 0)], 10),
+        ([(0, (4 << 20) + 1)], (4 << 20) + 1),
+        ([], 10),
+    ],
+)
+def test_an_offer_that_does_not_add_up_is_refused(pieces: list[tuple[int, int]], size: int) -> None:
+    with pytest.raises(BadShard, match="the offer of rank 2 from n1 contradicts itself"):
+        transfer.pieces_of(offer(*(Piece(a, b, bytes(16)) for a, b in pieces), size=size))
+
+
+def test_an_offer_whose_digest_is_another_is_refused() -> None:
+    said = offer(Piece(0, 10, digest_of(memoryview(bytes(10)))), size=10)
+    assert transfer.pieces_of(said)
+    said.digest = bytes(16)
+    with pytest.raises(BadShard):
+        transfer.pieces_of(said)

@@ -1,0 +1,45 @@
+"""The image's recipe: what is digested is what is installed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+from muster.slurm.image.recipe import ROOT, Recipe, Source, constraints, read_source, requirements
+
+
+def names(source: Source) -> set[str]:
+    with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
+        return set(archive.getnames())
+
+
+def test_the_source_archive_holds_the_package_with_its_linked_folders_once() -> None:
+    inside = names(read_source())
+    assert {"pyproject.toml", "install.py", "muster/__init__.py", "muster/slurm/cluster/spec.py"} <= inside
+    assert not [name for name in inside if "__pycache__" in name or name.startswith("slurm/")]
+    on_disk = sum(1 for path in (ROOT / "slurm" / "cluster").glob("*.py"))
+    assert len([name for name in inside if name.startswith("muster/slurm/cluster/")]) >= on_disk
+
+
+def test_reading_an_unchanged_source_twice_gives_the_same_digest() -> None:
+    assert read_source().digest == read_source().digest
+
+
+def test_another_source_is_another_cluster_image_on_the_same_base() -> None:
+    recipe = Recipe()
+    assert recipe.cluster_image(Source(b"", "one")) != recipe.cluster_image(Source(b"", "two"))
+    assert recipe.base_image == Recipe().base_image
+
+
+def test_another_debian_is_another_image_all_the_way_up() -> None:
+    assert Recipe("forky").debian_image != Recipe("trixie").debian_image
+    assert Recipe("forky").base_image != Recipe("trixie").base_image
+
+
+def test_torch_never_comes_from_the_python_registry() -> None:
+    assert not [line for line in constraints().splitlines() if line.startswith("torch")]
+    assert not [line for line in requirements() if line.startswith("torch")]
+
+
+def test_the_coordinators_requirements_are_in_the_image() -> None:
+    assert any(line.startswith("sqlite-utils") for line in requirements())

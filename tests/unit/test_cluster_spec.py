@@ -1,0 +1,94 @@
+"""The cluster's shape and the files that follow from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.patience import WaitTimeout, wait_until
+from muster.slurm.cluster.registry import BY_HAND, check_name, is_gone, owner_of_this_process
+from muster.slurm.cluster.spec import ClusterSpec, SpecError
+
+
+def settings(spec: ClusterSpec) -> dict[str, str]:
+    lines = spec.files()["slurm.conf"].splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith(("NodeName", "PartitionName")))
+
+
+def test_ten_nodes_hang_on_four_leaves_under_one_spine() -> None:
+    assert ClusterSpec().files()["topology.conf"] == (
+        "SwitchName=s0 Nodes=n0,n1,n2\n"
+        "SwitchName=s1 Nodes=n3,n4\n"
+        "SwitchName=s2 Nodes=n5,n6,n7\n"
+        "SwitchName=s3 Nodes=n8,n9\n"
+        "SwitchName=spine Switches=s0,s1,s2,s3\n"
+    )
+
+
+def test_fewer_nodes_than_leaves_have_a_leaf_each() -> None:
+    spec = ClusterSpec(nodes=2)
+    assert [spec.leaf_of(node) for node in spec.node_names] == ["s0", "s1"]
+
+
+def test_every_host_has_an_address_and_a_hardware_address_of_its_own() -> None:
+    spec = ClusterSpec(nodes=200)
+    addresses = [spec.address(host, "10.200.7") for host in spec.hosts]
+    assert len(set(addresses)) == 202
+    assert (addresses[0], addresses[2], addresses[-1]) == ("10.200.7.10", "10.200.7.12", "10.200.7.211")
+    assert spec.mac("n0", "10.200.7") == "02:4d:0a:c8:07:0c"
+
+
+def test_the_timeouts_asked_for_are_in_slurm_conf() -> None:
+    conf = settings(ClusterSpec(slurmd_timeout=30, requeue_delay=5))
+    assert conf["SlurmdTimeout"] == "30"
+    assert conf["SchedulerParameters"].endswith(",permit_job_expansion,requeue_delay=5")
+    assert conf["SlurmctldParameters"] == "enable_expedited_requeue"
+
+
+def test_slurms_own_requeue_stays_unless_asked_otherwise() -> None:
+    conf = settings(ClusterSpec(expedited_requeue=False))
+    assert "requeue_delay" not in conf["SchedulerParameters"]
+    assert "SlurmctldParameters" not in conf
+
+
+def test_fake_gpus_are_a_generic_resource_with_devices() -> None:
+    files = ClusterSpec(gpus=8).files()
+    assert files["gres.conf"] == "Name=gpu File=/dev/nvidia[0-7]\n"
+    assert "Gres=gpu:8" in files["slurm.conf"]
+    assert "gres.conf" not in ClusterSpec().files()
+
+
+def test_a_spec_comes_back_from_its_json() -> None:
+    spec = ClusterSpec(nodes=3, extra=("Prolog=/x",), requeue_delay=1)
+    assert ClusterSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("nodes", [0, 201])
+def test_an_impossible_number_of_nodes_is_refused(nodes: int) -> None:
+    with pytest.raises(SpecError, match=rf"{nodes} nodes: a cluster has 1 to 200"):
+        ClusterSpec(nodes=nodes)
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "-x", "a/b", "../up", "x" * 40])
+def test_a_name_that_containers_cannot_carry_is_refused(name: str) -> None:
+    with pytest.raises(EngineError, match="can't name a cluster"):
+        check_name(name)
+
+
+def test_an_owner_is_gone_when_its_pid_is_free_or_belongs_to_another_process() -> None:
+    mine = owner_of_this_process()
+    pid = mine.split("-")[0]
+    assert not is_gone(mine)
+    assert is_gone(f"{pid}-1")
+    assert is_gone("0-torn")
+    assert not is_gone(BY_HAND)
+
+
+def test_waiting_returns_the_first_true_answer() -> None:
+    answers = iter([0, "", "yes"])
+    assert wait_until(lambda: next(answers), 5, "a yes", every=0) == "yes"
+
+
+def test_waiting_in_vain_names_what_was_waited_for_and_the_last_answer() -> None:
+    with pytest.raises(WaitTimeout, match=r"not within 0 s: the moon rises \(last answer: 0\)"):
+        wait_until(lambda: 0, 0, "the moon rises", every=0)

@@ -1,0 +1,95 @@
+"""The command muster-coordinator: a process of its own, as `muster run --local` starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.coordinator.local_slurm import LocalSlurm
+from muster.daemon.coordinator.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.scripted_world import DEADLINE_S, spec
+from muster.daemon.identity import SecretCredentials
+from muster.slurm.client.states import JobState
+
+
+async def _start(*flags: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-Im", "muster.daemon.coordinator", *map(str, flags), "--slurm", "fake",
+        env={"PATH": os.environ["PATH"]}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def _said(process: asyncio.subprocess.Process, words: str) -> str:
+    """The rest of the first line on stderr that holds `words`."""
+    assert process.stderr
+    async with asyncio.timeout(DEADLINE_S):
+        async for line in process.stderr:
+            if words in line.decode():
+                return line.decode().partition(words)[2].strip()
+    raise AssertionError(f"ended without saying {words!r}")
+
+
+async def test_a_local_gang_runs_and_the_coordinator_leaves_at_sigterm(tmp_path: Path) -> None:
+    credentials = SecretCredentials.create(tmp_path / "secret")
+    process = await _start(
+        "--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"
+    )  # fmt: skip
+    port = (await _said(process, "listens on port")).partition(",")[0]
+    agents = [ScriptedAgent(n, spec(), credentials, job=7, batch_host=n == "a") for n in ("a", "b", "c")]
+    for agent in agents:
+        await agent.open()
+    tasks = [asyncio.create_task(agent.attach(f"127.0.0.1:{port}")) for agent in agents]
+    async with asyncio.timeout(DEADLINE_S):
+        await agents[0].until(lambda: agents[0].duty == "RUN 1")
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for agent in agents:
+        await agent.die()
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--auth", "secret:/nonexistent"], 78, "the secret file can't be read"),
+        (["--state-dir", "/proc/muster"], 74, "not safe to go on: can't open the journal /proc/muster/journal.db"),
+        (["--policy", "/nonexistent.toml"], 78, "/nonexistent.toml"),
+    ],
+)
+async def test_what_can_not_be_is_said_in_one_line(tmp_path: Path, flags: list[str], status: int, words: str) -> None:
+    SecretCredentials.create(tmp_path / "secret")
+    given = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
+    process = await _start(*given, *flags)
+    await _said(process, words)
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == status
+
+
+async def test_a_taken_port_is_said(tmp_path: Path) -> None:
+    SecretCredentials.create(tmp_path / "secret")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        process = await _start(
+            "--listen", address, "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"
+        )  # fmt: skip
+        await _said(process, f"muster-coordinator: can't listen on {address}")
+        assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 78
+
+
+async def test_a_cluster_made_of_whoever_attaches() -> None:
+    slurm = LocalSlurm()
+    for node in ("a", "b", "c", "b"):
+        slurm.meet(7, node, 1000)
+    found = slurm.cluster.jobs()[7]
+    assert (found.user_id, found.nodes, found.batch_host, found.state) == (1000, ("a", "b", "c"), "a", JobState.RUNNING)
+    await slurm.let_go(7, "b")
+    slurm.meet(7, "b", 1000)
+    assert slurm.cluster.jobs()[7].nodes == ("a", "c")
+    await slurm.complete_job(7, 3)
+    slurm.meet(7, "d", 1000)
+    assert slurm.cluster.jobs()[7].state is JobState.FAILED

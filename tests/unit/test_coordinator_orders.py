@@ -1,0 +1,176 @@
+"""Orders and views are pure functions of the ledger and of what is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import GangSpec, Status, Version
+from muster.daemon.coordinator.core.ledger import Gang, Ledger, apply
+from muster.daemon.coordinator.core.sight import AgentSight, Sight
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.text import describe
+from muster.daemon.coordinator.views import gang_view
+from muster.v1 import agent_pb2 as pb
+
+NODES = ("n1", "n2", "n3")
+SEATS = (f.Seat("n1", 0, "n2", ("n2", "n3")), f.Seat("n2", 1, "n1", ("n1", "n3")))
+SWAPPED = (SEATS[0], f.Seat("n3", 1, "n1", ("n1",)))
+SPARES = (f.Seat("n3", -1, "", ("n1", "n2")),)
+FROM_N2 = (f.Source(0, "n1", True, "a"), f.Source(1, "n2", True, "b"))
+
+GATHERED: tuple[f.Fact, ...] = (
+    f.GangRegistered("g", 7, 1000, "train", GangSpec(2, 1, ranks_per_node=2), '{"run_dir":"/run"}'),
+    f.PhaseChanged("g", Phase.GATHERING, ""),
+    *(f.MemberJoined("g", n, 7, f"{n}-i", f"[fd00::{n[1]}]:500{n[1]}", n == "n1", "") for n in NODES),
+)
+PREFLIGHT = (*GATHERED, f.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0))
+STARTED = (*PREFLIGHT, f.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "", 2.0, "start"))
+RUNNING = (*STARTED, f.PhaseChanged("g", Phase.RUNNING, ""), f.FirstStep("g", 1, 1))
+FENCED = (*RUNNING, f.GenerationFenced("g", 1, "n2: Xid 79", True, "n1", 9, 3.0))
+UNFIT = (*FENCED, f.MemberOut("g", "n2", "Xid 79", True))
+LOST = (*FENCED, f.MemberOut("g", "n2", "lost", False))
+SWAP = f.GenerationStarted("g", 2, SWAPPED, (), "n1", 4002, Version(1, 8), FROM_N2, "", 4.0, "swap")
+FLUSH = f.Flushing("g", 1, Version(1, 8), FROM_N2, "asked for")
+
+
+def _ledger(*story: f.Fact) -> Ledger:
+    ledger = Ledger()
+    for number, fact in enumerate(story):
+        apply(ledger, fact, 10.0 + number)
+    return ledger
+
+
+def _duties(*story: f.Fact) -> list[str]:
+    """The duty of n1, n2 and n3."""
+    orders = [order_for(_ledger(*story), "g", node) for node in NODES]
+    return [f"{pb.Duty.Name(o.duty).removeprefix('DUTY_')} {o.generation}" for o in orders]
+
+
+@pytest.mark.parametrize(
+    ("story", "duties"),
+    [
+        (GATHERED, ["HOLD 0"] * 3),
+        (PREFLIGHT, ["FENCE 0"] * 3),
+        (STARTED, ["RUN 1", "RUN 1", "HOLD 1"]),
+        (RUNNING, ["RUN 1", "RUN 1", "HOLD 1"]),
+        (FENCED, ["FENCE 1"] * 3),
+        (LOST, ["FENCE 1", "EXIT 1", "FENCE 1"]),
+        # Alive but unfit: its memory may be the only copy. It stays until the next generation has made a step.
+        (UNFIT, ["FENCE 1"] * 3),
+        ((*UNFIT, SWAP), ["RUN 2", "HOLD 2", "RUN 2"]),
+        ((*UNFIT, SWAP, f.FirstStep("g", 2, 9)), ["RUN 2", "EXIT 2", "RUN 2"]),
+        ((*UNFIT, SWAP, FLUSH, f.FirstStep("g", 2, 9)), ["RUN 2", "HOLD 2", "RUN 2"]),
+        ((*UNFIT, SWAP, FLUSH, f.FirstStep("g", 2, 9), f.Flushed("g", 1, "/d", "")), ["RUN 2", "EXIT 2", "RUN 2"]),
+        ((*RUNNING, FLUSH, f.PhaseChanged("g", Phase.DRAINING, "done")), ["FENCE 0"] * 3),
+        ((*LOST, f.PhaseChanged("g", Phase.REQUEUED, "no spare")), ["HOLD 1", "EXIT 1", "HOLD 1"]),
+        ((*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), ["EXIT 1"] * 3),
+    ],
+)
+def test_the_duty_of_every_node(story: tuple[f.Fact, ...], duties: list[str]) -> None:
+    assert _duties(*story) == duties
+
+
+def test_a_run_names_places_store_and_sources() -> None:
+    order = order_for(_ledger(*UNFIT, SWAP), "g", "n3")
+    assert [(p.rank, p.node, p.local_rank) for p in order.places] == [
+        (0, "n1", 0), (1, "n1", 1), (2, "n3", 0), (3, "n3", 1)
+    ]  # fmt: skip
+    assert (order.world_size, order.master_addr, order.master_port) == (4, "fd00::1", 4002)
+    assert (order.restore.version.generation, order.restore.version.step) == (1, 8)
+    assert [(s.rank, s.node, s.tier) for s in order.restore.sources] == [(0, "n1", pb.TIER_OWN), (1, "n2", pb.TIER_OWN)]
+    members = {m.node: (m.group_rank, m.buddy, m.incarnation, m.peer_address) for m in order.members}
+    assert members == {
+        "n1": (0, "n2", "n1-i", "[fd00::1]:5001"),
+        "n2": (-1, "", "n2-i", "[fd00::2]:5002"),  # kept for its memory
+        "n3": (1, "n1", "n3-i", "[fd00::3]:5003"),
+    }
+
+
+def test_a_start_from_durable_storage_names_the_folder() -> None:
+    start = f.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "/d/step_8", 2.0, "start")
+    order = order_for(_ledger(*PREFLIGHT, start), "g", "n1")
+    assert order.restore.durable_path == "/d/step_8"
+    assert not order.restore.HasField("version")
+    assert not order_for(_ledger(*STARTED), "g", "n1").HasField("restore")
+
+
+def test_the_end_carries_code_and_reason() -> None:
+    order = order_for(_ledger(*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), "g", "n2")
+    assert (order.exit_code, order.reason) == (93, "again and again")
+    order = order_for(_ledger(*LOST), "g", "n2")
+    assert (order.exit_code, order.reason) == (0, "lost")
+
+
+def test_a_flush_is_carried_until_it_is_over() -> None:
+    order = order_for(_ledger(*RUNNING, FLUSH), "g", "n1")
+    assert (order.flush.serial, order.flush.version.step, order.flush.reason) == (1, 8, "asked for")
+    assert not order_for(_ledger(*RUNNING, FLUSH, f.Flushed("g", 1, "", "no space")), "g", "n1").HasField("flush")
+
+
+@pytest.mark.parametrize("length", range(len(UNFIT) + 3))
+def test_nodes_with_the_same_key_have_the_same_order(length: int) -> None:
+    story = (*UNFIT, SWAP, f.FirstStep("g", 2, 9))[:length]
+    ledger = _ledger(*story)
+    by_key: dict[object, pb.Order] = {}
+    for gang in ledger.gangs.values():
+        for node in (*NODES, "n9"):
+            order = order_for(ledger, gang.id, node)
+            assert by_key.setdefault(duty_key(gang, node), order) == order
+
+
+def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None) -> str:
+    ledger, sight = _ledger(*story), Sight(since=0.0)
+    for node, generation in (fenced or {}).items():
+        sight.gang("g").agents[node] = AgentSight(node, f"{node}-i", True, 1.0, Status(fenced=generation))
+    return gang_view(ledger, sight, ledger.gangs["g"], 100.0).waiting_for
+
+
+@pytest.mark.parametrize(
+    ("story", "words"),
+    [
+        (GATHERED[:1], "Slurm to start job 7"),
+        ((*GATHERED, f.JobChanged("g", (*NODES, "n4"))), "agents: 1 of 3 are here, missing n2 n3 n4"),
+        (PREFLIGHT, "the rendezvous store on n1"),
+        (STARTED, "ranks to start on n1 n2"),
+        (RUNNING, ""),
+        (FENCED, "the end of generation 1 on n2 n3"),
+        ((*RUNNING, f.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: let job 7 go of n3"),
+    ],
+)
+def test_what_a_gang_waits_for(story: tuple[f.Fact, ...], words: str) -> None:
+    assert _view_words(story, {"n1": 1}) == words
+
+
+def test_a_view_shows_verdicts_and_recoveries() -> None:
+    ledger = _ledger(*LOST, f.NodeJudged("n2", Verdict.LOST, "silent"), SWAP, f.FirstStep("g", 2, 9))
+    sight = Sight(since=0.0)
+    sight.gang("g").suspected["n3"] = 99.0
+    view = gang_view(ledger, sight, ledger.gangs["g"], 100.0)
+    assert [(n.node, n.verdict, n.role, n.reason) for n in view.nodes] == [
+        ("n1", "FIT", "rank", ""),
+        ("n2", "LOST", "out", "silent"),
+        ("n3", "SUSPECT", "rank", "silent or accused for 1.0 s"),
+    ]
+    recovery = view.recoveries[0]
+    assert (recovery.generation, recovery.action, list(recovery.nodes_out), list(recovery.nodes_in)) == (
+        2, "swap", ["n2"], ["n3"]
+    )  # fmt: skip
+    assert (recovery.step_before, recovery.step_restored) == (9, 8)
+    assert recovery.suspected_s < recovery.detected_s < recovery.started_s < recovery.first_step_s
+    assert (view.run_dir, view.slurm_job_ids) == ("/run", [7])
+
+
+def test_every_fact_has_a_line() -> None:
+    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, f.Flushed("g", 1, "", "no space"))]
+    assert all(line and "\n" not in line and not line.startswith("{") for line in lines)
+    assert describe(SWAP) == "generation 2 starts from memory at step 8 (generation 1) (swap) on n1 n3; spares: none"
+    assert describe(f.SlurmOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
+        "Slurm call 4: requeue job 7, without n2: no spare"
+    )
+
+
+def test_a_gang_of_another_world_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        order_for(Ledger(gangs={"h": Gang("h", 1, 0, "", GangSpec(1, 0), "{}", 0.0)}), "g", "n1")

@@ -1,0 +1,105 @@
+"""The coordinator's own probe tells an answer from a mute process, an ended one and nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.events import Silence
+from muster.daemon.coordinator.core.turn import Ask
+from muster.daemon.coordinator.probes import Prober, probe
+from muster.daemon.coordinator.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.scripted_world import spec
+from muster.daemon.coordinator.streams import AgentStream, AgentStreams
+from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> SecretCredentials:
+    return SecretCredentials.create(tmp_path / "secret")
+
+
+@pytest_asyncio.fixture
+async def agent(credentials: SecretCredentials) -> AsyncIterator[ScriptedAgent]:
+    """An agent that answers probes."""
+    made = ScriptedAgent("n1", spec(), credentials)
+    await made.open()
+    yield made
+    await made.die()
+
+
+async def test_an_agent_that_answers(agent: ScriptedAgent, credentials: Credentials) -> None:
+    assert await probe(agent.address, "n1", credentials, 2.0) is None
+
+
+async def test_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
+    await agent.die()
+    assert await probe(agent.address, "n1", credentials, 2.0) is Silence.CLOSED
+
+
+async def test_a_process_that_is_mute(credentials: Credentials) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # its kernel accepts, nobody reads
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert await probe(address, "n1", credentials, 0.3) is Silence.KERNEL_ONLY
+
+
+async def test_no_kernel_answers(credentials: Credentials) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        # A listener with a full backlog drops what comes, as a cut link does.
+        address = full.getsockname()
+        callers = [socket.socket() for _ in range(4)]
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(address)
+        try:
+            assert await probe(f"127.0.0.1:{address[1]}", "n1", credentials, 0.3) is Silence.NO_ANSWER
+        finally:
+            for caller in callers:
+                caller.close()
+
+
+async def test_nothing_was_ever_heard_of(credentials: Credentials) -> None:
+    assert await probe("", "n1", credentials, 2.0) is Silence.NO_ANSWER
+
+
+async def test_another_node_has_the_address_now(agent: ScriptedAgent, credentials: Credentials) -> None:
+    assert await probe(agent.address, "n2", credentials, 0.3) is Silence.KERNEL_ONLY
+
+
+class NoMunge:
+    """A host whose munged is away."""
+
+    def issue(self, method: str) -> str:
+        raise IdentityUnavailable("munged does not answer")
+
+    def check(self, token: str, method: str) -> tuple[int, int]:
+        raise IdentityUnavailable("munged does not answer")
+
+
+async def test_its_own_lack_of_credentials_is_nobodys_silence(agent: ScriptedAgent) -> None:
+    with pytest.raises(IdentityUnavailable):
+        await probe(agent.address, "n1", NoMunge(), 2.0)
+
+
+async def test_every_witness_is_asked(agent: ScriptedAgent, credentials: Credentials) -> None:
+    posted: asyncio.Queue[e.Event] = asyncio.Queue()
+    streams = AgentStreams()
+    witness = AgentStream("g", "n2", "i")
+    streams.add(witness)
+    prober = Prober(credentials, streams, 3, posted.put_nowait)
+    prober.start(Ask(7, "g", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))
+    order = await witness.take()
+    assert order
+    assert (order.term, order.probe.probe_id, order.probe.node, order.probe.deadline_ms) == (3, 7, "n1", 2000)
+    answers = [await asyncio.wait_for(posted.get(), 5) for _ in range(2)]
+    assert {(a.witness, a.silence) for a in answers if isinstance(a, e.Probed)} == {
+        ("agent", None),
+        ("musterd", Silence.NO_ANSWER),
+    }
+    await prober.aclose()

@@ -1,0 +1,188 @@
+"""The whole coordinator on loopback: real streams, credentials and journal; scripted agents; Slurm in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.journal import Journal, Record
+from muster.daemon.coordinator.scripted_world import DEADLINE_S, NODES, World
+from muster.slurm.client.states import NodeState
+from muster.v1 import agent_pb2
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A job of three nodes runs in Slurm; no coordinator yet."""
+    made = World.make(tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_a_gang_gathers_runs_and_is_done(world: World) -> None:
+    await world.begin()
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    await world.ordered("HOLD 1", ["n3"])
+    order = world.agents["n2"].orders[-1]
+    assert [(place.rank, place.node) for place in order.places] == [(0, "n1"), (1, "n2")]
+    assert (order.world_size, order.master_addr, order.master_port) == (2, "127.0.0.1", 20001)
+    assert [member.node for member in order.members] == list(NODES)
+    for name in ("n1", "n2"):
+        await world.agents[name].step()
+    await world.facts(f.FirstStep)
+    assert world.gang.phase is Phase.RUNNING
+    for name in ("n1", "n2"):
+        await world.agents[name].end_ranks(0)
+    await world.ordered("EXIT 1", NODES)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.DONE, 0)
+
+
+async def test_a_crashed_rank_is_started_again_from_memory(world: World) -> None:
+    await world.begin()
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(5)
+        await world.agents[name].keep(1, 5, [rank])
+    await world.agents["n2"].end_ranks(-9, "Traceback\nMemoryError")
+    await world.ordered("RUN 2", ["n1", "n2"])
+    restore = world.agents["n1"].orders[-1].restore
+    assert (restore.version.generation, restore.version.step) == (1, 5)
+    assert [(s.rank, s.node, s.digest) for s in restore.sources] == [(0, "n1", "0@5"), (1, "n2", "1@5")]
+    assert world.gang.recoveries[-1].cause == "rank 1 on n2 was ended by signal 9: MemoryError"
+    assert world.agents["n1"].orders[-1].master_port == 20002
+
+
+async def test_a_fatal_signal_swaps_the_node_and_drains_it(world: World) -> None:
+    await world.begin()
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(5)
+        await world.agents[name].keep(1, 5, [rank])
+    await world.signal("n2", 79)
+    await world.ordered("RUN 2", ["n1", "n3"])
+    # n2 has the only copy of rank 1: it is kept until that has served.
+    assert [s.node for s in world.agents["n3"].orders[-1].restore.sources] == ["n1", "n2"]
+    assert "n2" in [member.node for member in world.agents["n3"].orders[-1].members]
+    await world.ordered("HOLD 2", ["n2"])
+    for name in ("n1", "n3"):
+        await world.agents[name].step()
+    await world.ordered("EXIT 2", ["n2"])
+    await world.facts(f.SlurmSettled, 2)
+    assert NodeState.DRAIN in world.cluster.nodes()["n2"].states
+    assert "79" in world.cluster.nodes()["n2"].reason
+    assert world.cluster.jobs()[1].nodes == ("n1", "n3")
+
+
+async def test_a_dead_node_is_swapped_and_downed(world: World) -> None:
+    await world.begin()
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    for name in ("n1", "n3"):
+        world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
+    await world.agents["n2"].die()
+    await world.ordered("RUN 2", ["n1", "n3"])
+    await world.facts(f.SlurmSettled)
+    assert world.cluster.nodes()["n2"].down
+    assert world.cluster.nodes()["n2"].drained
+    assert world.cluster.jobs()[1].nodes == ("n1", "n3")
+
+
+# -- killed at any journal write -------------------------------------------------------------------------------------
+
+
+class PowerCut(Exception):
+    """The coordinator's process ends here."""
+
+
+class MortalJournal(Journal):
+    """Ends its coordinator at the write that reaches `position`: before it is on the disk, or right after."""
+
+    def __init__(self, folder: Path, position: int, written: bool) -> None:
+        super().__init__(folder)
+        self._dies_at, self._written = position, written
+
+    def append(self, facts: Sequence[f.Fact], at: float, cause: str) -> list[Record]:
+        dies = self.position < self._dies_at <= self.position + len(facts)
+        records = super().append(facts, at, cause) if self._written or not dies else []
+        if dies:
+            raise PowerCut
+        return records
+
+
+async def _revive(world: World) -> None:
+    """Start the coordinator again whenever it has died."""
+    while True:
+        assert world.coordinator
+        try:
+            await world.coordinator.wait()
+        except PowerCut:
+            await world.end()
+            await world.begin()
+
+
+async def _signal_until_judged(world: World, node: str) -> None:
+    """As the node's daemon does: it tells again after each new stream."""
+    while not (await world.live()).engine.core.ledger.gangs["g1"].members[node].out:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await world.signal(node, 79)
+
+
+async def _whole_story(world: World) -> None:
+    """Gather, run, lose n2 to a fatal signal, run, lose a rank, run, be done."""
+    await world.ordered("RUN 1", ["n1", "n2"])
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(5)
+        await world.agents[name].keep(1, 5, [rank, 1 - rank])
+    await _signal_until_judged(world, "n2")
+    await world.ordered("RUN 2", ["n1", "n3"])
+    for rank, name in enumerate(["n1", "n3"]):
+        await world.agents[name].step(5)
+        await world.agents[name].keep(2, 10, [rank, 1 - rank])
+    await world.ordered("EXIT 2", ["n2"])
+    await world.agents["n3"].end_ranks(-9)
+    await world.ordered("RUN 3", ["n1", "n3"])
+    for name in ("n1", "n3"):
+        await world.agents[name].step()
+        await world.agents[name].end_ranks(0)
+    await world.ordered("EXIT 3", ["n1", "n3"])
+
+
+LENGTH = 40
+"""Facts of the story, about; a position behind its end is a run without a fault."""
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("position", range(1, LENGTH))
+async def test_killed_at_any_write_the_recovery_completes(world: World, position: int, written: bool) -> None:
+    await world.begin(MortalJournal(world.folder, position, written))
+    reviving = asyncio.create_task(_revive(world))
+    await world.join(NODES)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await _whole_story(world)
+    finally:
+        reviving.cancel()
+        await asyncio.gather(reviving, return_exceptions=True)
+    coordinator = await world.live()
+    await world.settled()
+    assert coordinator.engine.journal.position < LENGTH
+    gang = coordinator.engine.core.ledger.gangs["g1"]
+    assert (gang.phase, gang.generation, gang.exit_code) == (Phase.DONE, 3, 0)
+    assert [(r.generation, r.action, r.step_restored) for r in gang.recoveries] == [
+        (2, "swap", 5),
+        (3, "restart in place", 10),
+    ]
+    assert {s.node for s in gang.seats} == {"n1", "n3"}
+    assert NodeState.DRAIN in world.cluster.nodes()["n2"].states
+    assert world.cluster.jobs()[1].nodes == ("n1", "n3")

@@ -1,0 +1,395 @@
+"""Who may attach and ask, and what they are told: the three services on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from muster.daemon.channel import open_channel
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.states import Verdict
+from muster.daemon.coordinator.journal import Journal, JournalError
+from muster.daemon.coordinator.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.scripted_world import DEADLINE_S, NODES, World, spec
+from muster.daemon.coordinator.steady import SteadyClock
+from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
+
+REF = api_pb2.GangRef(slurm_job_id=1)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A job of three nodes runs in Slurm; a coordinator has just started."""
+    made = World.make(tmp_path)
+    await made.begin()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture
+async def api(world: World) -> AsyncIterator[Any]:
+    """The public API, as a user calls it."""
+    async with open_channel(world.address, world.credentials) as channel:
+        yield api_pb2_grpc.MusterStub(channel)
+
+
+async def _running(world: World) -> None:
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+
+
+async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Code and words with which a call ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+# -- agents ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_of_another_user_is_refused(tmp_path: Path) -> None:
+    world = World.make(tmp_path, owner_uid=os.getuid() + 1)
+    await world.begin()
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    code, words = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert words == f"job 1 belongs to uid {os.getuid() + 1}, not to uid {os.getuid()}"
+    assert world.coordinator
+    assert not world.coordinator.engine.core.ledger.gangs
+    async with open_channel(world.address, world.credentials) as channel:
+        request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
+        refusal = await _refusal(api_pb2_grpc.MusterStub(channel).Register(request))
+    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, words)
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("node", "job", "words"),
+    [
+        ("n9", 1, "node n9 does not belong to job 1 (any more)"),
+        ("n1", 77, "Slurm has no job 77"),
+    ],
+)
+async def test_an_agent_that_nothing_is_wanted_of_is_dismissed(world: World, node: str, job: int, words: str) -> None:
+    agent = ScriptedAgent(node, spec(), world.credentials, job=job)
+    await agent.open()
+    await agent.attach(world.address)
+    await agent.die()
+    assert agent.dismissed == words
+
+
+async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: World) -> None:
+    world.cluster.requeue(1, (), None)
+    assert world.cluster.jobs()[1].restart_count == 1
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    await agent.attach(world.address)
+    await agent.die()
+    assert "this run of it is over" in agent.dismissed
+
+
+async def test_agents_come_back_to_a_restarted_coordinator_although_slurm_is_silent(world: World) -> None:
+    await _running(world)
+    world.slurm.silent_because = "slurmctld does not answer"
+    await world.end()
+    await world.begin()
+    await world.agents["n1"].until(lambda: world.agents["n1"].terms[-1] == 2)
+    await world.ordered("RUN 1", ["n1", "n2"])
+
+
+async def test_a_spec_that_can_not_be_meant_is_refused(world: World) -> None:
+    agent = ScriptedAgent("n1", spec(nodes=0), world.credentials)
+    await agent.open()
+    code, words = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert (code, words) == (grpc.StatusCode.INVALID_ARGUMENT, "nodes = 0: a gang needs at least 1 node")
+
+
+async def test_a_ping_is_answered(world: World) -> None:
+    await _running(world)
+    heard = world.coordinator.engine.core.sight.gang("g1").agents["n1"]  # type: ignore[union-attr]
+    before = heard.heard_at
+    await world.agents["n1"].ping(7)
+    await world.agents["n1"].until(lambda: world.agents["n1"].pongs == [7])
+    assert heard.heard_at > before
+
+
+async def test_an_agent_that_attaches_again_replaces_its_stream(world: World) -> None:
+    await _running(world)
+    again = asyncio.create_task(world.agents["n3"].attach(world.address))
+    await world.agents["n3"].until(lambda: len(world.agents["n3"].terms) >= 2)
+    await world.ordered("HOLD 1", ["n3"])
+    assert world.coordinator
+    assert world.coordinator.engine.core.sight.gang("g1").attached("n3")
+    again.cancel()
+    await asyncio.gather(again, return_exceptions=True)
+
+
+# -- node daemons ----------------------------------------------------------------------------------------------------
+
+
+async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        call = node_pb2_grpc.NodeServiceStub(channel).Attach()  # type: ignore[call-arg]
+        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
+        first = await call.read()
+        await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
+        second = await call.read()
+        assert world.coordinator
+        assert world.coordinator.engine.core.sight.node("n1").attached
+    assert (first.term, first.heartbeat_s, second.seq) == (1, 5.0, 5)
+    await world.facts(f.NodeRegistered)
+
+
+async def test_a_daemon_that_calls_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    async def elsewhere(name: str) -> set[str]:
+        return {"192.0.2.7"}
+
+    world = World.make(tmp_path)
+    await world.begin(resolve=elsewhere)
+    code, words = await _refusal(world.signal("n1", 79))
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert "192.0.2.7" in words
+    code, words = await _refusal(world.signal("nowhere", 79))
+    assert words == "Slurm has no node nowhere: --node must be the node's name in slurm.conf"
+    await world.close()
+
+
+# -- people ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_describe_tells(world: World, api: Any) -> None:
+    await _running(world)
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(3)
+        await world.agents[name].keep(1, 3, [rank])
+    await world.facts(f.FirstStep)
+    async with asyncio.timeout(DEADLINE_S):
+        async for view in api.Watch(REF):
+            if view.step == 3 and view.committed.step == 3 and all(rank.step == 3 for rank in view.ranks):
+                break
+    view = await api.Describe(REF)
+    assert (view.gang_id, view.phase, view.generation, view.waiting_for) == ("g1", "RUNNING", 1, "")
+    assert [(r.rank, r.node, r.state, r.step) for r in view.ranks] == [(0, "n1", "running", 3), (1, "n2", "running", 3)]
+    assert [(n.node, n.verdict, n.role, n.agent_attached) for n in view.nodes] == [
+        ("n1", "FIT", "rank", True),
+        ("n2", "FIT", "rank", True),
+        ("n3", "FIT", "spare", True),
+    ]
+    assert all(0 <= n.heard_s_ago < DEADLINE_S for n in view.nodes)
+    assert [gang.gang_id for gang in (await api.List(api_pb2.ListRequest())).gangs] == ["g1"]
+
+
+async def test_watch_ends_with_the_gang(world: World, api: Any) -> None:
+    await _running(world)
+    phases = []
+
+    async def watch() -> None:
+        async for view in api.Watch(REF):
+            phases.append(view.phase)
+
+    watching = asyncio.create_task(watch())
+    for name in ("n1", "n2"):
+        await world.agents[name].end_ranks(0)
+    await asyncio.wait_for(watching, DEADLINE_S)
+    assert phases[-1] == "DONE"
+
+
+async def test_a_job_that_nobody_knows(api: Any) -> None:
+    code, words = await _refusal(api.Describe(api_pb2.GangRef(slurm_job_id=42)))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert words == "Slurm job 42 is not known here: was it submitted with muster submit?"
+
+
+async def test_registering_is_for_the_owner_of_the_job(world: World, api: Any) -> None:
+    request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
+    await api.Register(request)
+    await api.Register(request)  # twice changes nothing
+    assert [r.text for r in await world.facts(f.GangRegistered)] == [
+        f"train registered: job 1 of uid {os.getuid()}, 2 nodes and 1 spares, 1 ranks each"
+    ]
+    gone = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=9, spec=spec())
+    assert await _refusal(api.Register(gone)) == (grpc.StatusCode.NOT_FOUND, "Slurm has no job 9")
+
+
+async def test_history_a_sentinel_then_live_events_until_the_end(world: World, api: Any) -> None:
+    await _running(world)
+    names: list[str] = []
+    live = asyncio.Event()
+
+    async def follow() -> None:
+        async for record in api.Events(api_pb2.EventsRequest(gang=REF, follow=True)):
+            names.append("|" if record.sentinel else record.name)
+            if record.sentinel:
+                live.set()
+
+    following = asyncio.create_task(follow())
+    await asyncio.wait_for(live.wait(), DEADLINE_S)
+    for name in ("n1", "n2"):
+        await world.agents[name].end_ranks(0)
+    await asyncio.wait_for(following, DEADLINE_S)
+    past, _, rest = " ".join(names).partition(" | ")
+    assert past.startswith("GangRegistered PhaseChanged MemberJoined")
+    assert "GenerationStarted" in past
+    assert rest.endswith("GangEnded")
+    only_new = [r async for r in api.Events(api_pb2.EventsRequest(gang=REF, after=5))]
+    assert only_new[0].position == 6
+    assert only_new[-1].sentinel
+
+
+async def test_cancel_ends_the_gang_and_the_job(world: World, api: Any) -> None:
+    await _running(world)
+    reply = await api.Cancel(REF)
+    assert reply.text.startswith("train (job 1) is CANCELLED")
+    await world.ordered("EXIT 1", NODES)
+    await world.settled()
+    assert world.cluster.jobs()[1].state.value == "CANCELLED"
+    assert (await api.Cancel(REF)).text == "nothing to cancel: train is CANCELLED"
+
+
+async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: Path) -> None:
+    await world.join(NODES, durable_dir=str(tmp_path))
+    await world.ordered("RUN 1", ["n1", "n2"])
+    code, words = await _refusal(api.Flush(REF))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "no step stands whole" in words
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(3)
+        await world.agents[name].keep(1, 3, [rank])
+    await world.facts(f.FirstStep)
+    async with asyncio.timeout(DEADLINE_S):
+        async for view in api.Watch(REF):
+            if view.committed.step == 3 and view.step == 3:
+                break
+    assert (await api.Flush(REF)).serial == 1
+    flushed = (await world.facts(f.Flushed))[0]
+    assert flushed.text.startswith("flush 1 is done: ")
+    flush = next(order.flush for order in world.agents["n2"].orders if order.HasField("flush"))
+    assert [(s.rank, s.node) for s in flush.sources] == [(0, "n1"), (1, "n2")]
+
+
+async def test_nodes_are_listed(world: World, api: Any) -> None:
+    await world.signal("n2", 79)
+    await world.settled()
+    nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
+    assert [(n.node, n.verdict) for n in nodes] == [("n2", "UNFIT")]
+    assert world.cluster.nodes()["n2"].drained
+
+
+async def test_health_and_reflection_need_no_credential(world: World) -> None:
+    async with grpc.aio.insecure_channel(world.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "muster.v1.Muster"):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        mirror = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        answer = await anext(aiter(mirror.ServerReflectionInfo(iter([asked]))))
+        names = {service.name for service in answer.list_services_response.service}
+        assert {"muster.v1.Muster", "muster.v1.AgentService", "muster.v1.NodeService"} <= names
+
+
+async def test_a_journal_that_can_not_be_written_ends_the_coordinator(tmp_path: Path) -> None:
+    class Full(Journal):
+        def append(self, facts: Any, at: float, cause: str) -> Any:
+            raise JournalError("can't write the journal: database or disk is full")
+
+    world = World.make(tmp_path)
+    await world.begin(Full(world.folder))
+    assert world.coordinator
+    world.coordinator.engine.post(e.GangSubmitted("g", 1, 0, "x", e.GangSpec(1, 0), "{}"))
+    with pytest.raises(JournalError, match="disk is full"):
+        await asyncio.wait_for(world.coordinator.wait(), DEADLINE_S)
+    assert not world.coordinator.engine.running
+    await world.close()
+
+
+def test_the_wire_has_a_word_for_every_silence() -> None:
+    words = {value for value in agent_pb2.Silence.values() if value}
+    assert len(words) == len(e.Silence)
+
+
+# -- streams that a cut link leaves open -----------------------------------------------------------------------------
+
+
+async def test_the_stream_of_a_lost_node_is_ended_and_is_no_news(world: World) -> None:
+    await _running(world)
+    assert world.coordinator
+    engine = world.coordinator.engine
+    for name in ("n1", "n3"):
+        world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
+    await world.agents["n2"].fall_silent()  # its stream stays open: nothing is heard, nothing is closed
+    await world.agents["n1"].accuse("n2", agent_pb2.SILENCE_NO_ANSWER)
+    await world.facts(f.MemberOut)
+    assert engine.streams.get("g1", "n2") is None
+    await world.ordered("RUN 2", ["n1", "n3"])
+    assert engine.core.ledger.node("n2").verdict in (Verdict.LOST, Verdict.HUNG)
+    assert "coordinator" not in engine.core.sight.gang("g1").closed.get("n2", set())
+    await asyncio.wait_for(asyncio.gather(*world.tasks_of("n2")), DEADLINE_S)  # heals: the stream has ended there too
+    assert world.agents["n2"].duty == "EXIT 1"
+
+
+async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: World) -> None:
+    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
+    async with open_channel(world.address, world.credentials) as channel:
+        stub = node_pb2_grpc.NodeServiceStub(channel)
+        first = stub.Attach()  # type: ignore[call-arg]
+        await first.write(hello)
+        await first.read()
+        second = stub.Attach()  # type: ignore[call-arg]
+        await second.write(hello)
+        await second.read()
+        assert await asyncio.wait_for(first.read(), DEADLINE_S) is grpc.aio.EOF
+        assert world.coordinator
+        assert world.coordinator.engine.core.sight.node("n1").attached
+
+
+# -- the engine's own clock ------------------------------------------------------------------------------------------
+
+
+class Skipping(SteadyClock):
+    """A clock that jumps ahead by a minute at its second look, as for a process that was stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.jumped = asyncio.Event()
+
+    def now(self) -> float:
+        self.looks += 1
+        if self.looks > 3:
+            self.jumped.set()
+        return super().now() + (60.0 if self.looks > 1 else 0.0)
+
+
+async def test_a_coordinator_that_stood_still_blames_nobody(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    await world.begin()
+    assert world.coordinator
+    engine = world.coordinator.engine
+    before = engine.core.sight.since
+    engine.clock = clock = Skipping()
+    await asyncio.wait_for(clock.jumped.wait(), DEADLINE_S)
+    assert engine.core.sight.since >= before + 59.0
+    await world.close()
+
+
+def test_the_clock_never_goes_back_behind_the_journal() -> None:
+    ahead = time.time() + 1000
+    assert SteadyClock(not_before=ahead).now() >= ahead
+    assert abs(SteadyClock().now() - time.time()) < 5

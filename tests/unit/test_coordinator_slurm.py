@@ -1,0 +1,199 @@
+"""What is owed to Slurm is carried out; what Slurm shows becomes events; who is asked about is asked once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import GangSpec
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.slurm_calls import SlurmCalls
+from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
+from muster.slurm.client.fake import FakeSlurm
+from muster.slurm.client.fake_cluster import FakeCluster
+from muster.slurm.client.sbatch_request import JobRequest
+from muster.slurm.client.states import JobFlag, JobState
+from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, Unknown
+
+NODES = ("n1", "n2", "n3")
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def slurm(clock: Clock) -> FakeSlurm:
+    """Job 1 holds n1, n2 and n3; n4 is free."""
+    cluster = FakeCluster((*NODES, "n4"), now=clock)
+    cluster.submit(JobRequest(nodes=3, no_kill=True))
+    return FakeSlurm(cluster)
+
+
+class Owing:
+    """A ledger with one gang (job 1) that owes calls, and the events that come of them."""
+
+    def __init__(self, slurm: FakeSlurm, phase: Phase = Phase.GATHERING) -> None:
+        self.ledger = Ledger()
+        self.answers: asyncio.Queue[e.Event] = asyncio.Queue()
+        self.calls = SlurmCalls(slurm, self._post)
+        for fact in (
+            f.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
+            f.PhaseChanged("g", Phase.GATHERING, ""),
+            *(f.MemberJoined("g", n, 1, "i", f"{n}:1", n == "n1", "") for n in NODES),
+        ):
+            apply(self.ledger, fact, 1.0)
+        if phase is not Phase.GATHERING:
+            apply(self.ledger, f.PhaseChanged("g", phase, ""), 1.0)
+
+    def _post(self, event: e.Event) -> None:
+        assert isinstance(event, e.SlurmAnswered)
+        apply(self.ledger, f.SlurmSettled(event.gang, event.call, event.error or ""), 1.0)
+        self.answers.put_nowait(event)
+
+    async def answer(self, verb: f.SlurmVerb, node: str = "", **more: object) -> str | None:
+        """Owe this call, and wait until it is settled. The error, or None."""
+        call = f.SlurmOwed("g", self.ledger.calls + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
+        apply(self.ledger, call, 1.0)
+        self.calls.start_owed(self.ledger)
+        self.calls.start_owed(self.ledger)  # one that is under way is not started twice
+        answered = await asyncio.wait_for(self.answers.get(), 5)
+        assert isinstance(answered, e.SlurmAnswered)
+        assert answered.call == call.call
+        return answered.error
+
+
+async def test_every_verb_is_carried_out(slurm: FakeSlurm) -> None:
+    owing, cluster = Owing(slurm), slurm.cluster
+    assert await owing.answer("drain", "n2") is None
+    assert cluster.nodes()["n2"].drained
+    assert cluster.nodes()["n2"].reason == "muster: why"
+    assert await owing.answer("let_go", "n2") is None
+    assert cluster.jobs()[1].nodes == ("n1", "n3")
+    assert await owing.answer("down", "n3") is None
+    assert cluster.nodes()["n3"].down
+    assert cluster.jobs()[1].nodes == ("n1",)
+    assert await owing.answer("requeue_off") is None
+    assert not cluster.jobs()[1].requeue
+    assert await owing.answer("complete", exit_code=3) is None
+    assert (cluster.jobs()[1].state, cluster.jobs()[1].exit_code) == (JobState.FAILED, 3)
+    assert await owing.answer("cancel") is None
+    assert owing.answers.empty()
+
+
+async def test_a_refusal_is_settled_with_slurms_words(slurm: FakeSlurm) -> None:
+    error = await Owing(slurm).answer("let_go", "n1")
+    assert error
+    assert "You cannot remove the batch host" in error
+
+
+async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) -> None:
+    owing = Owing(slurm)
+    slurm.silent_because = "slurmctld is away"
+    waiting = asyncio.create_task(owing.answer("drain", "n2"))
+    await asyncio.sleep(0)
+    assert owing.answers.empty()
+    slurm.silent_because = ""
+    assert await waiting is None
+    assert slurm.cluster.nodes()["n2"].drained
+
+
+async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slurm: FakeSlurm) -> None:
+    assert await Owing(slurm, Phase.GATHERING).answer("requeue", exclude=("n1",)) is None
+    assert slurm.cluster.jobs()[1].restart_count == 0
+    assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
+    assert slurm.cluster.jobs()[1].restart_count == 1
+    assert slurm.cluster.jobs()[1].nodes == ("n2", "n3", "n4")
+    assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
+    assert slurm.cluster.jobs()[1].restart_count == 1
+
+
+async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -> None:
+    owing, seen = Owing(slurm), list[e.Event]()
+    watch = SlurmWatch(slurm, owing.ledger, seen.append)
+    await watch.look_at_jobs()
+    await watch.look_at_jobs()
+    assert seen == [e.JobSeen("g", 1, NODES, 0, None)]
+    await watch.look_at_nodes()
+    await watch.look_at_nodes()
+    assert seen[1:] == [e.NodeSeen(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
+    slurm.cluster.drain("n2", "a fan")
+    slurm.silent_because = "slurmctld is away"
+    await watch.look_at_nodes()
+    await watch.look_at_jobs()
+    assert len(seen) == 4
+    slurm.silent_because = ""
+    await watch.look_at_nodes()
+    assert seen[4:] == [e.NodeSeen("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
+    slurm.cluster.lose("n3")
+    clock.now += 60
+    await watch.look_at_jobs()
+    assert seen[5:] == [e.JobSeen("g", 1, ("n1", "n2"), 0, None)]
+
+
+async def test_a_node_that_is_being_drained_is_not_looked_at(slurm: FakeSlurm) -> None:
+    owing, seen = Owing(slurm), list[e.Event]()
+    apply(owing.ledger, f.SlurmOwed("g", 1, "drain", 1, "n2", "why"), 1.0)
+    await SlurmWatch(slurm, owing.ledger, seen.append).look_at_nodes()
+    assert [event.node for event in seen if isinstance(event, e.NodeSeen)] == ["n1", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("found", "ended"),
+    [
+        (GONE, "GONE"),
+        (Job(1, JobState.RUNNING), None),
+        (Job(1, JobState.PENDING), None),
+        (Job(1, JobState.CANCELLED), "CANCELLED"),
+        (Job(1, JobState.TIMEOUT, frozenset({JobFlag.COMPLETING})), "TIMEOUT"),
+        (Job(1, JobState.NODE_FAIL, frozenset({JobFlag.REQUEUED})), None),
+        (Job(1, JobState.UNRECOGNISED), None),
+    ],
+)
+def test_how_a_job_has_ended(slurm: FakeSlurm, found: Job | Gone, ended: str | None) -> None:
+    assert job_seen(Owing(slurm).ledger.gangs["g"], found).ended == ended
+
+
+class Counting(FakeSlurm):
+    """Counts the questions about jobs."""
+
+    asked = 0
+
+    async def jobs(self, ids: Collection[int] | None = None, *, deadline: float = 5.0) -> JobAnswers | Unknown:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return await super().jobs(ids, deadline=deadline)
+
+
+async def test_questions_at_the_same_time_are_one_question(slurm: FakeSlurm) -> None:
+    counting = Counting(slurm.cluster)
+    lookup = SlurmLookup(counting)
+    answers = await asyncio.gather(*(lookup.job(1) for _ in range(50)))
+    assert {answer.id for answer in answers if isinstance(answer, Job)} == {1}
+    assert counting.asked == 1
+
+
+async def test_the_answer_of_a_silent_slurm_is_unknown_never_gone(slurm: FakeSlurm) -> None:
+    slurm.silent_because = "slurmctld is away"
+    lookup = SlurmLookup(slurm, patience_s=0.0)
+    assert await lookup.job(1) == Unknown("slurmctld is away")
+    assert await lookup.leaf("n1") == ""
+    slurm.silent_because = ""
+    assert isinstance(await lookup.job(1), Job)
+    assert await lookup.job(9) == GONE

@@ -1,0 +1,187 @@
+"""The journal: what was appended is there again, and nothing is done without it."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import GangSpec, Version
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.journal import Journal, JournalError
+
+SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
+
+
+def _story() -> list[f.Fact]:
+    """A gang that loses a node and ends: at least one fact of every kind."""
+    seats = (f.Seat("n1", 0, "n2", ("n2", "n3")), f.Seat("n2", 1, "n1", ("n1",)))
+    swapped = (seats[0], f.Seat("n3", 1, "n1", ("n1",)))
+    source = f.Source(1, "n1", False, "abc")
+    call = f.SlurmOwed("g", 1, "down", 7, "n2", "muster: n2 is lost", ("n2",))
+    return [
+        f.NodeRegistered("n2", "boot", "10.0.0.2:7071"),
+        f.GangRegistered("g", 7, 1000, "train", SPEC, '{"run_dir":"/run"}'),
+        f.PhaseChanged("g", Phase.GATHERING, ""),
+        *(f.MemberJoined("g", n, 7, "i1", f"{n}:1", n == "n1", "leaf1") for n in ("n1", "n2", "n3")),
+        f.JobChanged("g", ("n1", "n2", "n3")),
+        f.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0),
+        f.GenerationStarted("g", 1, seats, (), "n1", 4001, None, (), "", 2.0, "start"),
+        f.PhaseChanged("g", Phase.RUNNING, ""),
+        f.FirstStep("g", 1, 1),
+        f.Flushing("g", 1, Version(1, 5), (source,), "asked for"),
+        f.Flushed("g", 1, "/durable/5", ""),
+        f.GenerationFenced("g", 1, "n2 is lost", True, "n1", 9, 3.0),
+        f.NodeJudged("n2", Verdict.LOST, "silent"),
+        call,
+        f.MemberOut("g", "n2", "silent", False),
+        f.StoreMoved("g", "n3"),
+        f.GenerationStarted("g", 2, swapped, (), "n3", 4002, Version(1, 8), (source,), "", 4.0, "swap"),
+        f.FirstStep("g", 2, 9),
+        f.SlurmSettled("g", 1, ""),
+        f.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
+        f.PhaseChanged("g", Phase.REQUEUED, "no spare is left"),
+        f.JobRestarted("g", 7, 1),
+        f.PhaseChanged("g", Phase.GATHERING, ""),
+        f.GangEnded("g", Phase.FAILED, 95, "nobody came"),
+        f.JobOver("g", "FAILED"),
+    ]
+
+
+def _fill(journal: Journal, story: list[f.Fact]) -> Ledger:
+    ledger = journal.load()
+    for number, fact in enumerate(story):
+        apply(ledger, fact, 100.0 + number)
+        journal.append([fact], 100.0 + number, f"cause {number}")
+        journal.snapshot_if_due(ledger)
+    return ledger
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file of this process may grow beyond 256 KiB: what a full disk does to a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (262144, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_the_story_has_every_kind_of_fact() -> None:
+    assert {type(fact) for fact in _story()} == set(f.FACTS.values())
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 1000])
+def test_snapshot_and_tail_are_the_fold_of_all(tmp_path: Path, every: int) -> None:
+    journal = Journal(tmp_path, snapshot_every=every)
+    ledger = _fill(journal, _story())
+    journal.close()
+    again = Journal(tmp_path, snapshot_every=every)
+    assert again.load() == ledger
+    assert again.load(use_snapshot=False) == ledger
+    snapshots = sqlite3.connect(again.path).execute("SELECT count(*) FROM snapshots").fetchone()[0]
+    assert bool(snapshots) == (every <= len(_story()))
+    again.close()
+
+
+def test_each_start_has_a_term_of_its_own(tmp_path: Path) -> None:
+    terms = []
+    for _ in range(3):
+        journal = Journal(tmp_path)
+        terms.append(journal.term)
+        journal.close()
+    assert terms == [1, 2, 3]
+
+
+def test_facts_of_one_event_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with sqlite3.connect(journal.path) as db:
+        db.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON facts WHEN NEW.node = 'n3' BEGIN SELECT RAISE(ABORT, 'no room'); END"
+        )
+    db.close()
+    with pytest.raises(JournalError, match="no room"):
+        journal.append([f.NodeRegistered(node, "b", "a:1") for node in ("n1", "n2", "n3")], 1.0, "")
+    assert journal.history("", 0, 10) == []
+    journal.close()
+
+
+def test_history_is_that_of_the_gang_and_of_the_verdicts_on_its_nodes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    _fill(journal, _story())
+    journal.append([f.NodeJudged("elsewhere", Verdict.LOST, "another gang's")], 200.0, "")
+    names = [(r.name, r.node) for r in journal.history("g", 0, 100)]
+    assert ("NodeJudged", "n2") in names
+    assert ("NodeJudged", "elsewhere") not in names
+    assert ("NodeRegistered", "n2") not in names
+    everything = journal.history("", 0, 100)
+    assert [r.position for r in everything] == sorted({r.position for r in everything})
+    assert journal.history("", everything[3].position, 2) == everything[4:6]
+    journal.close()
+
+
+def test_others_can_not_read_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state")
+    _fill(journal, _story())
+    assert {oct(path.stat().st_mode & 0o077) for path in (tmp_path / "state").iterdir()} == {"0o0"}
+    journal.close()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
+    db.close()
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 1\)"):
+        Journal(tmp_path)
+
+
+def test_a_folder_belongs_to_one_coordinator(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match="in use by another coordinator"):
+        Journal(tmp_path)
+    journal.close()
+    Journal(tmp_path).close()
+
+
+def _fill_the_disk(journal: Journal, written: list[int]) -> None:
+    """Append until that fails; `written` gets the number of each record that did not."""
+    for number in range(1000):
+        journal.append([f.NodeRegistered(f"n{number}", "b" * 1000, "a:1")], 1.0, "")
+        written.append(number)
+
+
+def test_what_stood_before_the_disk_was_full_stands_after(tmp_path: Path, small_files: None) -> None:
+    journal, written = Journal(tmp_path), list[int]()
+    with pytest.raises(JournalError, match="can't write the journal"):
+        _fill_the_disk(journal, written)
+    journal.close()
+    again = Journal(tmp_path)
+    assert 0 < len(written) == len(again.load().nodes)
+    again.close()
+
+
+def test_a_folder_that_can_not_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match=r"can't open the journal .*/file/state/journal\.db: .*Not a directory"):
+        Journal(tmp_path / "file" / "state")
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    _fill(journal, _story())
+    journal.close()
+    with sqlite3.connect(tmp_path / "journal.db") as db:
+        db.execute("UPDATE facts SET json = '{}' WHERE position = 4")
+    db.close()
+    again = Journal(tmp_path)
+    with pytest.raises(JournalError, match=r"record 4 \(MemberJoined\)"):
+        again.load()
+    again.close()

@@ -1,0 +1,280 @@
+"""The commands against a real coordinator on loopback, with Slurm in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.scripted_world import NODES, World
+from muster.daemon.identity import SecretCredentials
+from muster.daemon.site import Site
+from muster.launcher.__main__ import COMMANDS, main, parser
+from muster.launcher.commands.submit import prepare, submit
+from muster.launcher.coordinator import Coordinator, gang_ref
+from muster.launcher.errors import SiteFault, Unavailable, WrongInput
+from muster.launcher.script import render
+from muster.slurm.client.cli import CliSlurm
+from muster.slurm.client.fake import FakeSlurm
+from muster.v1.api_pb2 import EventsRequest
+
+SPEC = """
+name = "tiny"
+nodes = 2
+spares = 1
+command = ["python3", "train.py"]
+run_dir = "{run_dir}"
+"""
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """Three nodes, on which a job of this user runs already; a coordinator."""
+    made = World.make(tmp_path)
+    await made.begin()
+    yield made
+    await made.close()
+
+
+def words(world: World, *command: str) -> list[str]:
+    """A command line that leads to `world`."""
+    at = world.address if world.coordinator else "127.0.0.1:1"
+    return [command[0], "--coordinator", at, "--auth", f"secret:{world.folder.parent}/secret", *command[1:]]
+
+
+async def muster(world: World, *command: str) -> int:
+    """One command, to its end."""
+    options = parser().parse_args(words(world, *command))
+    return int(await options.row.run(options))
+
+
+def job_file(folder: Path) -> Path:
+    """A job.toml whose run folder is in `folder`."""
+    path = folder / "job.toml"
+    path.write_text(SPEC.format(run_dir=folder / "run"))
+    return path
+
+
+async def queue(world: World, folder: Path, *more: str, slurm: FakeSlurm | None = None) -> int:
+    """`muster submit`, with the Slurm of `world`."""
+    options = parser().parse_args(words(world, "submit", *more, str(job_file(folder))))
+    submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
+    return await submit(submission, render(submission), options, slurm or world.slurm)
+
+
+def outputs(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What was written to standard output and to standard error since the last look."""
+    seen = capsys.readouterr()
+    return seen.out, seen.err
+
+
+async def test_submit_queues_and_registers(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await queue(world, tmp_path)
+    out, err = outputs(capsys)
+    assert out == f"{job}\n"
+    assert f"tiny is job {job} (2 + 1 nodes)" in err
+    assert (await world.slurm.jobs([job]))[job].name == "tiny"  # type: ignore[index, union-attr]
+    assert world.coordinator
+    gangs = world.coordinator.engine.core.ledger.gangs
+    [gang] = [gang for gang in gangs.values() if gang.job == job]
+    assert (gang.name, gang.spec.nodes, gang.spec.spares) == ("tiny", 2, 1)
+    assert (tmp_path / "run" / f"{gang.id}.sbatch").exists()
+
+
+async def test_submit_tells_scripts_all(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await queue(world, tmp_path, "--json")
+    said = json.loads(outputs(capsys)[0])
+    assert (said["slurm_job_id"], said["registered"]) == (job, True)
+    assert Path(said["script"]).read_text().startswith("#!/bin/bash")
+
+
+async def test_without_a_coordinator_nothing_is_queued(world: World, tmp_path: Path) -> None:
+    await world.end()
+    before = set(world.cluster.jobs())
+    with pytest.raises(Unavailable) as refused:
+        await queue(world, tmp_path)
+    assert "the coordinator at 127.0.0.1:1 does not answer" in refused.value.message
+    assert "Nothing was queued. --force" in refused.value.hint
+    assert set(world.cluster.jobs()) == before
+    assert not (tmp_path / "run").exists()
+
+
+async def test_force_queues_all_the_same(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.end()
+    job = await queue(world, tmp_path, "--force")
+    out, err = outputs(capsys)
+    assert out == f"{job}\n"
+    assert f"job {job} is queued but not registered yet" in err
+    assert "it registers itself when its agents start" in err
+
+
+async def test_a_silent_slurm_leaves_no_script_behind(world: World, tmp_path: Path) -> None:
+    silent = FakeSlurm(world.cluster)
+    silent.silent_because = "slurmctld is paused"
+    with pytest.raises(Unavailable) as refused:
+        await queue(world, tmp_path, slurm=silent)
+    assert "look with squeue --me before submitting again" in refused.value.hint
+    assert not list((tmp_path / "run").iterdir())
+
+
+async def test_a_run_folder_that_cannot_be_made(world: World, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(WrongInput, match="can't be written"):
+        await queue(world, tmp_path)
+
+
+async def test_a_missing_secret_is_the_sites_fault(world: World, tmp_path: Path) -> None:
+    (tmp_path / "secret").unlink()
+    with pytest.raises(SiteFault, match="can't prove who we are"):
+        await muster(world, "nodes")
+
+
+async def test_dry_run_prints_the_script_and_asks_nobody(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.end()
+    assert await muster(world, "submit", "--dry-run", str(job_file(tmp_path)), "--", "--nice=3") == 0
+    out, _ = outputs(capsys)
+    assert out.startswith("#!/bin/bash\n# tiny: 2 nodes and 1 spare, 1 rank each.")
+    assert "#SBATCH --nice=3\n" in out
+    assert not (tmp_path / "run").exists()
+
+
+async def test_status_of_a_running_gang(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    assert await muster(world, "status", "1") == 0
+    text, _ = outputs(capsys)
+    for seen in ("train (Slurm job 1, gang ", "generation  1", "2 with ranks, 1 spare", "n3", "committed none"):
+        assert seen in text
+    assert await muster(world, "status", "--json", "1") == 0
+    view = json.loads(outputs(capsys)[0])
+    assert (view["generation"], view["name"], view["final"], len(view["nodes"])) == ("1", "train", False, 3)
+    assert await muster(world, "status") == 0
+    assert "train" in outputs(capsys)[0]
+
+
+async def test_cancel_then_follow_to_the_end(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    assert await muster(world, "cancel", "1") == 0
+    assert "CANCELLED" in outputs(capsys)[0]
+    await world.settled()
+    status = await muster(world, "status", "-f", "1")
+    assert "CANCELLED" in outputs(capsys)[0]
+    assert status != 0
+
+
+async def test_following_outlives_the_coordinator(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    seen: asyncio.Queue[str] = asyncio.Queue()
+    at, secret = world.address, SecretCredentials(world.folder.parent / "secret")
+    async with Coordinator(at, secret) as coordinator:
+
+        async def follow() -> list[str]:
+            views = []
+            async for view in coordinator.follow(gang_ref("1"), seen.put_nowait):
+                views.append(view.phase)
+                seen.put_nowait(view.phase)
+            return views
+
+        async def read() -> list[int]:
+            request = EventsRequest(gang=gang_ref("1"))
+            records = coordinator.follow_events(request, lambda words: None)
+            return [record.position async for record in records if not record.sentinel]
+
+        following, reading = asyncio.create_task(follow()), asyncio.create_task(read())
+        await seen.get()
+        await world.end()
+        while "coordinator at" not in await seen.get():
+            pass
+        await world.begin(listen=at)
+        assert await muster(world, "cancel", "1") == 0
+        assert (await following)[-1] == "CANCELLED"
+        await world.settled()
+        positions = await reading
+    assert positions == sorted(set(positions))
+
+
+async def test_events_are_one_line_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    assert await muster(world, "events", "1") == 0
+    lines = outputs(capsys)[0].splitlines()
+    assert any("n1 joined from job 1" in line for line in lines)
+    assert await muster(world, "events", "--json", "1") == 0
+    records = [json.loads(line) for line in outputs(capsys)[0].splitlines()]
+    assert [r["sentinel"] for r in records] == [False] * len(lines) + [True]
+
+
+async def test_logs_come_from_the_run_folder(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await queue(world, tmp_path)
+    outputs(capsys)
+    with pytest.raises(WrongInput, match="there are no logs"):
+        await muster(world, "logs", str(job))
+    for generation in (1, 2):
+        folder = tmp_path / "run" / "logs" / f"g{generation}"
+        folder.mkdir(parents=True)
+        for rank in (0, 1):
+            (folder / f"rank{rank}.log").write_text(f"hello {generation} {rank}\nunended")
+    assert await muster(world, "logs", str(job)) == 0
+    assert outputs(capsys)[0].splitlines() == [
+        "g2 rank 0: hello 2 0",
+        "g2 rank 0: unended",
+        "g2 rank 1: hello 2 1",
+        "g2 rank 1: unended",
+    ]
+    assert await muster(world, "logs", "--rank", "1", "--generation", "1", str(job)) == 0
+    assert outputs(capsys)[0] == "hello 1 1\nunended\n"
+    with pytest.raises(WrongInput) as refused:
+        await muster(world, "logs", "--rank", "9", str(job))
+    assert "generations with logs: 1, 2" in refused.value.hint
+
+
+async def test_a_job_that_nobody_knows(world: World) -> None:
+    with pytest.raises(WrongInput, match="Slurm job 4711 is not known here"):
+        await muster(world, "status", "4711")
+
+
+async def test_nodes_before_any_daemon(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await muster(world, "nodes") == 0
+    assert "no node daemon has attached yet" in outputs(capsys)[0]
+
+
+def test_exit_status_and_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--dry-run", str(tmp_path / "none.toml")]) == 64
+    out, err = outputs(capsys)
+    assert out == ""
+    assert "none.toml does not exist" in err
+    assert "docs/JOBTOML.md" in err
+    (tmp_path / "secret").write_text("x" * 64)
+    (tmp_path / "secret").chmod(0o600)
+    assert main(["nodes", "--coordinator", "127.0.0.1:1", "--auth", f"secret:{tmp_path}/secret"]) == 69
+    assert "is muster-coordinator running there?" in outputs(capsys)[1]
+    assert main(["nodes", "--coordinator", "nowhere"]) == 78
+    with pytest.raises(SystemExit) as ended:
+        main(["subnit"])
+    assert ended.value.code == 64
+
+
+def test_every_command_is_in_the_table_once() -> None:
+    names = [command.name for command in COMMANDS]
+    assert len(set(names)) == len(names)
+    assert all(command.help for command in COMMANDS)
+
+
+async def test_without_slurm_the_next_step_is_told(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options = parser().parse_args(words(world, "submit", str(job_file(tmp_path))))
+    submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
+    with pytest.raises(SiteFault) as refused:
+        await submit(submission, render(submission), options, CliSlurm())
+    assert "sbatch is not on PATH" in refused.value.message
+    assert "muster run --local. Nothing was queued" in refused.value.hint

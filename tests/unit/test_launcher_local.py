@@ -1,0 +1,184 @@
+"""`muster run --local`: which fault is due and what it hits; and whole runs of a script without PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent import process
+from muster.launcher.errors import WrongInput
+from muster.launcher.local.faults import Fault, Kind, due, parse
+from muster.launcher.local.run import check_faults
+from muster.v1.api_pb2 import GangView, RankView
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill-node@step=30", Fault(Kind.KILL_NODE, 30)),
+        ("kill-node@step=0,node=n2", Fault(Kind.KILL_NODE, 0, node="n2")),
+        ("kill-rank@time=5,rank=0", Fault(Kind.KILL_RANK, time=5, rank=0)),
+        ("xid-node@step=7,code=48", Fault(Kind.XID_NODE, 7, code=48)),
+    ],
+)
+def test_faults_as_written(text: str, fault: Fault) -> None:
+    assert parse(text) == fault
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kill-node", "must be KIND@step=N"),
+        ("crash@step=3", "must be KIND@step=N"),
+        ("kill-node@node=n1", "must be KIND@step=N"),
+        ("kill-node@step=3,time=4", "must be KIND@step=N"),
+        ("kill-node@step=3,step=4", "must be KIND@step=N"),
+        ("kill-node@step=three", "step=three must be a whole number"),
+        ("kill-node@step=3,rank=1", "kill-node knows node, step, time, not rank"),
+    ],
+)
+def test_a_fault_that_makes_no_sense(text: str, words: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        parse(text)
+    assert words in str(refused.value)
+
+
+def view(step: int, phase: str = "RUNNING") -> GangView:
+    """Two nodes with two ranks each."""
+    ranks = [RankView(rank=rank, node=f"n{rank // 2}", state="running") for rank in range(4)]
+    return GangView(phase=phase, step=step, ranks=ranks)
+
+
+def test_a_fault_is_due_when_its_step_is_finished_and_the_gang_runs() -> None:
+    fault = Fault(Kind.KILL_NODE, 10)
+    assert not due([fault], view(9), 1.0)
+    assert not due([fault], view(10, "RECOVERING"), 1.0)
+    [hit] = due([fault], view(11), 1.0)
+    assert (hit.node, hit.rank) == ("n1", 3)
+
+
+def test_a_fault_is_due_when_its_time_has_come() -> None:
+    fault = Fault(Kind.KILL_RANK, time=5, rank=1)
+    assert not due([fault], view(0), 4.9)
+    [hit] = due([fault], view(0), 5.0)
+    assert (hit.node, hit.rank) == ("n0", 1)
+
+
+def test_a_spare_can_be_hit() -> None:
+    [hit] = due([Fault(Kind.KILL_NODE, 1, node="n9")], view(1), 0.0)
+    assert hit.node == "n9"
+
+
+def test_what_is_not_there_is_refused() -> None:
+    with pytest.raises(WrongInput, match="no node n3; nodes are n0 to n2"):
+        check_faults([Fault(Kind.KILL_NODE, 1, node="n3")], nodes=3, ranks=2)
+    with pytest.raises(WrongInput, match="no rank 2; ranks are 0 to 1"):
+        check_faults([Fault(Kind.KILL_RANK, 1, rank=2)], nodes=3, ranks=2)
+
+
+# Whole runs
+
+
+class Run:
+    """`muster run --local` of a shell script, as a user starts it."""
+
+    def __init__(self, folder: Path, script: str, *options: str) -> None:
+        self.mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
+        command = [sys.executable, "-m", "muster.launcher", "run", "--local", "--nodes", "2", "--spares", "1"]
+        self.popen = subprocess.Popen(
+            [*command, *options, "--", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder), self.mark: "1"},
+            start_new_session=True,
+        )
+
+    def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
+        """Exit status, standard output and error."""
+        out, err = self.popen.communicate(timeout=seconds)
+        return self.popen.returncode, out, err
+
+    def until(self, words: str) -> None:
+        """Wait for a line on standard output that holds `words`."""
+        assert self.popen.stdout
+        for line in self.popen.stdout:
+            if words in line:
+                return
+        raise AssertionError(f"ended without {words!r}")
+
+    def left(self, seconds: float = 5.0) -> list[str]:
+        """Processes of this run that are still there after `seconds`: every one has its mark in the environment."""
+        deadline = time.monotonic() + seconds
+        while (found := self._marked()) and time.monotonic() < deadline:
+            os.sched_yield()
+        return found
+
+    def _marked(self) -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (path / "environ").read_bytes():
+                    found.append((path / "cmdline").read_text())
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _no_orphans_of_ours() -> None:
+    """Where a test fails half-way, what it started is still found by the guard."""
+    process.adopt_orphans()
+
+
+def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
+    # The first generation never ends by itself.
+    script = 'echo generation $MUSTER_GENERATION; if [ "$MUSTER_GENERATION" = 1 ]; then exec sleep 600; fi'
+    run = Run(tmp_path, script, "--fault", "kill-node@time=0")
+    status, out, err = run.end()
+    assert (status, out) == (0, "generation 1\ngeneration 2\n"), err
+    assert "muster: generation 2 starts afresh (swap) on n0 n2" in err
+    assert run.left() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_scripts_failure_is_the_runs(tmp_path: Path) -> None:
+    run = Run(tmp_path, "echo cannot go on >&2; exit 7", "--run-dir", str(tmp_path / "kept"))
+    status, _, err = run.end()
+    assert status != 0
+    assert "exited with 7: cannot go on" in err
+    assert "are kept in" in err
+    logs = (tmp_path / "kept" / "logs").glob("g*/rank*.log")
+    assert "cannot go on\n" in {log.read_text() for log in logs}
+    assert run.left() == []
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, "echo up; exec sleep 600")
+    run.until("up")
+    run.popen.send_signal(signal.SIGINT)
+    assert run.end()[0] == 130
+    assert run.left() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, "echo up; exec sleep 600")
+    run.until("up")
+    run.popen.kill()
+    run.end()
+    assert run.left() == []
+
+
+def test_a_bad_command_line_is_explained(tmp_path: Path) -> None:
+    status, _, err = Run(tmp_path, "true", "--nodes", "0").end()
+    assert status == 64
+    assert "nodes = 0: must be 1 or more" in err

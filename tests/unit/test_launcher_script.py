@@ -1,0 +1,93 @@
+"""The sbatch script, whole, against golden files. MUSTER_GOLDEN=write makes them anew; read the diff."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.script import Submission, render
+from muster.launcher.spec import parse
+from muster.slurm.client.sbatch_request import read_request
+from muster.v1.common_pb2 import JobSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+PLAIN = """
+name = "plain"
+nodes = 2
+command = ["./train", "it's \\"quoted\\"", "$HOME"]
+run_dir = "/shared/with blank"
+"""
+RICH = """
+name = "rich"
+nodes = 6
+spares = 2
+gpus_per_node = 4
+requeue = false
+command = "python3 train.py"
+run_dir = "/shared/rich"
+[slurm]
+partition = "gpu"
+account = "physics"
+time = "2-12:00:00"
+mem = "400G"
+switches = "1@10:00"
+comment = "seven # eight"
+options = ["--nice=10", "--mail-type=END"]
+"""
+
+
+def submission(text: str, *options: str) -> Submission:
+    """What `muster submit` would make of `text`, but for the random part of the gang's id."""
+    job = parse(text, "job.toml")
+    spec = job.to_proto(work_dir="/home/alice")
+    return Submission(job, spec, f"{job.name}-0011aabb", "ctl:7070", options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [("plain", PLAIN, ()), ("rich", RICH, ("--begin=now+60", "--comment", "from the command line"))],
+)
+def test_golden(name: str, text: str, options: tuple[str, ...]) -> None:
+    path, rendered = GOLDEN / f"{name}.sbatch", render(submission(text, *options))
+    if os.environ.get("MUSTER_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(rendered)
+    assert rendered == path.read_text()
+
+
+@pytest.mark.parametrize("text", [PLAIN, RICH])
+def test_a_shell_hands_the_spec_to_the_agent_unchanged(text: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text('#!/bin/sh\nprintf "%s\\n" "$MUSTER_GANG" "$MUSTER_COORDINATOR" "$*" "$MUSTER_SPEC"\n')
+    agent.chmod(0o755)
+    given = submission(text)
+    script = render(Submission(given.job, given.spec, given.gang, given.coordinator, agent=str(agent)))
+    done = subprocess.run(["bash", "-s"], input=script, text=True, capture_output=True, timeout=30, check=True)
+    gang, coordinator, arguments, spec = done.stdout.split("\n", 3)
+    assert (gang, coordinator) == (given.gang, "ctl:7070")
+    assert arguments.startswith("batch -- srun --ntasks-per-node=1 --no-kill ")
+    assert arguments.endswith(f"{agent} run")
+    assert json_format.Parse(spec, JobSpec()) == given.spec
+
+
+def test_slurm_reads_what_was_meant() -> None:
+    request = read_request(render(submission(RICH, "--comment", "from the command line")), [], "/")
+    assert (request.nodes, request.name, request.no_kill, request.requeue) == (8, "rich", True, False)
+    assert (request.comment, request.time_limit_s) == ("from the command line", 60 * 3600)
+
+
+@pytest.mark.parametrize("option", ["--nodes=3", "-N3", "-N", "--array=1-4", "--no-requeue", "--wrap=true", "-a1"])
+def test_an_option_that_contradicts_the_spec_is_refused(option: str) -> None:
+    with pytest.raises(WrongInput, match="is not passed on"):
+        render(submission(PLAIN, option))
+
+
+def test_without_an_address_the_nodes_own_settings_hold() -> None:
+    given = submission(PLAIN)
+    script = render(Submission(given.job, given.spec, given.gang, ""))
+    assert "MUSTER_COORDINATOR" not in script

@@ -1,0 +1,144 @@
+"""job.toml: what is taken, what is filled in, and how each kind of mistake is refused."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec import CheckpointTable, Job, Parallelism, Slurm, load, parse, signal_number
+
+LEAST = """
+name = "tiny"
+nodes = 4
+command = "python3 train.py --note 'two words'"
+run_dir = "/shared/tiny"
+"""
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer" / "job.toml"
+
+
+def refusal(text: str) -> str:
+    """What is said of `text`."""
+    with pytest.raises(WrongInput) as refused:
+        parse(text, "job.toml")
+    return refused.value.message
+
+
+def test_every_default_is_filled_in() -> None:
+    spec = parse(LEAST, "job.toml").to_proto(work_dir="/home/alice")
+    assert (spec.name, spec.nodes, spec.spares, spec.ranks_per_node, spec.min_nodes) == ("tiny", 4, 0, 1, 4)
+    assert list(spec.command) == ["python3", "train.py", "--note", "two words"]
+    assert (spec.run_dir, spec.durable_dir, spec.work_dir) == ("/shared/tiny", "", "/home/alice")
+    assert (spec.memory_checkpoint, spec.requeue, spec.max_failures, spec.gather_timeout_s) == (True, True, 3, 300.0)
+    assert (spec.tensor_parallel, spec.pipeline_parallel, spec.data_parallel, spec.stop_signal) == (1, 1, 4, 0)
+
+
+def test_everything_that_is_given_is_kept() -> None:
+    text = """
+    name = "big"
+    nodes = 16
+    spares = 2
+    min_nodes = 16
+    gpus_per_node = 8
+    command = ["python3", "-m", "train"]
+    work_dir = "/home/alice/big"
+    run_dir = "/shared/big"
+    durable_dir = "/shared/big/checkpoints"
+    preload = ["torch", "my.model"]
+    gather_timeout = 60
+    max_failures = 5
+    requeue = false
+    stop_signal = "USR1"
+    env = { NCCL_DEBUG = "WARN" }
+    parallelism = { tensor = 8, pipeline = 4 }
+    checkpoint = { memory = false }
+    """
+    job = parse(text, "job.toml")
+    spec = job.to_proto(work_dir="/elsewhere")
+    assert (spec.min_nodes, spec.ranks_per_node, job.gres) == (16, 8, "gpu:8")
+    assert (spec.tensor_parallel, spec.pipeline_parallel, spec.data_parallel) == (8, 4, 4)
+    assert (list(spec.preload), dict(spec.env)) == (["torch", "my.model"], {"NCCL_DEBUG": "WARN"})
+    assert (spec.work_dir, spec.stop_signal) == ("/home/alice/big", signal.SIGUSR1)
+    assert (spec.requeue, spec.memory_checkpoint, spec.max_failures, spec.gather_timeout_s) == (False, False, 5, 60.0)
+
+
+def test_the_example_is_right() -> None:
+    spec = load(EXAMPLE).to_proto(work_dir="/")
+    assert (spec.nodes, spec.spares) == (8, 2)
+
+
+def test_every_key_is_in_the_reference() -> None:
+    reference = (EXAMPLE.parents[2] / "docs" / "JOBTOML.md").read_text()
+    for table in (Job, Slurm, Parallelism, CheckpointTable):
+        for key in table.model_fields:
+            assert f"`{key}`" in reference or f"[{key}]" in reference, key
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("spare = 1", "spare = 1: unknown key; did you mean spares?"),
+        ('partition = "gpu"', "partition = 'gpu': unknown key; it belongs into the table [slurm]"),
+        ("zzz = 1", "zzz = 1: unknown key; known keys are checkpoint, command,"),
+        ("spares = -1", "spares = -1: must be 0 or more"),
+        ("spares = 1.5", "spares = 1.5: must be a whole number"),
+        ("spares = true", "spares = True: must be a whole number"),
+        ("min_nodes = 5", "min_nodes = 5 must not be more than nodes = 4"),
+        ("min_nodes = 3", "min_nodes = 3: can't be less than nodes = 4 yet"),
+        ("max_failures = 0", "max_failures = 0: must be 1 or more"),
+        ("gather_timeout = 0", "gather_timeout = 0: must be more than 0"),
+        ("gather_timeout = inf", "gather_timeout = inf: must be a finite number"),
+        ('requeue = "yes"', "requeue = 'yes': must be true or false"),
+        ('durable_dir = "out"', "durable_dir = 'out': must be an absolute path"),
+        ('stop_signal = "KILL"', "stop_signal = 'KILL': must be a signal that a program can catch"),
+        ('env = { RANK = "0" }', "RANK is set by Muster for each rank"),
+        ("env = { N = 1 }", "env.N = 1: must be a string in quotes"),
+        ('preload = ["a-b"]', "'a-b' is not the name of a module"),
+        ("parallelism = { tensor = 3 }", "parallelism.tensor * parallelism.pipeline = 3 must divide nodes"),
+        ("parallelism = { data = 3 }", "1 * 1 * 3 = 3 must equal nodes * ranks_per_node = 4 * 1 = 4"),
+        ("gpus_per_node = 2\nranks_per_node = 3", "ranks_per_node = 3 must be a multiple of gpus_per_node = 2"),
+        ("[slurm]\nnodes = 3", "slurm.nodes = 3: unknown key; it belongs to the top of the file"),
+        ('[slurm]\ntime = "soon"', "slurm.time = 'soon': must be a time as Slurm writes it"),
+        ('[slurm]\noptions = ["nice"]', "'nice' is not an option"),
+        ('[slurm]\npartition = "a\\nb"', "must be one line"),
+        ("name", "job.toml is not TOML"),
+    ],
+)
+def test_a_mistake_is_named_with_what_would_be_right(line: str, words: str) -> None:
+    assert words in refusal(f"{LEAST}{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("nodes = 4", "", "nodes: missing; it has no default"),
+        ("nodes = 4", "nodes = 0", "nodes = 0: must be 1 or more"),
+        ('"tiny"', '"tiny job"', "name = 'tiny job': must be 1 to 64 letters"),
+        ("/shared/tiny", "runs/tiny", "run_dir = 'runs/tiny': must be an absolute path"),
+        ("/shared/tiny", "/shared/%j", "must not contain %"),
+        ("'two words'", "'two words", "is not a command line"),
+    ],
+)
+def test_a_key_that_must_be_there_is_checked(old: str, new: str, words: str) -> None:
+    assert words in refusal(LEAST.replace(old, new))
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    words = refusal(LEAST + "spares = -1\nmax_failures = 0\n")
+    assert "spares" in words
+    assert "max_failures" in words
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(WrongInput, match=r"none\.toml does not exist"):
+        load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("USR1", 10), ("SIGTERM", 15), ("usr2", 12), (10, 10), ("9", None), ("NOPE", None), (999, None)],
+)
+def test_signals_by_name_and_number(text: object, number: int | None) -> None:
+    assert signal_number(text) == number

@@ -1,0 +1,203 @@
+"""Lint, format and types are tests, and so is the rule of one door: each outside world is entered in few, named places.
+
+A door is a row of DOORS. Who needs another adds it there, with its reason.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+PACKAGES = ("launcher", "daemon", "checkpoint", "slurm")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ruff", "check", "--output-format", "concise"], ["ruff", "format", "--check"], ["mypy"]],
+    ids=["ruff", "format", "mypy"],
+)
+def test_nothing_to_complain_about(command: list[str]) -> None:
+    tool, *arguments = command
+    done = subprocess.run([BIN / tool, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@dataclass(frozen=True)
+class Door:
+    """An outside world: the names that enter it, and where that is done and why. A folder stands for all below it."""
+
+    names: tuple[str, ...]
+    allowed: dict[str, str]
+
+
+DOORS = {
+    "processes": Door(
+        (
+            "subprocess",
+            "multiprocessing",
+            "pty",
+            "asyncio.create_subprocess_exec",
+            "asyncio.create_subprocess_shell",
+            "os.system",
+            "os.popen",
+            "os.fork",
+            "os.forkpty",
+            "os.posix_spawn",
+            "os.posix_spawnp",
+            *(f"os.exec{kind}" for kind in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
+        ),
+        {
+            "slurm/client/command.py": "Slurm's commands",
+            "slurm/cluster/": "the test cluster drives a container engine; no daemon imports it",
+            "daemon/agent/warmth.py": "starts the warm process, whose children the ranks are",
+            "daemon/agent/warm.py": "the warm process forks into the rank",
+            "daemon/agent/rank.py": "a command that is not Python is executed in the rank's place",
+            "daemon/agent/guard.py": "the agent's parent forks the agent",
+            "daemon/agent/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
+            "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
+            "daemon/agent/batch.py": "the batch script's srun, which it outlives",
+        },
+    ),
+    "wall clock": Door(
+        ("time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today"),
+        {
+            "daemon/clock.py": "the clock of all daemons",
+            "slurm/cluster/": "the test cluster says when a fault took effect; no daemon imports it",
+        },
+    ),
+    "database": Door(
+        ("sqlite3", "sqlite_utils"),
+        {"daemon/coordinator/journal.py": "the journal"},
+    ),
+    "gRPC transport": Door(
+        (
+            "grpc.insecure_channel",
+            "grpc.secure_channel",
+            "grpc.server",
+            "grpc.aio.insecure_channel",
+            "grpc.aio.secure_channel",
+            "grpc.aio.server",
+        ),
+        {
+            "daemon/channel.py": "channels and servers with credentials; TLS goes there",
+            "checkpoint/rehearsal.py": "a gang in one process on loopback, for tests and benchmarks",
+        },
+    ),
+    "pyslurm": Door(
+        ("pyslurm",),
+        {"slurm/client/pyslurm_worker.py": "a process of its own: pyslurm holds the GIL through every call"},
+    ),
+}
+
+# The core decides: it sees the world through events and a `now` that it is given.
+CORE = "daemon/coordinator/core"
+CORE_MAY_IMPORT = {
+    *("__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"),
+    *("operator", "pydantic", "re", "typing"),
+}
+
+
+def _files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(local name, full name) of everything that is imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+                yield "", alias.name
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+                yield "", node.module or ""
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    """["grpc", "aio", "server"] for `grpc.aio.server`; empty for what does not begin with a name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
+        return [*before, node.attr]
+    return []
+
+
+def names_used(source: str) -> set[str]:
+    """The full names of all that a module imports, or reaches through what it imports."""
+    tree = ast.parse(source)
+    known = {local: full for local, full in _imports(tree) if local}
+    used = {full for _, full in _imports(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (parts := _dotted(node)) and parts[0] in known:
+            used.add(".".join([known[parts[0]], *parts[1:]]))
+    return used
+
+
+def _uses(door: Door) -> dict[str, set[str]]:
+    """The door's names that each file of the packages uses."""
+    found = {str(path.relative_to(ROOT)): names_used(path.read_text()) & set(door.names) for path in _files(*PACKAGES)}
+    return {path: names for path, names in found.items() if names}
+
+
+@pytest.mark.parametrize("world", DOORS)
+def test_each_outside_world_is_entered_through_its_doors(world: str) -> None:
+    door = DOORS[world]
+    strays = {path: names for path, names in _uses(door).items() if not path.startswith(tuple(door.allowed))}
+    assert strays == {}, f"{world}: use {', '.join(door.allowed)}, or add a door with its reason"
+
+
+@pytest.mark.parametrize("world", DOORS)
+def test_no_door_is_left_open_for_nobody(world: str) -> None:
+    door = DOORS[world]
+    unused = [allowed for allowed in door.allowed if not any(path.startswith(allowed) for path in _uses(door))]
+    assert unused == [], f"{world}: nothing enters here any more"
+
+
+def test_the_core_knows_no_outside_world() -> None:
+    files = list(_files(CORE))
+    assert files
+    for path in files:
+        roots = {full.partition(".")[0] for local, full in _imports(ast.parse(path.read_text())) if full and not local}
+        muster = {full for full in names_used(path.read_text()) if full.startswith("muster.")}
+        assert roots - CORE_MAY_IMPORT - {"muster"} == set(), path
+        assert all(full.startswith("muster.daemon.coordinator.core") for full in muster), path
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import subprocess", "subprocess"),
+        ("import subprocess as sp\nsp.run", "subprocess.run"),
+        ("from time import time as now", "time.time"),
+        ("import time\ntime.time()", "time.time"),
+        ("import grpc.aio\ngrpc.aio.server()", "grpc.aio.server"),
+        ("from grpc import aio\naio.insecure_channel('x')", "grpc.aio.insecure_channel"),
+        ("def f():\n    import os\n    os.fork()", "os.fork"),
+        ("from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
+        ("import asyncio as a\nspawn = a.create_subprocess_exec", "asyncio.create_subprocess_exec"),
+    ],
+)
+def test_a_door_is_seen_under_any_name(source: str, name: str) -> None:
+    assert name in names_used(source)
+
+
+@pytest.mark.parametrize("source", ["import time\ntime.monotonic()", "now = object()\nnow.time", "# subprocess"])
+def test_what_is_no_door_is_not_seen(source: str) -> None:
+    assert not names_used(source) & {name for door in DOORS.values() for name in door.names}
+
+
+def test_one_file_has_one_name() -> None:
+    """Packages are imported as muster.launcher and so on: the bare names would give every module twice."""
+    bare = {}
+    for path in _files(*PACKAGES, "tests", "examples", "benchmarks"):
+        if found := {full for _, full in _imports(ast.parse(path.read_text())) if full.split(".")[0] in PACKAGES}:
+            bare[str(path.relative_to(ROOT))] = found
+    assert bare == {}

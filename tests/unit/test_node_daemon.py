@@ -1,0 +1,311 @@
+"""The node daemon against a real gRPC server on loopback."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from muster.daemon.channel import CannotListen, bind, make_server, open_channel
+from muster.daemon.identity import Caller, SecretCredentials, current_caller
+from muster.daemon.node.attach import Attachment, Patience
+from muster.daemon.node.daemon import NodeDaemon, Settings, own_address
+from muster.daemon.node.sensor import Observation, Roots
+from muster.v1 import common_pb2_grpc, node_pb2_grpc
+from muster.v1 import node_pb2 as pb
+from muster.v1.common_pb2 import PingRequest
+
+FAST = Patience(hello_s=20.0, answer_s=20.0, first_pause_s=0.01, longest_pause_s=0.05)
+IMPATIENT = Patience(hello_s=0.5, answer_s=0.2, first_pause_s=0.01, longest_pause_s=0.05)
+LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+
+
+class Coordinator(node_pb2_grpc.NodeServiceServicer):
+    """The coordinator's side, as the test wants it: what arrives is queued, what is answered can be chosen."""
+
+    def __init__(self, credentials: SecretCredentials) -> None:
+        self._credentials = credentials
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+        self.heard: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.callers: asyncio.Queue[Caller] = asyncio.Queue()
+        self.term = 1
+        self.heartbeat_s = 0.0
+        self.mute = False
+        self.refuse = ""
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[pb.NodeMessage], context: Any
+    ) -> AsyncIterator[pb.NodeOrder]:
+        self.callers.put_nowait(current_caller())
+        if self.refuse:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, self.refuse)
+        try:
+            async for message in request_iterator:
+                self.heard.put_nowait(message)
+                if not self.mute:
+                    yield pb.NodeOrder(term=self.term, seq=message.heartbeat.seq, heartbeat_s=self.heartbeat_s)
+        finally:
+            self.ended.put_nowait("ended")
+
+    async def start(self) -> None:
+        self._server = make_server(self._credentials)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(self, self._server)
+        self.port = bind(self._server, f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server:
+            await self._server.stop(None)
+
+    def forget(self) -> None:
+        """Drop what was heard."""
+        self.heard = asyncio.Queue()
+
+    async def next(self, kind: str) -> pb.NodeMessage:
+        """The next message of that kind; others are passed over."""
+        async with asyncio.timeout(10):
+            while (message := await self.heard.get()).WhichOneof("body") != kind:
+                pass
+        return message
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> SecretCredentials:
+    return SecretCredentials.create(tmp_path / "secret")
+
+
+@pytest.fixture
+async def coordinator(credentials: SecretCredentials) -> AsyncIterator[Coordinator]:
+    coordinator = Coordinator(credentials)
+    await coordinator.start()
+    yield coordinator
+    await coordinator.stop()
+
+
+class Running:
+    """Something with `run()`, running."""
+
+    def __init__(self, what: Attachment | NodeDaemon) -> None:
+        self.task = asyncio.ensure_future(what.run())
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        ended = await asyncio.gather(self.task, return_exceptions=True)
+        assert isinstance(ended[0], asyncio.CancelledError), ended
+
+
+async def _hello() -> pb.NodeHello:
+    return pb.NodeHello(node="n1")
+
+
+def _attachment(
+    coordinator: Coordinator, credentials: SecretCredentials, heartbeat_s: float = 60.0, patience: Patience = FAST
+) -> Attachment:
+    return Attachment(f"127.0.0.1:{coordinator.port}", credentials, _hello, heartbeat_s, patience)
+
+
+def _seen(code: int) -> Observation:
+    return Observation("xid", code, "0000:3b:00", f"Xid {code}", 1.5)
+
+
+async def test_hello_first_then_heartbeats(coordinator: Coordinator, credentials: SecretCredentials) -> None:
+    async with Running(_attachment(coordinator, credentials, 0.02)):
+        assert (await coordinator.heard.get()).hello.node == "n1"
+        assert [(await coordinator.next("heartbeat")).heartbeat.seq for _ in range(3)] == [1, 2, 3]
+    assert await asyncio.wait_for(coordinator.ended.get(), 5)
+
+
+async def test_the_coordinator_sets_the_pace(coordinator: Coordinator, credentials: SecretCredentials) -> None:
+    coordinator.heartbeat_s = 0.02
+    async with Running(_attachment(coordinator, credentials, 3600.0)):
+        assert [(await coordinator.next("heartbeat")).heartbeat.seq for _ in range(3)] == [1, 2, 3]
+
+
+async def test_a_signal_goes_between_heartbeats(coordinator: Coordinator, credentials: SecretCredentials) -> None:
+    attachment = _attachment(coordinator, credentials)
+    async with Running(attachment):
+        await coordinator.next("heartbeat")
+        attachment.report(_seen(79))
+        sent = (await coordinator.next("signal")).signal
+    assert sent == pb.Signal(kind="xid", code=79, device="0000:3b:00", text="Xid 79", observed_s=1.5)
+
+
+async def test_what_was_not_answered_is_sent_again_and_nothing_else(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    attachment = _attachment(coordinator, credentials, 0.02)
+    async with Running(attachment):
+        attachment.report(_seen(48))
+        await coordinator.next("signal")
+        await coordinator.next("heartbeat")
+        await coordinator.next("heartbeat")  # the answers before it have arrived, or it would not be sent
+        coordinator.mute = True
+        attachment.report(_seen(79))
+        await coordinator.next("signal")
+        await coordinator.stop()
+        coordinator.mute = False
+        coordinator.forget()
+        await coordinator.start()
+        again = [await asyncio.wait_for(coordinator.heard.get(), 10) for _ in range(4)]
+    assert [message.WhichOneof("body") for message in again] == ["hello", "signal", "heartbeat", "heartbeat"]
+    assert again[1].signal.code == 79
+
+
+async def test_signals_wait_for_a_coordinator_that_is_away(credentials: SecretCredentials) -> None:
+    coordinator = Coordinator(credentials)
+    await coordinator.start()
+    await coordinator.stop()
+    attachment = _attachment(coordinator, credentials)
+    async with Running(attachment):
+        attachment.report(_seen(79))
+        attachment.report(_seen(48))
+        await coordinator.start()
+        assert [(await coordinator.next("signal")).signal.code for _ in range(2)] == [79, 48]
+    await coordinator.stop()
+
+
+async def test_a_silent_coordinator_is_left_and_found_again(
+    coordinator: Coordinator, credentials: SecretCredentials, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Running(_attachment(coordinator, credentials, 0.02, IMPATIENT)):
+        await coordinator.next("heartbeat")
+        coordinator.mute = True
+        await coordinator.next("hello")  # the second one
+        coordinator.mute = False
+        await coordinator.next("heartbeat")
+    assert "no answer for 0.22 s" in caplog.text
+
+
+async def test_an_older_coordinator_is_not_believed(
+    coordinator: Coordinator, credentials: SecretCredentials, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator.term = 5
+    async with Running(_attachment(coordinator, credentials, 0.02)):
+        await coordinator.next("heartbeat")
+        await coordinator.next("heartbeat")
+        coordinator.term = 4
+        await coordinator.next("hello")
+        await coordinator.next("hello")
+        coordinator.term = 6
+        await coordinator.next("hello")
+        await coordinator.next("heartbeat")
+    assert "answers with term 4, but term 5 was seen" in caplog.text
+
+
+async def test_a_refusal_is_told_once_and_tried_again(
+    coordinator: Coordinator, credentials: SecretCredentials, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator.refuse = "n1 has 10.0.0.1 in Slurm, this call comes from 127.0.0.1"
+    async with Running(_attachment(coordinator, credentials)):
+        for _ in range(4):
+            await asyncio.wait_for(coordinator.callers.get(), 5)
+        coordinator.refuse = ""
+        await coordinator.next("heartbeat")
+    assert caplog.text.count("PERMISSION_DENIED: n1 has 10.0.0.1 in Slurm") == 1
+
+
+def test_pauses_double_up_to_their_longest_with_jitter() -> None:
+    pauses = Patience().pauses()
+    for whole in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
+        assert whole / 2 <= next(pauses) <= whole
+
+
+# --- the whole daemon ------------------------------------------------------------------------------------------------
+
+
+def _settings(coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, listen: str) -> Settings:
+    (tmp_path / "kmsg").touch()
+    (tmp_path / "boot_id").write_text("boot-1\n")
+    return Settings(
+        node="n1",
+        coordinator=f"127.0.0.1:{coordinator.port}",
+        listen=listen,
+        credentials=credentials,
+        roots=Roots(kmsg=tmp_path / "kmsg"),
+        boot_id=tmp_path / "boot_id",
+    )
+
+
+async def test_the_daemon_attaches_answers_probes_and_reports(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path
+) -> None:
+    settings = _settings(coordinator, credentials, tmp_path, ":0")
+    async with Running(NodeDaemon(settings)):
+        hello = (await coordinator.next("hello")).hello
+        assert (hello.node, hello.boot_id) == ("n1", "boot-1")
+        assert hello.probe_address.startswith("127.0.0.1:")
+        async with open_channel(hello.probe_address, credentials) as channel:
+            reply = await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest(nonce="42"))
+        assert (reply.nonce, reply.node, reply.role, reply.incarnation) == ("42", "n1", "musterd", hello.incarnation)
+        with (tmp_path / "kmsg").open("a") as file:
+            file.write(f"3,1,2,-;{LOST}\n")
+        sent = (await coordinator.next("signal")).signal
+    assert (sent.kind, sent.code, sent.device, sent.text) == ("xid", 79, "0000:3b:00", LOST)
+
+
+async def test_two_daemons_on_one_port_are_a_mistake(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(CannotListen):
+            await NodeDaemon(_settings(coordinator, credentials, tmp_path, listen)).run()
+
+
+async def test_the_own_address_is_the_one_towards_the_peer() -> None:
+    assert await own_address("127.0.0.1:7070") == "127.0.0.1"
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+async def _musterd(*flags: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-Im", "muster.daemon.node", *flags, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, tmp_path: Path) -> None:
+    (tmp_path / "kmsg").touch()
+    process = await _musterd(
+        f"--coordinator=127.0.0.1:{coordinator.port}",
+        f"--auth=secret:{tmp_path / 'secret'}",
+        "--listen=127.0.0.1:0",
+        "--node=n1",
+        f"--kmsg={tmp_path / 'kmsg'}",
+    )
+    async with asyncio.timeout(20):
+        await coordinator.next("heartbeat")
+        process.send_signal(signal.SIGTERM)
+        _, said = await process.communicate()
+        await coordinator.ended.get()
+    assert process.returncode == 0, said.decode()
+    assert b"told to stop" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--auth=none"], 78, '--auth: auth = \'none\': must be "munge" or "secret:/absolute/path"'),
+        (["--auth=secret:/no/such/file"], 78, "the secret file can't be read"),
+        (["--listen=here"], 78, "--listen: 'here' must be HOST:PORT"),
+        (["--heartbeat=0"], 2, "must be 0.05 to 3600"),
+    ],
+)
+async def test_the_command_says_what_is_wrong(flags: list[str], status: int, words: str) -> None:
+    process = await _musterd(*flags)
+    _, said = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == status
+    assert words in said.decode()
+    assert "Traceback" not in said.decode()

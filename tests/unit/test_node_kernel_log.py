@@ -1,0 +1,187 @@
+"""The kernel log: lines that stood there, lines that come, and what the sensor makes of them."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.node.kernel_log import Device, KernelLog, message, open_log
+from muster.daemon.node.sensor import Observation, Roots, keep_watching
+from muster.daemon.node.sensors.kmsg import KernelLogSensor, Recent
+from muster.daemon.node.xid import Sighting
+
+LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "kmsg").touch()
+    return tmp_path / "kmsg"
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def _open(path: Path) -> KernelLog:
+    log = open_log(path)
+    assert log is not None
+    return log
+
+
+async def _next(lines: AsyncIterator[str]) -> str:
+    return await asyncio.wait_for(anext(lines), 5)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ("3,4711,98765,-;NVRM: words\n SUBSYSTEM=pci\n DEVICE=+pci:0000\n", "NVRM: words"),
+        ("6,1,2,-,caller=T1;a;b\n", "a;b"),
+        ("4,1,2,c;tab\\x09here \\\\x", "tab\there \\\\x"),
+        ("a bare line\n", "a bare line"),
+        ("", ""),
+    ],
+)
+def test_a_record_holds_a_message(record: str, words: str) -> None:
+    assert message(record) == words
+
+
+async def test_a_line_comes_at_once_and_older_ones_stand_before(path: Path) -> None:
+    _append(path, "old one\n3,1,2,-;old two\n")
+    with _open(path) as log:
+        assert log.before() == ["old one", "old two"]
+        lines = log.follow()
+        waiting = asyncio.ensure_future(_next(lines))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        _append(path, "3,2,3,-;new\n")
+        assert await waiting == "new"
+
+
+async def test_a_line_that_came_before_following_is_not_missed(path: Path) -> None:
+    with _open(path) as log:
+        _append(path, "one\ntwo\n")
+        lines = log.follow()
+        assert [await _next(lines), await _next(lines)] == ["one", "two"]
+
+
+async def test_a_line_written_in_two_parts_is_one(path: Path) -> None:
+    with _open(path) as log:
+        lines = log.follow()
+        _append(path, "first\nsec")
+        assert await _next(lines) == "first"
+        _append(path, "ond\n")
+        assert await _next(lines) == "second"
+
+
+async def test_a_file_that_shrinks_is_read_from_its_start(path: Path) -> None:
+    _append(path, "a long line that goes away\n")
+    with _open(path) as log:
+        lines = log.follow()
+        path.write_text("anew\n")
+        assert await _next(lines) == "anew"
+
+
+async def test_closing_gives_every_descriptor_back(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with _open(path) as log:
+        lines = log.follow()
+        _append(path, "x\n")
+        await _next(lines)
+        await lines.aclose()  # type: ignore[attr-defined]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_log_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert open_log(tmp_path / "absent") is None
+    assert "can't be read (No such file or directory); GPU errors go unseen" in caplog.text
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="reading /dev/kmsg takes CAP_SYSLOG")
+def test_the_kernels_own_log_is_a_device() -> None:
+    log = open_log(Path("/dev/kmsg"))
+    assert isinstance(log, Device)
+    with log:
+        assert all(isinstance(line, str) for line in log.before())
+
+
+class Seen:
+    """Collects observations."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Observation] = asyncio.Queue()
+
+    def __call__(self, observation: Observation) -> None:
+        self.queue.put_nowait(observation)
+
+    async def next(self) -> Observation:
+        return await asyncio.wait_for(self.queue.get(), 5)
+
+
+class Watched:
+    """The sensor, watching a file in a task of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.seen = Seen()
+        self._task = asyncio.ensure_future(KernelLogSensor(Roots(kmsg=path)).watch(self.seen))
+
+    async def __aenter__(self) -> Seen:
+        await asyncio.sleep(0)  # runs up to its first wait
+        return self.seen
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def test_the_sensor_reports_new_lines_only(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _append(path, f"{LOST}\n")
+    async with Watched(path) as seen:
+        _append(path, "3,1,2,-;NVRM: Xid (PCI:0000:86:00): 48, DBE\n")
+        observation = await seen.next()
+    assert (observation.kind, observation.code, observation.device) == ("xid", 48, "0000:86:00")
+    assert observation.text == "NVRM: Xid (PCI:0000:86:00): 48, DBE"
+    assert f"1 GPU errors stand in the kernel log since before the start; the newest: {LOST}" in caplog.text
+
+
+async def test_one_fault_printed_twice_is_one_observation(path: Path) -> None:
+    async with Watched(path) as seen:
+        _append(path, f"{LOST}\n{LOST}\nNVRM: Xid (PCI:0000:86:00): 79, x\n")
+        assert [(await seen.next()).device, (await seen.next()).device] == ["0000:3b:00", "0000:86:00"]
+
+
+def test_after_a_second_the_same_is_new() -> None:
+    recent, sighting = Recent(), Sighting("xid", 79, "0000:3b:00", LOST)
+    assert recent.is_new(sighting, 10.0)
+    assert not recent.is_new(sighting, 10.9)
+    assert recent.is_new(sighting, 11.0)
+
+
+class Broken:
+    """A sensor that fails twice, then finds that there is nothing to watch."""
+
+    name = "broken"
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def watch(self, report: object) -> None:
+        self.tries += 1
+        if self.tries < 3:
+            raise OSError("sensor trouble")
+
+
+async def test_a_sensor_that_fails_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    waits: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+
+    sensor = Broken()
+    await keep_watching(sensor, Seen(), pause)
+    assert (sensor.tries, waits) == (3, [5.0, 5.0])
+    assert "sensor broken failed" in caplog.text

@@ -1,0 +1,107 @@
+"""Settings: flags over environment over file over defaults, and what is refused."""
+
+import argparse
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from muster.daemon import site
+from muster.daemon.identity import SecretCredentials
+from muster.daemon.site import Site, SiteError, node_name, split_address
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "muster.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults() -> None:
+    found = Site.load(environ={})
+    assert (found.coordinator, found.auth) == ("localhost:7070", "munge")
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    config = _file(tmp_path, 'coordinator = "file:1"\nauth = "munge"\n')
+    environ = {"MUSTER_COORDINATOR": "environ:2", "MUSTER_AUTH": "secret:/environ"}
+    assert Site.load(config=config, environ={}).coordinator == "file:1"
+    assert Site.load(config=config, environ=environ).coordinator == "environ:2"
+    found = Site.load(config=config, environ=environ, coordinator="flag:3")
+    assert (found.coordinator, found.auth) == ("flag:3", "secret:/environ")
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    config = _file(tmp_path, 'coordinator = "file:1"\n')
+    assert Site.load(environ={"MUSTER_CONFIG": str(config)}).coordinator == "file:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('cordinator = "a:1"', "unknown key 'cordinator'; known keys are auth, coordinator, operators, slurm_user"),
+        ('coordinator = "host"', "coordinator = 'host': 'host' must be HOST:PORT"),
+        ('auth = "none"', 'auth = \'none\': must be "munge" or "secret:/absolute/path"'),
+        ('auth = "secret:relative"', 'must be "munge" or "secret:/absolute/path"'),
+        ("operators = 3", "operators = 3: Input should be a valid tuple"),
+        ("coordinator = ", "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    config = _file(tmp_path, text)
+    with pytest.raises(SiteError) as refused:
+        Site.load(config=config, environ={})
+    assert str(config) in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_a_flag_or_variable_that_cannot_be_right_is_named() -> None:
+    with pytest.raises(SiteError, match="--coordinator: coordinator = 'x'"):
+        Site.load(coordinator="x", environ={})
+    with pytest.raises(SiteError, match="MUSTER_AUTH: auth = 'x'"):
+        Site.load(environ={"MUSTER_AUTH": "x"})
+
+
+def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="does not exist"):
+        Site.load(config=tmp_path / "absent", environ={})
+
+
+def test_a_secret_gives_its_credentials(tmp_path: Path) -> None:
+    SecretCredentials.create(tmp_path / "secret")
+    assert isinstance(Site.load(auth=f"secret:{tmp_path}/secret", environ={}).credentials(), SecretCredentials)
+
+
+def test_operators_are_users_of_this_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    config = _file(tmp_path, f'slurm_user = "{me}"\noperators = ["no-such-user-here"]\n')
+    assert Site.load(config=config, environ={}).operator_uids() == {os.getuid()}
+    assert "user 'no-such-user-here' of muster.toml is not known on this host" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("n1:7070", ("n1", 7070)), ("[::1]:1", ("::1", 1)), (":0", ("", 0)), ("10.0.0.1:65535", ("10.0.0.1", 65535))],
+)
+def test_an_address_has_host_and_port(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["n1", "n1:", "n1:x", "n1:65536", "::1:7070", "n1:-1", ""])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="must be HOST:PORT"):
+        split_address(address)
+
+
+def test_the_node_is_named_by_flag_slurm_or_host() -> None:
+    assert node_name("flag", {"SLURMD_NODENAME": "slurm"}) == "flag"
+    assert node_name(None, {"SLURMD_NODENAME": "slurm"}) == "slurm"
+    assert node_name(None, {}) == os.uname().nodename.partition(".")[0]
+
+
+def test_all_daemons_share_their_flags() -> None:
+    parser = argparse.ArgumentParser()
+    site.add_arguments(parser, listen=":1")
+    flags = parser.parse_args(["--coordinator", "a:1", "--auth", "munge", "--config", "/x", "--log-level", "debug"])
+    assert (flags.coordinator, flags.listen, flags.auth, flags.config) == ("a:1", ":1", "munge", Path("/x"))

@@ -1,0 +1,266 @@
+"""The command-line backend over commands of our own in a folder, as flux-core tests its Slurm seam."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.slurm.client.cli import CliSlurm
+from muster.slurm.client.errors import (
+    BatchHostRefused,
+    NotPermitted,
+    SlurmRefused,
+    SlurmTimeout,
+    SlurmUnavailable,
+)
+from muster.slurm.client.states import JobFlag, JobState, NodeState
+from muster.slurm.client.types import GONE, Job, Node, Unknown
+
+
+def number(value: int) -> dict[str, object]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+UNSET = {"set": False, "infinite": True, "number": 0}
+
+# Trimmed from `squeue --json --states=all` and `scontrol show node --json` of Slurm 26.05.5.
+JOB = {
+    "job_id": 7, "job_state": ["RUNNING", "COMPLETING"], "name": "gang", "user_id": 2001, "user_name": "alice",
+    "account": "", "partition": "main", "state_reason": "None", "nodes": "n[1-3]", "batch_host": "n1",
+    "excluded_nodes": "n4", "restart_cnt": 1, "comment": "hello", "requeue": True, "hold": False, "dependency": "",
+    "exit_code": {"status": ["SUCCESS"], "return_code": number(0), "signal": {"id": UNSET, "name": ""}},
+    "submit_time": number(1795247925), "start_time": number(1795247926), "end_time": number(1795249726),
+    "time_limit": number(30), "current_working_directory": "/home/alice",
+}  # fmt: skip
+NODE = {
+    "name": "n1", "state": ["IDLE", "DRAIN", "NOT_RESPONDING"], "address": "10.0.0.2", "hostname": "n1",
+    "reason": "muster: Xid 79", "reason_set_by_user": "slurm", "reason_changed_at": number(1795247000),
+    "boot_time": number(1795240000), "slurmd_start_time": number(1795247905), "last_busy": number(1795247905),
+    "active_features": ["a", "b"], "partitions": ["main"], "gres": "gpu:8", "cpus": 4, "real_memory": 1000,
+    "version": "26.05.5",
+}  # fmt: skip
+
+
+class Commands:
+    """A folder of commands. Each appends its arguments to `said`, then does what its script says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said = folder / "said"
+
+    def have(self, name: str, script: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >>{self.said}\n{script}\n')
+        path.chmod(0o755)
+
+    def answer(self, name: str, document: object) -> None:
+        (self.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
+        self.have(name, f"cat {self.folder}/{name}.json")
+
+    def lines(self) -> list[str]:
+        return self.said.read_text().splitlines()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    return Commands(tmp_path)
+
+
+@pytest.fixture
+def slurm(commands: Commands) -> CliSlurm:
+    return CliSlurm(commands.folder)
+
+
+async def test_a_job_in_full(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("squeue", {"jobs": [JOB], "meta": {}, "errors": []})
+    answer = await slurm.jobs([7, 8])
+    assert answer == {
+        7: Job(
+            7, JobState.RUNNING, frozenset({JobFlag.COMPLETING}), name="gang", user_id=2001, user_name="alice",
+            partition="main", nodes=("n1", "n2", "n3"), batch_host="n1", excluded=("n4",), restart_count=1,
+            submit_time=1795247925.0, start_time=1795247926.0, end_time=1795249726.0, time_limit_s=1800,
+            comment="hello", requeue=True, work_dir="/home/alice",
+        ),
+        8: GONE,
+    }  # fmt: skip
+    assert commands.lines() == ["squeue --json --states=all --jobs=7,8"]
+
+
+async def test_a_node_in_full(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("scontrol", {"nodes": [NODE], "last_update": number(1)})
+    states = frozenset({NodeState.IDLE, NodeState.DRAIN, NodeState.NOT_RESPONDING})
+    assert await slurm.nodes() == {
+        "n1": Node(
+            "n1", states, address="10.0.0.2", hostname="n1", reason="muster: Xid 79", reason_by="slurm",
+            reason_at=1795247000.0, boot_time=1795240000.0, slurmd_start_time=1795247905.0,
+            last_busy=1795247905.0, features=("a", "b"), partitions=("main",), gres="gpu:8", cpus=4,
+            memory_mib=1000, version="26.05.5",
+        )
+    }  # fmt: skip
+
+
+async def test_one_job_that_slurm_does_not_have(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert await slurm.jobs([999]) == {999: GONE}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+        "echo 'squeue: error: Socket timed out on send/recv operation' >&2; exit 1",
+        "echo 'slurm_load_jobs error: Something new and strange' >&2; exit 1",
+        "kill -SEGV $$",
+        'echo \'{"jobs": [{"job_id": 7}]}\'',
+        "echo 'squeue: unrecognized option'",
+        "true",
+    ],
+)
+async def test_no_answer_is_unknown_and_never_gone(commands: Commands, slurm: CliSlurm, script: str) -> None:
+    commands.have("squeue", script)
+    assert isinstance(await slurm.jobs([999]), Unknown)
+
+
+async def test_a_slurm_that_is_not_installed_is_unknown(slurm: CliSlurm) -> None:
+    answer = await slurm.nodes()
+    assert isinstance(answer, Unknown)
+    assert "installed" in answer.reason
+    with pytest.raises(SlurmUnavailable):
+        await slurm.drain("n1", "why")
+
+
+async def test_a_hanging_command_ends_with_its_deadline(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have("scontrol", "echo $$ >$0.pid; sleep 600 & sleep 600")
+    began = time.monotonic()
+    assert isinstance(await slurm.nodes(deadline=0.2), Unknown)
+    with pytest.raises(SlurmTimeout):
+        await slurm.drain("n1", "why", deadline=0.2)
+    assert time.monotonic() - began < 5
+    group = int((commands.folder / "scontrol.pid").read_text())
+    members = [stat for stat in map(process_group, Path("/proc").glob("[0-9]*")) if stat == group]
+    assert members == []
+
+
+def process_group(process: Path) -> int | None:
+    """The process group of a process that runs; None for one that has ended."""
+    try:
+        state, _, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+    except OSError:
+        return None
+    return None if state == "Z" else int(group)
+
+
+async def test_down_drains_first(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have("scontrol", "")
+    await slurm.down("n3", "muster: \x1b lost\nits power")
+    assert commands.lines() == [
+        "scontrol update NodeName=n3 State=DRAIN Reason=muster: lost its power",
+        "scontrol update NodeName=n3 State=DOWN Reason=muster: lost its power",
+    ]
+
+
+async def test_refusals_by_kind(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have("scontrol", "echo 'slurm_update error: Invalid user id' >&2; exit 1")
+    with pytest.raises(NotPermitted, match="refused to drain n1: Invalid user id"):
+        await slurm.drain("n1", "why")
+    commands.have("scontrol", "echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
+    with pytest.raises(SlurmRefused) as caught:
+        await slurm.drain("n1", "why")
+    assert type(caught.value) is SlurmRefused
+    assert caught.value.words == "Invalid node name specified"
+
+
+async def test_let_go_asks_for_the_rest(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("squeue", {"jobs": [JOB]})
+    commands.have("scontrol", "exit 1")
+    with pytest.raises(SlurmRefused):
+        await slurm.let_go(7, "n2")
+    assert "scontrol update JobId=7 NodeList=n1,n3" in commands.lines()
+
+
+async def test_batch_host_refusal_is_told_apart(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("squeue", {"jobs": [JOB]})
+    commands.have("scontrol", "echo 'Invalid node name specified for job 7' >&2; exit 1")
+    with pytest.raises(BatchHostRefused):
+        await slurm.let_go(7, "n1")
+    with pytest.raises(SlurmRefused) as caught:
+        await slurm.let_go(7, "n2")
+    assert type(caught.value) is SlurmRefused
+    commands.answer("squeue", {"jobs": [{**JOB, "nodes": "n[2-3]"}]})
+    with pytest.raises(BatchHostRefused):
+        await slurm.let_go(7, "n3")
+    await slurm.let_go(7, "n9")
+
+
+async def test_requeue_moves_the_start_after_completing(commands: Commands, slurm: CliSlurm) -> None:
+    """The third look at the job finds COMPLETING over; only then may the start time be moved."""
+    states = [["RUNNING"], ["PENDING", "COMPLETING"], ["PENDING"]]
+    for at, state in enumerate(states, 1):
+        document = {"jobs": [{**JOB, "job_state": state, "excluded_nodes": "n4"}]}
+        (commands.folder / f"look{at}").write_text(json.dumps(document))
+    commands.have("squeue", f"cd {commands.folder}; cat look$(grep -c squeue said)")
+    commands.have("scontrol", "")
+    await slurm.requeue(7, ["n1", "n4"], restarts=1)
+    assert [line for line in commands.lines() if line.startswith("scontrol")] == [
+        "scontrol requeue 7",
+        "scontrol update JobId=7 ExcNodeList=n4,n1",
+        "scontrol update JobId=7 StartTime=now",
+    ]
+    assert commands.lines()[-1].endswith("StartTime=now")
+
+
+async def test_requeue_that_was_done_before_is_left_alone(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("squeue", {"jobs": [{**JOB, "job_state": ["RUNNING"]}]})
+    await slurm.requeue(7, ["n1"], restarts=0)
+    assert commands.lines() == ["squeue --json --states=all --jobs=7"]
+
+
+async def test_requeue_that_can_not_finish_times_out(commands: Commands, slurm: CliSlurm) -> None:
+    commands.answer("squeue", {"jobs": [{**JOB, "job_state": ["PENDING", "COMPLETING"]}]})
+    commands.have("scontrol", "")
+    with pytest.raises(SlurmTimeout):
+        await slurm.requeue(7, deadline=0.3)
+
+
+async def test_topology_of_a_tree_and_of_blocks(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have(
+        "scontrol",
+        "echo 'SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]'\n"
+        "echo 'SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n3'\n"
+        "echo 'SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=leaf[1-2]'",
+    )
+    tree = await slurm.topology()
+    assert not isinstance(tree, Unknown)
+    assert tree.leaves == {"n1": "leaf1", "n2": "leaf1", "n3": "leaf2"}
+    assert tree.parents == {"leaf1": "spine", "leaf2": "spine"}
+    commands.have("scontrol", "echo 'BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4'")
+    blocks = await slurm.topology()
+    assert not isinstance(blocks, Unknown)
+    assert blocks.leaf("n4") == "b1"
+    commands.have("scontrol", "echo 'No topology information available'")
+    flat = await slurm.topology()
+    assert not isinstance(flat, Unknown)
+    assert flat.leaf("n4") is None
+
+
+async def test_submit_runs_where_and_with_what_it_is_told(commands: Commands, slurm: CliSlurm) -> None:
+    where = commands.folder / "home"
+    where.mkdir()
+    commands.have("sbatch", f'echo "$PWD $TOKEN" >{commands.folder}/where; echo "12;cluster"')
+    env = {"TOKEN": "x", "PATH": "/usr/bin:/bin"}
+    assert await slurm.submit(Path("job.sh"), ["-N2"], cwd=where, env=env) == 12
+    assert (commands.folder / "where").read_text() == f"{where} x\n"
+    assert commands.lines() == ["sbatch --parsable -N2 job.sh"]
+    commands.have("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    with pytest.raises(SlurmRefused, match="invalid partition"):
+        await slurm.submit(Path("job.sh"), cwd=where)
+
+
+async def test_cancel_of_an_ended_job_is_no_error(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have("scancel", "echo 'scancel: error: Kill job error on job id 2: Invalid job id specified' >&2; exit 1")
+    await slurm.cancel(2)
+    await slurm.cancel(2, 10)
+    assert commands.lines() == ["scancel 2", "scancel --signal=10 2"]

@@ -1,0 +1,31 @@
+"""Node lists are written out as Slurm would; the cluster tests compare with `scontrol show hostnames`."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.slurm.client.hostlist import expand
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("(null)", ()),
+        ("n1", ("n1",)),
+        ("n3,n1", ("n3", "n1")),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[08-11]", ("n08", "n09", "n10", "n11")),
+        ("n[1,3-4],login", ("n1", "n3", "n4", "login")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("gpu-[1-2]-ib", ("gpu-1-ib", "gpu-2-ib")),
+    ],
+)
+def test_expand(text: str, names: tuple[str, ...]) -> None:
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "n[]"])
+def test_malformed_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="node list"):
+        expand(text)

@@ -1,0 +1,46 @@
+"""Long JSON is read in turns with the rest of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.slurm.client.json_stream import RECORDS_A_TURN, records
+
+VALUES = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
+
+
+async def read(text: str, key: str) -> list[Any]:
+    return [record async for record in records(text, key)]
+
+
+@given(before=VALUES, jobs=st.lists(VALUES), indent=st.none() | st.integers(0, 4))
+def test_gives_what_json_loads_gives(before: Any, jobs: list[Any], indent: int | None) -> None:
+    document = {"before": before, "jobs": jobs, "after": {"jobs": [1]}}
+    assert asyncio.run(read(json.dumps(document, indent=indent), "jobs")) == jobs
+
+
+@pytest.mark.parametrize("text", ["", "  ", "[]", "{}", '{"jobs": 3}', '{"jobs": [1, 2', "slurm says no"])
+async def test_what_is_no_such_object_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|Expecting"):
+        await read(text, "jobs")
+
+
+async def test_others_get_their_turn() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await read(json.dumps({"jobs": list(range(RECORDS_A_TURN * 10))}), "jobs")
+    task.cancel()
+    assert turns >= 10

@@ -1,0 +1,151 @@
+"""The pyslurm worker and its owner: real processes, over a small `pyslurm` that stands in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.slurm.client.errors import SlurmRefused, SlurmTimeout, SlurmUnavailable
+from muster.slurm.client.worker_process import WorkerProcess
+
+# As much of pyslurm's interface as the worker uses. It prints where a C library would, and misbehaves by name.
+PYSLURM = """
+import os, sys, time
+print("slurm: noise on stdout")
+class RPCError(Exception): pass
+class JobSubmitDescription: pass
+class Record:
+    def __getattr__(self, name): return None
+class Node(Record):
+    def __init__(self, name=None, **fields):
+        self.name = name
+        self.__dict__.update(fields)
+    @staticmethod
+    def load(name):
+        if name == "hang": time.sleep(600)
+        if name == "crash": os.abort()
+        if name == "gone": raise RPCError("Node 'gone' does not exist")
+        if name == "silent": raise RPCError("Unable to contact slurm controller (connect failure)")
+        return Node(name, state="IDLE+DRAIN")
+    def modify(self, change):
+        if self.name == "forbidden": raise RPCError("Invalid user id")
+        open("drained", "a").write(f"{self.name} {change.state} {change.reason}\\n")
+class Nodes:
+    @staticmethod
+    def load(): return {name: Node(name, state="IDLE") for name in map("n{}".format, range(120))}
+class Job(Record):
+    def __init__(self, id): self.id = id
+    @staticmethod
+    def load(id): raise RPCError("Invalid job id specified")
+    def modify(self, change): open("changed", "a").write(f"{self.id} {vars(change)}\\n")
+"""
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
+    (tmp_path / "pyslurm.py").write_text(PYSLURM)
+    (tmp_path / "slurm.conf").touch()
+    process = WorkerProcess(argv(tmp_path))
+    yield process
+    await process.aclose()
+
+
+def argv(folder: Path, configuration: str = "slurm.conf") -> list[str]:
+    where = f"PYTHONPATH={folder}", f"SLURM_CONF={folder / configuration}", f"--chdir={folder}"
+    return ["env", where[2], *where[:2], sys.executable, "-m", "muster.slurm.client.pyslurm_worker"]
+
+
+async def names(worker: WorkerProcess, *asked: str, deadline: float = 10) -> list[str]:
+    records = await worker.ask("show nodes", deadline, "nodes", names=list(asked) or None)
+    return [record["name"] for record in records]
+
+
+async def test_records_come_through_noise(worker: WorkerProcess) -> None:
+    assert await names(worker, "n1") == ["n1"]
+    assert await names(worker) == [f"n{number}" for number in range(120)]
+    assert await names(worker, "n5", "n7", "nowhere") == ["n5", "n7"]
+    assert await names(worker, "gone") == []
+    assert await worker.ask("show jobs", 10, "jobs", ids=[7]) == []
+
+
+async def test_changes_reach_pyslurm(worker: WorkerProcess, tmp_path: Path) -> None:
+    await worker.ask("drain", 10, "update_node", node="n1", state="DRAIN", reason="why")
+    changes = {"ExcNodeList": "n1,n2", "StartTime": "now", "Requeue": "0", "Comment": "x"}
+    await worker.ask("update", 10, "update_job", job=7, changes=changes)
+    assert (tmp_path / "drained").read_text() == "n1 DRAIN why\n"
+    assert (tmp_path / "changed").read_text() == (
+        "7 {'excluded_nodes': 'n1,n2', 'begin_time': 'now', 'is_requeueable': False, 'comment': 'x'}\n"
+    )
+
+
+async def test_refusals_leave_the_worker_alive(worker: WorkerProcess) -> None:
+    with pytest.raises(SlurmRefused, match="refused to drain forbidden: Invalid user id"):
+        await worker.ask("drain forbidden", 10, "update_node", node="forbidden", state="DRAIN", reason="why")
+    with pytest.raises(SlurmUnavailable):
+        await names(worker, "silent")
+    before = worker.pid
+    assert await names(worker, "n1") == ["n1"]
+    assert worker.pid == before
+
+
+async def test_a_hanging_call_costs_its_deadline_and_no_more(worker: WorkerProcess) -> None:
+    await worker.start(10)
+    before = worker.pid
+    began = time.monotonic()
+    hanging = asyncio.create_task(names(worker, "hang", deadline=0.3))
+    await asyncio.sleep(0)
+    behind = asyncio.create_task(names(worker, "n2", deadline=10))
+    with pytest.raises(SlurmTimeout, match=r"no answer within 0\.3 s"):
+        await hanging
+    assert time.monotonic() - began < 5
+    assert await behind == ["n2"]
+    assert worker.pid != before
+
+
+async def test_who_waits_behind_a_hanging_call_keeps_his_own_deadline(worker: WorkerProcess) -> None:
+    await worker.start(10)
+    hanging = asyncio.create_task(names(worker, "hang", deadline=1))
+    await asyncio.sleep(0)
+    with pytest.raises(SlurmTimeout):
+        await names(worker, "n2", deadline=0.2)
+    assert not hanging.done()
+    with pytest.raises(SlurmTimeout):
+        await hanging
+
+
+async def test_a_cancelled_call_leaves_no_answer_for_the_next(worker: WorkerProcess) -> None:
+    await worker.start(10)
+    hanging = asyncio.create_task(names(worker, "hang"))
+    await asyncio.sleep(0)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert await names(worker, "n3") == ["n3"]
+
+
+async def test_a_crash_in_c_is_no_answer(worker: WorkerProcess) -> None:
+    with pytest.raises(SlurmTimeout, match="worker died"):
+        await names(worker, "crash")
+    assert await names(worker, "n1") == ["n1"]
+
+
+async def test_without_a_configuration_pyslurm_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "pyslurm.py").write_text("import os; os.abort()")
+    worker = WorkerProcess(argv(tmp_path, "nowhere.conf"))
+    with pytest.raises(SlurmUnavailable, match=r"slurm\.conf"):
+        await worker.start(10)
+    await worker.aclose()
+
+
+async def test_without_pyslurm_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pyslurm.py").write_text("raise ImportError('no module of that name')")
+    (tmp_path / "slurm.conf").touch()
+    worker = WorkerProcess(argv(tmp_path))
+    with pytest.raises(SlurmUnavailable, match="no module of that name"):
+        await worker.start(10)
+    await worker.aclose()

@@ -1,0 +1,135 @@
+"""The units start real commands with flags they have, mirror their exit statuses, and give up what they don't need."""
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.site import EXIT_CONFIG
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+MODULES = {"musterd": "muster.daemon.node.__main__", "muster-coordinator": "muster.daemon.coordinator.__main__"}
+UNITS = sorted(MODULES)
+ANALYZE = shutil.which("systemd-analyze")
+
+
+class Unit:
+    """One unit file."""
+
+    def __init__(self, name: str) -> None:
+        self.path = ROOT / "systemd" / f"{name}.service"
+        self.text = self.path.read_text()
+        parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+        parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+        parser.read_string(self.text)
+        self.service = parser["Service"]
+        self.command, *self.flags = shlex.split(self.service["ExecStart"])
+
+    def comment(self) -> str:
+        """The words before the first section."""
+        head = self.text.partition("[Unit]")[0]
+        return " ".join(line.lstrip("# ") for line in head.splitlines())
+
+
+def _statuses(text: str) -> set[int]:
+    """The numbers of a sentence "Exit status ...: 0 told to stop; 69 the address ...; 70 a bug"."""
+    sentence = text.partition("Exit status")[2].partition(":")[2]
+    return {int(found) for found in re.findall(r"(?:^|;)\s*(\d+) ", sentence)}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_starts_a_command_of_the_package(name: str) -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert Unit(name).command == name
+    assert scripts[name] == f"{MODULES[name]}:main"
+    assert callable(import_module(MODULES[name]).main)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_command_has_the_flags_that_the_unit_gives(name: str) -> None:
+    flags = [flag for flag in Unit(name).flags if flag.startswith("--")]
+    values = [part for flag in flags for part in (flag, "/nowhere")]
+    command = [sys.executable, "-Im", MODULES[name], *values, "--auth=none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    # Settings are looked at after the flags: a flag that is not known would be status 2.
+    assert done.returncode == EXIT_CONFIG, done.stderr
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_exit_statuses_are_mirrored(name: str) -> None:
+    unit, documented = Unit(name), _statuses(import_module(MODULES[name]).__doc__ or "")
+    assert {0, EXIT_CONFIG} < documented
+    assert _statuses(unit.comment()) == documented
+    assert unit.service["RestartPreventExitStatus"] == str(EXIT_CONFIG)
+    assert unit.service["Restart"] == "always"
+
+
+def test_the_node_daemon_may_read_the_kernel_log_and_nothing_else() -> None:
+    service = Unit("musterd").service
+    assert service["CapabilityBoundingSet"] == "CAP_SYSLOG"
+    assert service["DeviceAllow"] == "/dev/kmsg r"
+    # Each of these would hide /dev/kmsg.
+    assert not {"ProtectKernelLogs", "PrivateDevices"} & set(service)
+
+
+def test_the_coordinator_has_no_capability_and_keeps_its_journal() -> None:
+    service = Unit("muster-coordinator").service
+    assert service["CapabilityBoundingSet"] == ""
+    assert (service["User"], service["StateDirectory"]) == ("slurm", "muster")
+    # munge asks the kernel for the caller's uid: a user namespace would hide it.
+    assert "PrivateUsers" not in service
+
+
+def test_users_and_folders_are_made() -> None:
+    users = _rows("sysusers.d/muster.conf")
+    folders = _rows("tmpfiles.d/muster.conf")
+    assert [row[:2] for row in users] == [["u", "slurm"]]
+    assert {row[1]: row[2:5] for row in folders} == {
+        "/etc/muster": ["0755", "root", "root"],
+        "/var/lib/muster": ["0700", "slurm", "slurm"],
+    }
+
+
+def _rows(name: str) -> list[list[str]]:
+    lines = (ROOT / "systemd" / name).read_text().splitlines()
+    return [shlex.split(line) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> list[Path]:
+    """The units with the commands of this environment in the place of installed ones."""
+    for name in UNITS:
+        unit = Unit(name)
+        (tmp_path / unit.path.name).write_text(unit.text.replace(f"ExecStart={name}", f"ExecStart={BIN / name}"))
+    return sorted(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the checks above stand without it")
+def test_systemd_accepts_the_units(units: list[Path]) -> None:
+    assert ANALYZE
+    command = [ANALYZE, "verify", "--man=no", *map(str, units)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    complaints = [line for line in done.stderr.splitlines() if any(name in line for name in UNITS)]
+    assert (done.returncode, complaints) == (0, [])
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the checks above stand without it")
+@pytest.mark.parametrize(("name", "most"), [("musterd", 30), ("muster-coordinator", 20)])
+def test_exposure_stays_low(units: list[Path], name: str, most: int) -> None:
+    """By systemd's own count, in tenths of 0 to 10."""
+    assert ANALYZE
+    (path,) = (unit for unit in units if unit.stem == name)
+    command = [ANALYZE, "security", "--offline=yes", "--no-pager", f"--threshold={most}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    if "unrecognized option" in done.stderr:
+        pytest.skip("systemd is older than 250: no offline analysis")
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr
