@@ -1,0 +1,52 @@
+"""Writes docs/STATES.md from the coordinator's tables: python docs/make_states.py > docs/STATES.md"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+from muster.daemon.coordinator.core.states import FINAL, GANG_MOVES, NODE_MOVES, Phase, Verdict
+
+_MEMBER = re.compile(r'^ +(\w+) = "\w+"(?:  # (.*))?$', re.MULTILINE)
+
+HEAD = """# States
+
+Made from `daemon/coordinator/core/states.py` by `docs/make_states.py`. A move that is not here is refused: it
+would be a bug.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    parts += _section("A gang", Phase, GANG_MOVES, start=Phase.SUBMITTED)
+    parts += _section("A node", Verdict, NODE_MOVES, start=Verdict.FIT)
+    return "\n".join(parts)
+
+
+def _section(
+    title: str, states: type[StrEnum], moves: Mapping[StrEnum, frozenset[StrEnum]], start: StrEnum
+) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield "| state | means |"
+    yield "| --- | --- |"
+    words = dict(_MEMBER.findall(inspect.getsource(states)))
+    for state in states:
+        yield f"| {state} | {words[state.name] or ('an end' if state in FINAL else 'nothing is known against it')} |"
+    yield "\n```mermaid"
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {start}"
+    for state in states:
+        for after in states:
+            # Every gang may end at any moment: one line says it for all.
+            if after in moves[state] and after not in FINAL:
+                yield f"    {state} --> {after}"
+    yield "```\n"
+    if states is Phase:
+        yield f"From every state that is no end: {', '.join(sorted(FINAL))}.\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
