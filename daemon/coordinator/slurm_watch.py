@@ -1,7 +1,8 @@
 """Keeps an eye on Slurm: the jobs of gangs that go on, and the nodes that Muster knows.
 
-Posts a JobSeen or NodeSeen when something changed since the answer before. "Unknown" posts nothing: from a Slurm that
-doesn't answer nothing follows.
+Posts a JobSeen or NodeSeen when something changed since the answer before, and a NodeSeen as well when a node that is
+in service is held to be out of it: it may have been resumed before its daemon was heard again. "Unknown" posts nothing:
+from a Slurm that doesn't answer nothing follows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.states import RESUMABLE
 from muster.slurm.client.states import JobFlag, NodeState
 from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
@@ -71,9 +73,13 @@ class SlurmWatch:
         # What is being drained just now may have been asked for before and be answered after.
         for name in sorted(names - self._busy()):
             seen = node_seen(name, found.get(name, Gone()))
-            if self._nodes.get(name) != seen:
+            if self._nodes.get(name) != seen or self._reinstates(seen):
                 self._nodes[name] = seen
                 self._post(seen)
+
+    def _reinstates(self, seen: e.NodeSeen) -> bool:
+        known = self._ledger.nodes.get(seen.node)
+        return seen.in_service and known is not None and known.verdict in RESUMABLE
 
     def _tell_job(self, gang: Gang, seen: e.JobSeen) -> None:
         if self._jobs.get(gang.id) != seen:

@@ -97,7 +97,7 @@ class Cluster:
         return self.folder / "shared"
 
     def address(self, host: str) -> str:
-        """The fixed address of `host`; reachable from this host as well."""
+        """The fixed address of `host` on the cluster's own network."""
         return self.spec.address(host, self.subnet)
 
     def is_running(self, host: str) -> bool:

@@ -71,12 +71,11 @@ class Training:
         if found is None:
             raise ValueError(f"muster submit printed no job id: {said!r}")
         self.job = int(found[0])
-        self.follow()
+        self._follow()
         return self.job
 
-    def follow(self) -> None:
-        """Begin to watch (again, after a restart of the coordinator has ended the watch)."""
-        self._end_watch()
+    def _follow(self) -> None:
+        # One watch for the whole job: it outlives restarts of the coordinator.
         words = ("muster", "status", "--json", "--follow", str(self.job))
         self._watch = self.cluster.popen(LOGIN, *words, user=self.spec.user)
         self._reader = threading.Thread(target=self._read, args=(self._watch,), daemon=True)

@@ -74,7 +74,8 @@ def test_the_scripts_exit_code_becomes_the_jobs(healthy: Cluster) -> None:
     followed = muster(healthy, "status", "-f", job, check=False)
     assert followed.rc == 93
     assert slurm_state(healthy, job) == "FAILED"
-    assert "cannot go on" in muster(healthy, "logs", "--rank", "0", job).stdout
+    # Whichever rank exits first; the other may never have been started.
+    assert "cannot go on" in muster(healthy, "logs", job).stdout
 
 
 def test_cancel_leaves_nothing_behind(healthy: Cluster) -> None:

@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.slurm_calls import SlurmCalls
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
@@ -145,6 +145,18 @@ async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -
     clock.now += 60
     await watch.look_at_jobs()
     assert seen[5:] == [e.JobSeen("g", 1, ("n1", "n2"), 0, None)]
+
+
+async def test_a_node_resumed_while_it_was_lost_is_told_of_again_when_it_returns(slurm: FakeSlurm) -> None:
+    owing, seen = Owing(slurm), list[e.Event]()
+    watch = SlurmWatch(slurm, owing.ledger, seen.append)
+    apply(owing.ledger, f.NodeRegistered("n2", "boot", "host:1"), 1.0)
+    apply(owing.ledger, f.NodeJudged("n2", Verdict.LOST, "power"), 1.0)
+    await watch.look_at_nodes()  # in service already: to a lost node that says nothing
+    apply(owing.ledger, f.NodeJudged("n2", Verdict.RETURNING, "heard"), 2.0)
+    seen.clear()
+    await watch.look_at_nodes()
+    assert [event.node for event in seen if isinstance(event, e.NodeSeen) and event.in_service] == ["n2"]
 
 
 async def test_a_node_that_is_being_drained_is_not_looked_at(slurm: FakeSlurm) -> None:

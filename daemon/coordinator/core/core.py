@@ -7,7 +7,7 @@ from muster.daemon.coordinator.core import suspicion
 from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.sight import Sight, observe
-from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, Phase, Verdict
+from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, Phase, Verdict
 from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
 
 ECHO_S = 2.5
@@ -152,7 +152,7 @@ def _node(turn: Turn, event: e.NodeAttached | e.NodeSignalled | e.NodeSeen) -> N
             _signalled(turn, event)
         case e.NodeSeen():
             pending = any(owed.node == event.node for owed in turn.ledger.owed.values())
-            if event.in_service and not pending and node.verdict in (Verdict.RETURNING, Verdict.UNFIT):
+            if event.in_service and not pending and node.verdict in RESUMABLE:
                 turn.record(f.NodeJudged(event.node, Verdict.FIT, event.text))
 
 

@@ -55,6 +55,8 @@ class Verdict(StrEnum):
 
 
 OUT_OF_SERVICE = frozenset({Verdict.UNFIT, Verdict.HUNG, Verdict.LOST, Verdict.RETURNING})
+RESUMABLE = frozenset({Verdict.UNFIT, Verdict.RETURNING})
+"""Who is fit again as soon as Slurm has the node in service: an operator has resumed it."""
 
 NODE_MOVES: dict[Verdict, frozenset[Verdict]] = {
     Verdict.FIT: frozenset({Verdict.DEGRADED, Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
