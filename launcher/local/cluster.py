@@ -86,9 +86,14 @@ class LocalCluster:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "MUSTER_"))}
         return processes.start(name, argv, self._folder / f"{name}.log", {**kept, **(more or {})})
 
+    @property
+    def without_coordinator(self) -> bool:
+        """Whether the coordinator was started and has ended."""
+        return self.coordinator is not None and self.coordinator.ended is not None
+
     def broken(self) -> str:
         """What ended that never should, in words; empty while all is well."""
-        if self.coordinator and self.coordinator.ended is not None:
+        if self.coordinator and self.without_coordinator:
             return f"the local coordinator has ended: {self.coordinator.last_words}"
         running = [node for node in self.nodes.values() if node.agent.ended is None]
         if self.nodes and not running:

@@ -64,13 +64,16 @@ class LocalRun:
         """Until the first agent has made the gang known."""
         deadline = clock.monotonic() + _START_S
         while True:
-            if words := self._cluster.broken():
-                raise SiteFault(words)
+            # Looked at first: a gang that ends at once is known by the time its agents have left.
+            words = self._cluster.broken()
             try:
                 if await coordinator.knows(self._gang):
                     return
+                settled = True
             except Unavailable:
-                pass
+                settled = self._cluster.without_coordinator  # else it is only starting, or so is our connection
+            if words and settled:
+                raise SiteFault(words)
             if clock.monotonic() > deadline:
                 raise Unavailable(f"no local agent has attached within {_START_S:g} s")
             await asyncio.sleep(_LOOK_S)

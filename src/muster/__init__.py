@@ -1,1 +1,6 @@
 """Muster: launches distributed PyTorch training on Slurm and keeps it training."""
+
+import os
+
+# gRPC reads this once, when it is loaded: else every peer that leaves in good order puts a line into our logs.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
