@@ -64,7 +64,9 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         training.wait_recovered(2)
         wait_until(lambda: time.time() - cut > 60, 90, "a minute of partition")
         healthy.heal("n0")
-        wait_until(lambda: healthy.sh("n0", "pgrep -u alice -f muster-agent || true") == "", 30, "its agent has left")
+        # The batch script and its srun, whose words name the agent too, stay until Slurm ends them.
+        agent = "pgrep -u alice -f 'python3 [^ ]*/muster-agent run' || true"
+        wait_until(lambda: healthy.sh("n0", agent) == "", 30, "its agent has left")
         healthy.restart_slurmctld()
         for node in healthy.nodes:
             healthy.restart_slurmd(node)
