@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from muster.daemon.agent import converge, probe
+from muster.daemon.agent import converge
 from muster.daemon.agent.attach import Attachment, Ears
 from muster.daemon.agent.crew import Crew, Job
 from muster.daemon.agent.neighbourhood import Consequences, Neighbourhood
 from muster.daemon.agent.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
 from muster.daemon.channel import bind, make_server
-from muster.daemon.identity import Credentials
+from muster.daemon.identity import Credentials, IdentityUnavailable
+from muster.daemon.probe import Door, probe
 from muster.v1 import common_pb2_grpc, peer_pb2_grpc
 from muster.v1.agent_pb2 import (
     AgentHello,
@@ -47,6 +48,12 @@ _LOOK_AGAIN_S = 0.05
 _AT_LEISURE_S = 0.25
 _TIDY_S = 1.0
 _EXIT_TERM = 128 + signal.SIGTERM
+_SILENCES = {
+    None: Silence.SILENCE_UNSPECIFIED,
+    Door.OPEN: Silence.SILENCE_KERNEL_ONLY,
+    Door.CLOSED: Silence.SILENCE_CLOSED,
+    Door.MUTE: Silence.SILENCE_NO_ANSWER,
+}
 
 
 class Keeper(ShardKeeper, Protocol):
@@ -292,14 +299,18 @@ class Agent:
         self._start(self._probe(order), vital=False)
 
     async def _probe(self, order: ProbeOrder) -> None:
-        silence = await probe.probe(order.peer_address, order.node, self._setting.credentials, order.deadline_ms / 1000)
-        if silence == Silence.SILENCE_NO_ANSWER and self._neighbours.closed(order.node):
-            silence = Silence.SILENCE_CLOSED  # its kernel told us before it, too, went
+        try:
+            met = await probe(order.peer_address, order.node, self._setting.credentials, order.deadline_ms / 1000)
+        except IdentityUnavailable as error:
+            log.error("can't probe %s: %s", order.node, error)
+            return
+        if met is Door.MUTE and self._neighbours.closed(order.node):
+            met = Door.CLOSED  # its kernel told us before it, too, went
         result = ProbeResult(
             probe_id=order.probe_id,
             node=order.node,
-            answered=silence is None,
-            silence=silence or Silence.SILENCE_UNSPECIFIED,
+            answered=met is None,
+            silence=_SILENCES[met],
             step=max(self._keeper.progress().values(), default=0),
         )
         self._say(AgentMessage(probe_result=result))

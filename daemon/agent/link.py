@@ -14,14 +14,13 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
-from muster.daemon.agent.probe import Door, knock
+from muster.daemon.probe import Door, knock
 from muster.v1.peer_pb2 import LinkPing, LinkPong
 
 if TYPE_CHECKING:
     from muster.daemon.agent.peers import Dial
 
 _AGAIN_S = 0.1
-_KNOCK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class Link:
         if self.answered and not self.closed:
             self.closed = True
             self._hooks.closed(self.ends.node)
-        door = await knock(self.ends.address, _KNOCK_S)
+        door = await knock(self.ends.address)
         if door is Door.OPEN:
             self.closed = False
         elif door is Door.CLOSED and not self.closed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ import pytest_asyncio
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.probes import Prober, probe
+from muster.daemon.coordinator.probes import Prober
 from muster.daemon.coordinator.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.scripted_world import spec
 from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials
+from muster.daemon.probe import Door, probe
 
 
 @pytest.fixture
@@ -40,36 +42,48 @@ async def test_an_agent_that_answers(agent: ScriptedAgent, credentials: Credenti
 
 async def test_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
     await agent.die()
-    assert await probe(agent.address, "n1", credentials, 2.0) is Silence.CLOSED
+    assert await probe(agent.address, "n1", credentials, 2.0) is Door.CLOSED
 
 
 async def test_a_process_that_is_mute(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:  # its kernel accepts, nobody reads
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Silence.KERNEL_ONLY
+        assert await probe(address, "n1", credentials, 0.3) is Door.OPEN
+
+
+@contextmanager
+def full(listening: socket.socket) -> Iterator[None]:
+    """A listener with a full backlog drops what comes, as a cut link does."""
+    with ExitStack() as callers:
+        for _ in range(4):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(listening.getsockname())
+        yield
 
 
 async def test_no_kernel_answers(credentials: Credentials) -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-        # A listener with a full backlog drops what comes, as a cut link does.
-        address = full.getsockname()
-        callers = [socket.socket() for _ in range(4)]
-        for caller in callers:
-            caller.setblocking(False)
-            caller.connect_ex(address)
-        try:
-            assert await probe(f"127.0.0.1:{address[1]}", "n1", credentials, 0.3) is Silence.NO_ANSWER
-        finally:
-            for caller in callers:
-                caller.close()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, full(listening):
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert await probe(address, "n1", credentials, 0.3) is Door.MUTE
+
+
+async def test_the_last_word_of_a_kernel_that_dies_counts(credentials: Credentials) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        listening.setblocking(False)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        asking = asyncio.ensure_future(probe(address, "n1", credentials, 1.0))
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
+        with accepted, full(listening):
+            assert await asking is Door.MUTE
 
 
 async def test_nothing_was_ever_heard_of(credentials: Credentials) -> None:
-    assert await probe("", "n1", credentials, 2.0) is Silence.NO_ANSWER
+    assert await probe("", "n1", credentials, 2.0) is Door.MUTE
 
 
 async def test_another_node_has_the_address_now(agent: ScriptedAgent, credentials: Credentials) -> None:
-    assert await probe(agent.address, "n2", credentials, 0.3) is Silence.KERNEL_ONLY
+    assert await probe(agent.address, "n2", credentials, 0.3) is Door.OPEN
 
 
 class NoMunge:
