@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -89,7 +90,7 @@ def strike_once(cluster: Cluster, training: Training, fault: Fault, figures: Fig
     recovery = training.wait_recovered(generation + 1)
     stamps = [at, *(float(recovery[key]) for key in ("detected_s", "fenced_s", "started_s", "first_step_s"))]
     figures.total.append(stamps[-1] - at)
-    for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=True):
+    for phase, (begin, end) in zip(PHASES, pairwise(stamps), strict=True):
         figures.phases[phase].append(end - begin)
     training.wait_step(int(training.view["step"]) + 3)
     figures.redone.append(training.redone(generation + 1))

@@ -191,8 +191,9 @@ class Cluster:
         if not re.match(r"\d+,\d+,\d+,", line):
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             line = f"3,{now},{now},-;{line}"
-        self.exec(node, "sh", "-c", f"cat >>{KMSG}", stdin=f"{line}\n".encode())
-        return time.time()
+        # The stamp is taken inside, just before: getting there takes longer than the write.
+        said = self.exec(node, "sh", "-c", f"date +%s.%N; cat >>{KMSG}", stdin=f"{line}\n".encode()).stdout
+        return float(said)
 
     # Services
 
@@ -280,15 +281,20 @@ class Cluster:
         nodes = sorted({*(self._touched & set(self.nodes)), *self.broken_nodes()})
         self.repair(*nodes)
         self._touched.clear()
+        # Where a node of a step has died, slurmstepd waits a minute for the children of its tree; and on a node that
+        # Slurm had taken from a job it looks for what is left only when slurmd starts.
+        left = "pkill -KILL -u {}; pkill -KILL slurmstepd".format(",".join(USERS))
+        for node in {*nodes, *self._queued_nodes()}:
+            self.exec(node, "sh", "-c", left, check=False)
         wait_until(lambda: not self._queue(), 30, "no job is left in the queue")
-        for node in nodes:
-            # What a job left on a node that Slurm had taken from it: Slurm itself looks only when slurmd starts.
-            self.exec(node, "sh", "-c", f"pkill -KILL -u {','.join(USERS)}; pkill -KILL slurmstepd", check=False)
 
     # Inside
 
     def _queue(self) -> str:
         return self.exec(CONTROLLER, "squeue", "-h", "-o", "%i %T %N", timeout=20).stdout.strip()
+
+    def _queued_nodes(self) -> list[str]:
+        return self.sh(CONTROLLER, "squeue -h -o %N | xargs -r scontrol show hostnames").split()
 
     def _slurmctld_answers(self) -> bool:
         return self.exec(CONTROLLER, "sinfo", "-h", check=False, timeout=20).rc == 0

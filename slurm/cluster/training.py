@@ -12,7 +12,6 @@ import shutil
 import statistics
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +164,8 @@ class Training:
 
     def kill_rank(self, rank: int) -> float:
         """SIGKILL to one rank's process alone; the wall-clock time at which it was sent."""
-        node, at = self.node_of(rank), time.time()
-        self.cluster.sh(node, f"pkill -KILL -u {self.spec.user} -x rank{rank}")
-        return at
+        kill = f"pkill -KILL -u {self.spec.user} -x rank{rank}"
+        return float(self.cluster.sh(self.node_of(rank), f"date +%s.%N; {kill}"))
 
     # What is left behind
 
