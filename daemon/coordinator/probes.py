@@ -18,8 +18,8 @@ import grpc.aio
 from muster.daemon.channel import open_channel
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.events import Silence
+from muster.daemon.coordinator.core.sight import AGENT, MUSTERD
 from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.core.verdict import AGENT, MUSTERD
 from muster.daemon.coordinator.streams import AgentStreams
 from muster.daemon.identity import Credentials, IdentityUnavailable
 from muster.v1 import agent_pb2, common_pb2, common_pb2_grpc

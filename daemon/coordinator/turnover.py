@@ -51,9 +51,7 @@ class Hands(Protocol):
         ...
 
 
-def take(
-    core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cause: Callable[[e.Event], str]
-) -> None:
+def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cause: Callable[[e.Event], str]) -> None:
     """Decide on `event` at `now`, write what was decided, then carry it out. `cause` puts the event in words.
 
     Raises:

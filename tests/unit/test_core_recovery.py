@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.rehearsal import Rehearsal
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 
 
 def training(nodes: int = 4, spares: int = 2, **spec: object) -> Rehearsal:
@@ -38,7 +38,7 @@ def test_all_start_and_spares_stand_by() -> None:
 
 def test_buddies_and_neighbours_sit_in_other_leaves() -> None:
     world = training(nodes=6, spares=2)
-    leaf = {a.node: a.leaf for a in world.actors.values()}
+    leaf = {machine.name: machine.leaf for machine in world.machines.values()}
     for seat in world.gang.seats:
         assert seat.buddy != seat.node
         others = [n for n in carriers(world) if leaf[n] != leaf[seat.node]]
@@ -120,7 +120,8 @@ def test_a_job_whose_batch_host_died_is_completed_with_its_code() -> None:
 def test_a_batch_host_that_dies_unseen_does_not_keep_its_job_for_ever() -> None:
     world = training()
     world.signal("n0")
-    world.run_until(recovered(world))
+    world.run_until(lambda: recovered(world)() and not world.agent("n0").alive)
+    world.power_off("n0")
     world.finish()
     world.run_until(lambda: ("complete", "") in verbs(world), 30)
 
@@ -129,10 +130,8 @@ def test_a_job_that_ends_by_itself_needs_no_completing() -> None:
     world = training()
     world.finish()
     world.run_until(lambda: world.gang.phase is Phase.DONE)
-    world.post(e.JobSeen("g", 1, ("n0",), 0, "COMPLETED"))
-    assert world.gang.job_over
-    later = world.now + 40
-    world.run_until(lambda: world.now >= later - 1 or not world.slurm, 41)
+    world.run_until(lambda: world.gang.job_over)
+    world.run_for(40)
     assert world.slurm == []
 
 
@@ -173,11 +172,7 @@ def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
 def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
     world = Rehearsal(2, 1, max_failures=3)
     for generation in (1, 2, 3):
-        world.run_until(
-            lambda g=generation: (
-                world.gang.generation == g and all(a.ranks for a in world.actors.values() if a.node in carriers(world))
-            )
-        )  # type: ignore[misc]
+        world.run_until(lambda g=generation: world.runs(g))  # type: ignore[misc]
         world.kill_rank(carriers(world)[0], 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
@@ -218,17 +213,14 @@ def test_no_spare_left_and_no_requeue_fails() -> None:
 
 
 def test_a_node_that_never_attaches_ends_the_gang_by_name() -> None:
-    world = Rehearsal(3, 0, gather_timeout_s=20.0)
-    world.actors["n1"].agent = False
-    world.post(e.JobSeen("g", 1, ("n0", "n1", "n2"), 0, None))
+    world = Rehearsal(3, 0, absent=["n1"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.final)
     assert world.gang.exit_code == 95
     assert "missing: n1" in world.gang.reason
 
 
 def test_a_missing_spare_delays_the_start_but_does_not_prevent_it() -> None:
-    world = Rehearsal(3, 1)
-    world.actors["n3"].agent = False
+    world = Rehearsal(3, 1, absent=["n3"])
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 120)
     assert len(carriers(world)) == 3
 
@@ -238,12 +230,12 @@ def test_cancel_ends_the_gang_and_its_job() -> None:
     world.post(e.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
     assert verbs(world) == [("cancel", "")]
-    world.run_until(lambda: all(a.left for a in world.actors.values()), 1)
+    world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
 
 
 def test_an_agents_error_ends_the_gang_with_its_words() -> None:
     world = training()
-    world.actors["n1"].failure = "no space left on /shared"
+    world.agent("n1").failure = "no space left on /shared"
     world.kill_rank("n1", 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 96)
@@ -253,7 +245,7 @@ def test_an_agents_error_ends_the_gang_with_its_words() -> None:
 
 def test_scancel_shows_as_cancelled_though_its_signal_comes_first() -> None:
     world = training()
-    world.actors["n1"].failure = "ended by SIGTERM"
+    world.agent("n1").failure = "ended by SIGTERM"
     world.kill_rank("n1", -15)
     world.kill_agent("n1")
     later = world.now + 3

@@ -8,6 +8,8 @@ from muster.daemon.coordinator.core.events import Silence, Status
 
 COORDINATOR = "coordinator"
 """The coordinator as a witness of a closed connection."""
+AGENT, MUSTERD = "agent", "musterd"
+"""The coordinator's own probes of the two processes on the node."""
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ probes and to nothing else; only the finding of a round (`verdict`) takes a node
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
-from muster.daemon.coordinator.core.sight import Probe, clear
+from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
-from muster.daemon.coordinator.core.verdict import AGENT, MUSTERD, Finding, find
+from muster.daemon.coordinator.core.verdict import Finding, find
 
 ACCUSE_S = 1.25
 """An agent accuses a neighbour that has been silent for this long."""

@@ -1,4 +1,4 @@
-"""The coordinator's shell in virtual time: streams, probes, Slurm calls, timer. Core, journal and `take` are the real ones.
+"""The coordinator's shell in virtual time: streams, probes, Slurm calls, timer. Core, journal and `take` are real.
 
 It can crash before and after each write of the journal and before each action: `world.crash_after` counts those points
 down. What is left then is the journal alone; a new Coordinator takes over.
@@ -16,8 +16,8 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.sight import AGENT, MUSTERD
 from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.core.verdict import AGENT, MUSTERD
 from muster.daemon.coordinator.journal import Journal, Record
 from muster.daemon.coordinator.orders import duty_key, order_for
 from muster.daemon.coordinator.simulator.machine import Process

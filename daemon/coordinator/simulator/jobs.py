@@ -61,7 +61,11 @@ class Jobs:
     def changed(self, job: Job) -> None:
         """Slurm has changed a job."""
         before, self._seen[job.id] = self._seen.get(job.id), job
-        if job.state is before_state(before) is JobState.RUNNING and before and before.restart_count == job.restart_count:
+        if (
+            job.state is before_state(before) is JobState.RUNNING
+            and before
+            and before.restart_count == job.restart_count
+        ):
             for node in before.nodes:
                 if node not in job.nodes:
                     self._world.schedule.later(2 * self._world.chance.random(), self._clear, job, node, "")

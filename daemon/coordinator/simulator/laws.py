@@ -36,9 +36,15 @@ STEADY_S = 6.0
 HOLD_S = 60.0
 MANY_WINDOW_S = 10.0
 AFTER_THAW_S = 0.75
+LATE_S = 6.0
 PROGRESS_S = 0.3
 
-_RUNG_OF_CODE = {93: "fail: the software", 94: "fail: no nodes", 95: "fail: never gathered", 96: "fail: an agent's error"}
+_RUNG_OF_CODE = {
+    93: "fail: the software",
+    94: "fail: no nodes",
+    95: "fail: never gathered",
+    96: "fail: an agent's error",
+}
 
 
 class Violation(Exception):
@@ -61,6 +67,8 @@ class Laws:
         self._blind_until: dict[tuple[str, str], float] = {}
         self._judged: dict[str, float] = {}
         self._began: dict[str, int] = {}
+        self._started: dict[str, int] = {}
+        self._late: list[Rank] = []
         self._since = world.schedule.now
         self._left: Ledger | None = None
 
@@ -84,7 +92,9 @@ class Laws:
 
     def ordered(self, gang: Gang, order: pb.Order) -> None:
         """An order goes out."""
-        self._must(order.serial <= self._serials.get(gang.id, 0), f"{gang.id}: an order goes out before it is journaled")
+        self._must(
+            order.serial <= self._serials.get(gang.id, 0), f"{gang.id}: an order goes out before it is journaled"
+        )
 
     def called(self, call: f.SlurmOwed) -> None:
         """Slurm is called."""
@@ -108,7 +118,7 @@ class Laws:
         for (gang, node), agent in world.agents.items():
             for src in (COORDINATOR, *world.machines):
                 key = (src, gang + node)
-                if world.door(src, node, gang) is None or not agent.alive:
+                if world.door(src, node, gang) is None and agent.alive:
                     if key in self._blind_since:
                         del self._blind_since[key]
                         self._blind_until[key] = now
@@ -176,7 +186,8 @@ class Laws:
 
     def _able(self, gang: str) -> list[Rank]:
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
-        return [rank for agent in agents if not agent.stopped for rank in agent.ranks.values() if rank.able]
+        ranks = [rank for agent in agents if not agent.stopped for rank in agent.ranks.values() if rank.able]
+        return [rank for rank in ranks if rank not in self._late] if self._late else ranks
 
     def _generation_starts(self, core: Core, fact: f.GenerationStarted) -> None:
         for rank in self._able(fact.gang):
@@ -189,16 +200,22 @@ class Laws:
 
     def started(self, gang: str, rank: Rank) -> None:
         """A rank's process was started."""
-        newest = max(self._began.get(gang, 0), rank.generation)
+        self._must(
+            rank.generation > rank.agent.fenced,
+            f"law 1: rank {rank.rank} of generation {rank.generation} starts on {rank.agent.node}, which has fenced it",
+        )
+        if rank.generation < self._started.get(gang, 0):
+            # An order that waited in a stopped process or a cut wire. It joins nobody; others tell the agent.
+            self._late.append(rank)
+            self._world.schedule.later(LATE_S, self._gone, rank.agent.node)
+            return
+        self._started[gang] = rank.generation
         for other in self._able(gang):
             self._must(
                 other.generation == rank.generation,
                 f"law 1: ranks of generations {other.generation} (on {other.agent.node}) and {rank.generation} "
                 f"(on {rank.agent.node}) run at once",
             )
-        self._must(
-            rank.generation == newest, f"law 1: a rank of generation {rank.generation} starts after generation {newest}"
-        )
 
     def joined(self, gang: str, generation: int) -> None:
         """All ranks of a generation have met."""
@@ -214,7 +231,7 @@ class Laws:
             if name == node and not agent.stopped:
                 for rank in agent.ranks.values():
                     self._must(
-                        not rank.able or rank.generation >= self._began.get(gang, 0),
+                        not rank.able or rank.generation >= self._started.get(gang, 0),
                         f"law 1: rank {rank.rank} of generation {rank.generation} still runs on {node}, which was stopped",
                     )
 
@@ -222,7 +239,8 @@ class Laws:
         """The leader calls a version committed."""
         gang = leader.post.gang
         self._must(
-            version.generation >= self._began.get(gang, 0), f"law 1: generation {version.generation} commits after its end"
+            version.generation >= self._began.get(gang, 0),
+            f"law 1: generation {version.generation} commits too late",
         )
         for place in order.places:
             copies = [
@@ -311,7 +329,9 @@ class Laws:
         if training is None or agent is None or not agent.alive or self._phases[gang.id] is Phase.RECOVERING:
             return
         ago = self._world.schedule.now - training.last_step_at
-        self._must(ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict}; its gang made a step {ago:.2f} s ago")
+        self._must(
+            ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict}; its gang made a step {ago:.2f} s ago"
+        )
 
     def _not_many(self, core: Core, gang: Gang, fact: f.NodeJudged, at: float) -> None:
         lately = {n for n, when in self._judged.items() if at - when < MANY_WINDOW_S}

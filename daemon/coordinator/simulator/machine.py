@@ -11,8 +11,8 @@ from muster.daemon.coordinator.simulator.schedule import Schedule
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """A node. `kernel`: powered, its kernel answers; `frozen`: no process runs, the kernel answers. `stuck_until`: ranks
-    can't be killed before (a device driver holds them). `faulty`: what its daemon has said of the hardware in truth."""
+    """A node. `kernel`: powered, its kernel answers; `frozen`: no process runs, the kernel answers. `stuck_until`:
+    before, ranks can't be killed (a driver holds them). `faulty`: what its daemon has said of the hardware in truth."""
 
     name: str
     leaf: str

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator import faults
@@ -19,7 +17,6 @@ from muster.daemon.coordinator.simulator.network import Weather
 from muster.daemon.coordinator.simulator.tally import Tally
 from muster.daemon.coordinator.simulator.timing import Pace
 from muster.daemon.coordinator.simulator.world import START, Site, World
-from muster.daemon.coordinator.text import describe
 from muster.slurm.client.states import JobState
 
 SETTLE_S = 900.0
@@ -97,19 +94,13 @@ class Run:
         while operator < at + 60.0:
             world.schedule.at(operator, self._operator)
             operator += 15.0
-        self._until(at + 3.0 + 9.0 * chance.random())
+        self.world.run_until(at + 3.0 + 9.0 * chance.random())
         end = at + CALM_S + SETTLE_S
         while not self._settled():
             if world.schedule.now > end:
                 raise Violation(f"law 4: {', '.join(map(self._words, self._gangs))}: nothing settles")
-            self._until(world.schedule.now + 1.0)
+            self.world.run_until(world.schedule.now + 1.0)
         world.laws.end_of_run()
-
-    def _until(self, moment: float) -> None:
-        schedule = self.world.schedule
-        while (at := schedule.next_at()) is not None and at <= moment:
-            schedule.step()
-        schedule.now = max(schedule.now, moment)
 
     def _strike(self) -> None:
         faults.strike(self.world, self._chance.choice(self._gangs))
@@ -179,12 +170,6 @@ def run(seed: int, trace: bool = False) -> Result:
                 raise
         finally:
             one.world.close()
-        return Result(seed, one.world.tally, broken, list(_lines(one.world)) if broken or trace else [])
+        return Result(seed, one.world.tally, broken, one.world.transcript() if broken or trace else [])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lines(world: World) -> Iterator[str]:
-    for at, what in world.notes:
-        words = describe(what) if isinstance(what, f.Fact) else str(what)
-        yield f"{at - START:9.3f}  {words}"

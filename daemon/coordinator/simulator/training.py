@@ -1,4 +1,4 @@
-"""The ranks of one generation as one training: they load, meet at the store, step together, and hang or die together."""
+"""The ranks of one generation as one training: they load, meet at the store, step and hang together."""
 
 from __future__ import annotations
 

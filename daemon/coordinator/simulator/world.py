@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.simulator.agent import Agent
@@ -22,6 +23,7 @@ from muster.daemon.coordinator.simulator.slurm import CapriciousSlurm
 from muster.daemon.coordinator.simulator.tally import Tally
 from muster.daemon.coordinator.simulator.timing import Pace, Timing
 from muster.daemon.coordinator.simulator.training import Training
+from muster.daemon.coordinator.text import describe
 from muster.slurm.client.fake_cluster import FakeCluster
 from muster.v1 import agent_pb2 as pb
 
@@ -79,6 +81,11 @@ class World:
     def note(self, what: object) -> None:
         """Something for the transcript."""
         self.notes.append((self.schedule.now, what))
+
+    def transcript(self) -> list[str]:
+        """All that was noted, one line each, times in seconds since the start."""
+        words = ((at, describe(what) if isinstance(what, f.Fact) else str(what)) for at, what in self.notes)
+        return [f"{at - START:9.3f}  {text}" for at, text in words]
 
     # -- who reaches whom --
 
@@ -218,9 +225,9 @@ class World:
         order = agent.order
         members = {member.node for member in order.members} if order is not None else set()
         for (gang, node), other in self.agents.items():
-            if gang == agent.post.gang and members and node not in members and other.alive:
-                if any(rank.able for rank in other.ranks.values()):
-                    other.uneasy.hear_of(agent)
+            outcast = gang == agent.post.gang and members and node not in members and other.alive
+            if outcast and any(rank.able for rank in other.ranks.values()):
+                other.uneasy.hear_of(agent)
 
     def training(self, gang: str, order: pb.Order) -> Training:
         """The training of an order's generation, made if there is none."""
@@ -272,6 +279,12 @@ class World:
         return self.coordinator.core.ledger.gangs.get(id)
 
     # -- time --
+
+    def run_until(self, moment: float) -> None:
+        """Let everything happen that is due by `moment`."""
+        while (at := self.schedule.next_at()) is not None and at <= moment:
+            self.schedule.step()
+        self.schedule.now = max(self.schedule.now, moment)
 
     def submit(self, wanted: Wanted) -> None:
         """A user submits a job, and registers it with the coordinator if that can be reached."""
