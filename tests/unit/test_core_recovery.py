@@ -304,3 +304,23 @@ def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
     assert world.folded() == world.core.ledger
     assert type(world.core.ledger).load(world.core.ledger.dump()) == world.core.ledger
     assert [f.decode(*f.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
+
+
+def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"))
+    world.kill_rank("n2")
+    world.run_for(15)
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    world.mend(("coordinator", "n1"))
+    world.run_until(recovered(world))
+    assert world.slurm == []
+
+
+def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
+    world = training()
+    world.machines["n1"].stuck_until = world.now + 100
+    world.kill_rank("n2")
+    world.run_until(lambda: world.core.ledger.node("n1").verdict is Verdict.UNFIT)
+    world.run_until(recovered(world))
+    assert "n1" not in carriers(world)

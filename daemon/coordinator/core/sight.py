@@ -31,7 +31,7 @@ class Probe:
 
 @dataclass(slots=True)
 class AgentSight:
-    """One agent. `fenced_at`: when it first reported the gang's current fence as done."""
+    """One agent. `attached_at`: when its stream was opened, and its order sent."""
 
     node: str
     incarnation: str
@@ -40,18 +40,21 @@ class AgentSight:
     status: Status
     reported_at: float = 0.0
     gone_at: float = 0.0
+    attached_at: float = 0.0
 
 
 @dataclass(slots=True)
 class GangSight:
     """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
-    witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended."""
+    witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
+    `reached_at` to since when every probe of the coordinator's own has reached its agent."""
 
     agents: dict[str, AgentSight] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
     suspected: dict[str, float] = field(default_factory=dict)
     cleared_at: dict[str, float] = field(default_factory=dict)
     closed: dict[str, set[str]] = field(default_factory=dict)
+    reached_at: dict[str, float] = field(default_factory=dict)
     job_ended: str | None = None
     failed_at: float = 0.0
     cancel: str = ""
@@ -113,7 +116,9 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
     match event:
         case e.AgentAttached():
             agents = sight.gang(event.gang).agents
-            agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now)
+            agents[event.node] = AgentSight(
+                event.node, event.incarnation, True, now, event.status, now, attached_at=now
+            )
             clear(sight.gang(event.gang), event.node, now)
         case e.AgentReported() | e.AgentGone():
             _observe_agent(sight, event, now)
@@ -124,7 +129,7 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():
-            _observe_probe(sight.gang(event.gang), event)
+            _observe_probe(sight.gang(event.gang), event, now)
         case e.CancelAsked():
             sight.gang(event.gang).cancel = event.by
         case e.FlushAsked():
@@ -156,7 +161,11 @@ def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:
         seen.closed.setdefault(event.node, set()).add(event.witness)
 
 
-def _observe_probe(seen: GangSight, event: e.Probed) -> None:
+def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
+    if event.witness == AGENT and event.silence is None:
+        seen.reached_at.setdefault(event.node, now)
+    elif event.witness == AGENT:
+        seen.reached_at.pop(event.node, None)
     probe = seen.probes.get(event.node)
     if probe and probe.number == event.probe:
         probe.silences[event.witness] = event.silence

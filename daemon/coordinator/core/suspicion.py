@@ -89,8 +89,12 @@ def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
     gt.turn.wake(gt.now + 0.05)
     if gt.now - asked_at > ANSWER_FENCE_S and member.node not in gt.seen.suspected:
         gt.seen.suspected[member.node] = asked_at
-    answers = gt.seen.attached(member.node) and gt.seen.cleared_at.get(member.node, 0.0) > gt.gang.phase_at
-    if answers and not fenced and gt.now - gt.gang.phase_at > KILL_S:
+    # Its ranks are to blame only if it has surely had the order: the coordinator's own probes get through.
+    agent = gt.seen.agents.get(member.node)
+    reached_at = gt.seen.reached_at.get(member.node, gt.now)
+    if fenced or agent is None or not agent.attached:
+        return
+    if gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S:
         reason = f"ranks on {member.node} could not be killed within {KILL_S:.0f} s"
         _take(gt, member, Verdict.UNFIT, reason)
 

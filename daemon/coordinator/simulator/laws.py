@@ -232,7 +232,7 @@ class Laws:
                 for rank in agent.ranks.values():
                     self._must(
                         not rank.able or rank.generation >= self._started.get(gang, 0),
-                        f"law 1: rank {rank.rank} of generation {rank.generation} still runs on {node}, which was stopped",
+                        f"law 1: rank {rank.rank} of generation {rank.generation} still runs on {node}",
                     )
 
     def committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
