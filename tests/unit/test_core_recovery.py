@@ -324,3 +324,14 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
     world.run_until(lambda: world.core.ledger.node("n1").verdict is Verdict.UNFIT)
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
+
+
+def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:
+    world = training(nodes=2, spares=0)
+    cut = [pair for n in ("n0", "n1") for pair in (("coordinator", n), (n, "coordinator"))]
+    world.cut(*cut)
+    world.run_for(25)
+    world.mend(*cut)
+    world.run_for(10)
+    assert world.slurm == []
+    assert world.gang.generation == 1

@@ -103,7 +103,11 @@ def _judge(gt: GangTurn, member: Member) -> None:
     probe = gt.seen.probes.get(member.node)
     if probe is None:
         return
-    match find(probe, gt.seen.step):
+    finding = find(probe, gt.seen.step)
+    if finding in (Finding.HUNG, Finding.LOST) and not _witnessed(gt, member, probe):
+        _follow_slurm(gt, member)
+        return
+    match finding:
         case Finding.ALIVE:
             _alive(gt, member)
         case Finding.AGENT_ENDED:
@@ -126,6 +130,22 @@ def _alive(gt: GangTurn, member: Member) -> None:
     clear(gt.seen, member.node, gt.now)
     if not gt.seen.attached(member.node):
         gt.turn.wake(gt.now + ANSWER_FENCE_S)
+def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
+    """Besides the coordinator two other agents have found it silent. Where fewer are left that can be asked, one will
+    do, after the longest wait: the coordinator's word alone never does, for its own link may be what is cut."""
+    others = len(gt.gang.present()) - 1
+    asked = len(set(probe.witnesses) - {AGENT, MUSTERD})
+    if asked >= min(2, others) > 0:
+        return True
+    return asked > 0 and gt.now - gt.seen.suspected[member.node] >= HOLD_S
+
+
+def _follow_slurm(gt: GangTurn, member: Member) -> None:
+    """Nobody is left to ask: who is silent and no longer in the job has been given up by Slurm."""
+    if gt.gang.job_nodes and member.node not in gt.gang.job_nodes:
+        remove(gt, member, f"{member.node} is silent, and Slurm has taken it out of the job", alive=False)
+
+
 
 
 def _ask(gt: GangTurn, member: Member) -> None:
