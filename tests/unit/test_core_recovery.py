@@ -335,3 +335,12 @@ def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:
     world.run_for(10)
     assert world.slurm == []
     assert world.gang.generation == 1
+
+
+def test_while_many_are_silent_not_even_the_first_is_taken() -> None:
+    world = training(nodes=6, spares=3)
+    for node in ("n1", "n3", "n5"):
+        world.power_off(node)
+    world.run_for(50)
+    assert world.slurm == []
+    world.run_until(lambda: {("down", "n1"), ("down", "n3"), ("down", "n5")} <= set(verbs(world)), 30)

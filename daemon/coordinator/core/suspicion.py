@@ -174,7 +174,7 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
 
 def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
     """Many nodes silent at once may be the observer's own trouble: hold until the suspicion is a minute old."""
-    silent = {n for n, p in gt.seen.probes.items() if find(p, gt.seen.step) in (Finding.LOST, Finding.HUNG)} | {
+    lately = {
         n.name
         for n in gt.turn.ledger.nodes.values()
         if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S
@@ -184,6 +184,7 @@ def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: st
         gt.turn.wake(gt.now + 1.0)
         return
     _take(gt, member, verdict, reason)
+    silent = lately | gt.seen.suspected.keys()  # who answers is cleared at once
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
