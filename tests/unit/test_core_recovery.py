@@ -344,3 +344,12 @@ def test_while_many_are_silent_not_even_the_first_is_taken() -> None:
     world.run_for(50)
     assert world.slurm == []
     world.run_until(lambda: {("down", "n1"), ("down", "n3"), ("down", "n5")} <= set(verbs(world)), 30)
+
+
+def test_a_silent_node_without_neighbours_is_missed_all_the_same() -> None:
+    world = training(nodes=1, spares=0)
+    world.power_off("n0")
+    world.run_for(14)
+    world.world.boot("n0")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert "n0" in world.gang.reason

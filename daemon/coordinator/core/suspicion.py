@@ -22,6 +22,8 @@ SLACK_S = 0.35
 """How long after the deadline a witness's answer may arrive before the round is given up and others are asked."""
 ANSWER_FENCE_S = 0.4
 """A fence is answered within this by an agent that can; later, its node is probed."""
+LEASE_S = 11.0
+"""An agent pings every 5 s: two that did not come, and a margin. Neighbours are faster, where there are any left."""
 REATTACH_S = 5.0
 """An agent attaches anew within this, after its stream broke or the coordinator was restarted."""
 KILL_S = 10.0
@@ -70,15 +72,17 @@ def _suspect_unheard(gt: GangTurn) -> None:
 
 
 def _suspect_unattached(gt: GangTurn, member: Member) -> None:
-    """An agent that is out of touch for longer than attaching anew takes is asked after."""
+    """An agent that is out of touch for longer than attaching anew takes is asked after; so is one whose stream is
+    open and brings nothing: a node that loses power closes no stream."""
     agent = gt.seen.agents.get(member.node)
     if agent and agent.attached:
-        return
-    since = max(gt.turn.sight.since, agent.gone_at if agent else 0.0, gt.seen.cleared_at.get(member.node, 0.0))
-    if gt.now - since >= REATTACH_S:
+        since, patience = max(since, agent.heard_at), LEASE_S
+    else:
+        since, patience = max(since, agent.gone_at if agent else 0.0), REATTACH_S
+    if gt.now - since >= patience:
         gt.seen.suspected.setdefault(member.node, gt.now)
     else:
-        gt.turn.wake(since + REATTACH_S)
+        gt.turn.wake(since + patience)
 
 
 def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
