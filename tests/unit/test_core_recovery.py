@@ -353,3 +353,13 @@ def test_a_silent_node_without_neighbours_is_missed_all_the_same() -> None:
     world.world.boot("n0")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert "n0" in world.gang.reason
+
+
+def test_a_job_that_slurm_takes_back_is_requeued_before_its_agents_return() -> None:
+    world = training(nodes=2, spares=0)
+    world.machines["n0"].frozen = True  # Slurm finds no node for it
+    world.world.changed()
+    world.run_for(20)
+    world.world.cluster.requeue(1, (), None)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert world.gang.generation == 1

@@ -75,6 +75,7 @@ def _suspect_unattached(gt: GangTurn, member: Member) -> None:
     """An agent that is out of touch for longer than attaching anew takes is asked after; so is one whose stream is
     open and brings nothing: a node that loses power closes no stream."""
     agent = gt.seen.agents.get(member.node)
+    since = max(gt.turn.sight.since, gt.seen.cleared_at.get(member.node, 0.0))
     if agent and agent.attached:
         since, patience = max(since, agent.heard_at), LEASE_S
     else:
@@ -129,11 +130,6 @@ def _judge(gt: GangTurn, member: Member) -> None:
             pass
 
 
-def _alive(gt: GangTurn, member: Member) -> None:
-    """It answered somebody. That clears it; should it not be in touch with the coordinator it is asked after again."""
-    clear(gt.seen, member.node, gt.now)
-    if not gt.seen.attached(member.node):
-        gt.turn.wake(gt.now + ANSWER_FENCE_S)
 def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
     """Besides the coordinator two other agents have found it silent. Where fewer are left that can be asked, one will
     do, after the longest wait: the coordinator's word alone never does, for its own link may be what is cut."""
@@ -150,6 +146,11 @@ def _follow_slurm(gt: GangTurn, member: Member) -> None:
         remove(gt, member, f"{member.node} is silent, and Slurm has taken it out of the job", alive=False)
 
 
+def _alive(gt: GangTurn, member: Member) -> None:
+    """It answered somebody. That clears it; should it not be in touch with the coordinator it is asked after again."""
+    clear(gt.seen, member.node, gt.now)
+    if not gt.seen.attached(member.node):
+        gt.turn.wake(gt.now + ANSWER_FENCE_S)
 
 
 def _ask(gt: GangTurn, member: Member) -> None:
@@ -183,12 +184,12 @@ def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: st
         for n in gt.turn.ledger.nodes.values()
         if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S
     }
+    silent = lately | gt.seen.suspected.keys()  # who answers is cleared at once
     known = max(len(gt.turn.ledger.nodes), len(gt.gang.members))
     if len(silent) > max(2, known // 10) and gt.now - gt.seen.suspected[member.node] < HOLD_S:
         gt.turn.wake(gt.now + 1.0)
         return
     _take(gt, member, verdict, reason)
-    silent = lately | gt.seen.suspected.keys()  # who answers is cleared at once
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
