@@ -236,8 +236,11 @@ class Laws:
                     )
 
     def committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
-        """The leader calls a version committed."""
+        """The leader calls a version committed. What a node that is out tells itself binds nobody."""
         gang = leader.post.gang
+        known = self._world.gang(gang)
+        if known is not None and leader.node in known.members and known.members[leader.node].out:
+            return
         self._must(
             version.generation >= self._began.get(gang, 0),
             f"law 1: generation {version.generation} commits too late",
@@ -325,9 +328,11 @@ class Laws:
 
     def _no_progress(self, gang: Gang, fact: f.NodeJudged) -> None:
         training = self._world.newest_training(gang.id)
-        agent = self._world.agents.get((gang.id, fact.node))
-        if training is None or agent is None or not agent.alive or self._phases[gang.id] is Phase.RECOVERING:
+        if training is None or self._phases[gang.id] is Phase.RECOVERING:
             return
+        others = {rank.agent.node for rank in training.ranks.values()} - {fact.node}
+        if not any(not self._blind(COORDINATOR, gang.id, node) for node in others):
+            return  # there is nobody who could tell of its progress
         ago = self._world.schedule.now - training.last_step_at
         self._must(
             ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict}; its gang made a step {ago:.2f} s ago"
