@@ -363,3 +363,24 @@ def test_a_job_that_slurm_takes_back_is_requeued_before_its_agents_return() -> N
     world.world.cluster.requeue(1, (), None)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert world.gang.generation == 1
+
+
+def test_a_node_that_is_let_go_alive_ends_its_ranks_before_others_start() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"))
+    world.signal("n1")
+    world.run_for(1)
+    assert world.gang.phase is Phase.RECOVERING
+    world.mend(("coordinator", "n1"))
+    world.run_until(lambda: world.gang.phase is Phase.STARTING)
+    assert not any(rank.able for rank in world.agent("n1").ranks.values())
+
+
+def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"))
+    world.signal("n1")
+    world.run_for(0.3)
+    world.power_off("n1")
+    world.run_until(recovered(world))
+    assert world.core.ledger.node("n1").verdict is Verdict.LOST

@@ -157,8 +157,7 @@ def _missing(gang: Gang, usable: list[Member]) -> str:
 def _recover(gt: GangTurn) -> None:
     _remove_unfit(gt)
     gang = gt.gang
-    present = gang.present()
-    if not all(gt.fenced(m.node) for m in present):
+    if not all(suspicion.ended(gt, m) for m in (*gang.present(), *suspicion.leaving(gt))):
         return  # `suspicion.examine` asks after those that do not answer
     clear_at = _silence_passed_at(gt)
     if gt.now < clear_at:

@@ -255,7 +255,8 @@ def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
     if not gang.recoveries or gang.phase is not Phase.RECOVERING:
         return
     recovery = gang.recoveries[-1]
-    recovery.nodes_out.append(fact.node)
+    if fact.node not in recovery.nodes_out:  # it may go out alive, and die on the way
+        recovery.nodes_out.append(fact.node)
     if not recovery.hardware:
         # What looked like a rank's failure was its node's: the software is not to blame.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at

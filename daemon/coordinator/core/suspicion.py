@@ -43,19 +43,43 @@ def examine(gt: GangTurn) -> None:
     """Raise suspicions that the phase gives rise to, judge finished rounds, ask anew where that is due."""
     if gt.gang.phase not in ACTIVE:
         return
-    present = gt.gang.present()
-    for gone in set(gt.seen.suspected) - {m.node for m in present}:
+    asked_after = [*gt.gang.present(), *leaving(gt)]
+    for gone in gt.seen.suspected.keys() - {m.node for m in asked_after}:
         gt.seen.suspected.pop(gone)
     _suspect_unheard(gt)
-    for member in present:
+    for member in asked_after:
         _suspect_unattached(gt, member)
         _suspect_unfenced(gt, member)
         if member.node in gt.seen.suspected:
             _judge(gt, member)
-        if member.node in gt.seen.suspected and not member.out:
+        if member.node in gt.seen.suspected:
             _ask(gt, member)
     if gt.seen.suspected:
         gt.turn.wake(gt.now + 0.05)
+
+
+def leaving(gt: GangTurn) -> list[Member]:
+    """Who went out alive with ranks of the fenced generation: these must have ended as everybody's."""
+    if gt.gang.phase not in FENCING or not gt.gang.recoveries:
+        return []
+    out = gt.gang.recoveries[-1].nodes_out
+    seats = {seat.node for seat in gt.gang.seats}
+    members = (gt.gang.members.get(node) for node in out if node in seats)
+    return [m for m in members if m and m.out and m.alive]
+
+
+def ended(gt: GangTurn, member: Member) -> bool:
+    """No rank of the fenced generation runs on it: its agent says so, or SIGKILL holds what only the kernel still has."""
+    return gt.fenced(member.node) or (bool(member.out) and _outlives_kill(gt, member))
+
+
+def _outlives_kill(gt: GangTurn, member: Member) -> bool:
+    """It has surely had the fence for so long: its stream is open and the coordinator's own probes get through."""
+    agent = gt.seen.agents.get(member.node)
+    reached_at = gt.seen.reached_at.get(member.node, gt.now)
+    if agent is None or not agent.attached:
+        return False
+    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S
 
 
 def _suspect_unheard(gt: GangTurn) -> None:
@@ -94,12 +118,7 @@ def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
     gt.turn.wake(gt.now + 0.05)
     if gt.now - asked_at > ANSWER_FENCE_S and member.node not in gt.seen.suspected:
         gt.seen.suspected[member.node] = asked_at
-    # Its ranks are to blame only if it has surely had the order: the coordinator's own probes get through.
-    agent = gt.seen.agents.get(member.node)
-    reached_at = gt.seen.reached_at.get(member.node, gt.now)
-    if fenced or agent is None or not agent.attached:
-        return
-    if gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S:
+    if not fenced and not member.out and _outlives_kill(gt, member):
         reason = f"ranks on {member.node} could not be killed within {KILL_S:.0f} s"
         _take(gt, member, Verdict.UNFIT, reason)
 

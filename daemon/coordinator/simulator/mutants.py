@@ -39,8 +39,8 @@ MUTANTS: dict[str, Mutant] = {
     "skip-the-fence": Mutant(
         "a generation starts though not all have fenced the one before",
         f"{_CORE}.advance",
-        "    if not all(gt.fenced(m.node) for m in present):",
-        "    if not any(gt.fenced(m.node) for m in present):",
+        "    if not all(suspicion.ended(gt, m) for m in (*gang.present(), *suspicion.leaving(gt))):",
+        "    if not any(suspicion.ended(gt, m) for m in gang.present()):",
     ),
     "start-in-the-silence": Mutant(
         "a generation starts before silent ranks have killed themselves",
@@ -105,8 +105,8 @@ MUTANTS: dict[str, Mutant] = {
     "blame-a-late-order": Mutant(
         "a node is unfit because it had no order to obey",
         f"{_CORE}.suspicion",
-        "    if gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S:",
-        "    if gt.now - gt.gang.phase_at > KILL_S:",
+        "    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S",
+        "    return gt.now - gt.gang.phase_at > KILL_S",
     ),
     "commit-without-a-shard": Mutant(
         "a version is committed though a node has not stored it",
