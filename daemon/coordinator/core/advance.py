@@ -55,6 +55,8 @@ def _once(gt: GangTurn) -> None:
         return
     if _outside_end(gt) or _failing(gt):
         return
+    if gang.phase in suspicion.ACTIVE:
+        _remove_unfit(gt)
     suspicion.examine(gt)
     _flush_progress(gt)
     match gang.phase:
@@ -155,7 +157,6 @@ def _missing(gang: Gang, usable: list[Member]) -> str:
 
 
 def _recover(gt: GangTurn) -> None:
-    _remove_unfit(gt)
     gang = gt.gang
     if not all(suspicion.ended(gt, m) for m in (*gang.present(), *suspicion.leaving(gt))):
         return  # `suspicion.examine` asks after those that do not answer
@@ -338,8 +339,7 @@ def _failing(gt: GangTurn) -> bool:
 
 def _run(gt: GangTurn) -> None:
     gang = gt.gang
-    _remove_unfit(gt)
-    if gang.phase is Phase.RECOVERING or _crashed(gt):
+    if _crashed(gt):
         return
     ranks = _ranks(gt)
     whole = len(ranks) == gang.spec.world_size

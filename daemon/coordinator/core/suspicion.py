@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear
-from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.core.states import NODE_MOVES, Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 from muster.daemon.coordinator.core.verdict import Finding, find
 
@@ -212,7 +212,9 @@ def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: st
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
-    gt.turn.record(f.NodeJudged(member.node, verdict, reason))
+    before = gt.turn.ledger.node(member.node).verdict
+    if verdict is before or verdict in NODE_MOVES[before]:
+        gt.turn.record(f.NodeJudged(member.node, verdict, reason))
     verb: f.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
     gt.turn.owe(verb, gt.gang.id, gt.gang.job, f"muster: {reason}", node=member.node)
     remove(gt, member, reason, alive=verdict is Verdict.UNFIT)
