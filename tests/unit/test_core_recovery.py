@@ -384,3 +384,10 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
     world.power_off("n1")
     world.run_until(recovered(world))
     assert world.core.ledger.node("n1").verdict is Verdict.LOST
+
+
+def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
+    world = Rehearsal(2, 0, absent=["n0", "n1"], gather_timeout_s=20.0)
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 95)
+    assert "missing: n0, n1" in world.gang.reason

@@ -60,6 +60,8 @@ def _once(gt: GangTurn) -> None:
     suspicion.examine(gt)
     _flush_progress(gt)
     match gang.phase:
+        case Phase.SUBMITTED | Phase.REQUEUED:
+            _await_agents(gt)
         case Phase.GATHERING:
             _gather(gt)
         case Phase.PREFLIGHT | Phase.RECOVERING:
@@ -122,6 +124,20 @@ def _outside_end(gt: GangTurn) -> bool:
 
 
 # -- gathering --
+
+
+def _await_agents(gt: GangTurn) -> None:
+    """A job that runs while no agent of it attaches will not gather."""
+    gang = gt.gang
+    if gt.seen.granted is None:
+        return
+    restarts, since = gt.seen.granted
+    if gang.phase is Phase.REQUEUED and restarts <= gang.restart_count:
+        return  # Slurm has not taken it back yet
+    if gt.now - since > gang.spec.gather_timeout_s:
+        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, []))
+    else:
+        gt.turn.wake(since + gang.spec.gather_timeout_s + 0.01)
 
 
 def _gather(gt: GangTurn) -> None:

@@ -56,6 +56,8 @@ class GangSight:
     closed: dict[str, set[str]] = field(default_factory=dict)
     reached_at: dict[str, float] = field(default_factory=dict)
     job_ended: str | None = None
+    granted: tuple[int, float] | None = None
+    """While Slurm has the job running: its restart count, and since when that was seen."""
     failed_at: float = 0.0
     cancel: str = ""
     flush: str = ""
@@ -135,11 +137,19 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
         case e.FlushAsked():
             sight.gang(event.gang).flush = event.by
         case e.JobSeen():
-            sight.gang(event.gang).job_ended = event.ended
+            _job_seen(sight.gang(event.gang), event, now)
         case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSignalled():
             _observe_node(sight.node(event.node), event, now)
         case _:
             pass
+
+
+def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
+    seen.job_ended = event.ended
+    if event.ended or not event.nodes:
+        seen.granted = None
+    elif seen.granted is None or seen.granted[0] != event.restart_count:
+        seen.granted = (event.restart_count, now)
 
 
 def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: float) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.states import Phase
@@ -13,8 +13,8 @@ from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.network import COORDINATOR
 from muster.daemon.coordinator.simulator.world import World
 
-Fault = Callable[[World, str], object]
-"""Strikes the world, with a gang as its aim. False: there was nothing to strike."""
+Fault = Callable[[World, str], None]
+"""Strikes the world, with a gang as its aim; nothing happens where there is nothing to strike."""
 
 
 def members(world: World, gang: str) -> list[str]:
@@ -94,13 +94,13 @@ def _thaw(world: World, node: str) -> None:
 # -- processes --
 
 
-def stop_agent(world: World, gang: str) -> None:
+def stop_agent(world: World, gang: str, seconds: float | None = None) -> None:
     """An agent alone stops, its ranks don't."""
     agent = _agent(world, gang)
     if agent is not None and not agent.stopped:
         world.note(f"FAULT: the agent on {agent.node} is stopped")
         world.stop(agent, True)
-        world.schedule.later(_a_while(world, 25.0), world.stop, agent, False)
+        world.schedule.later(seconds or _a_while(world, 25.0), world.stop, agent, False)
 
 
 def stop_daemon(world: World, gang: str) -> None:
@@ -194,6 +194,18 @@ def degraded_then_worse(world: World, gang: str) -> None:
         world.schedule.later(delay, _go_down, world, node, worse is crash)
 
 
+def unfit_then_worse(world: World, gang: str) -> None:
+    """A fatal signal, and the node's end before its ranks could be told to go."""
+    node = _one(world, gang)
+    _cut(world, [(COORDINATOR, node)], 10.0)
+    _signal(world, node, "unfit")
+    delay = 0.1 * world.chance.random()
+    if world.chance.random() < 0.5:
+        world.schedule.later(delay, _freeze_for_long, world, node)
+    else:
+        world.schedule.later(delay, _go_down, world, node, False)
+
+
 def _freeze_for_long(world: World, node: str) -> None:
     if world.machines[node].kernel:
         world.freeze(node, True)
@@ -235,7 +247,7 @@ def _directions(world: World, a: str, b: str) -> list[tuple[str, str]]:
 def cut_link(world: World, gang: str) -> None:
     """Two nodes don't reach each other."""
     node = _one(world, gang)
-    others = [name for name in world.machines if name != node]
+    others = [name for name in (*world.machines, COORDINATOR) if name != node]
     _cut(world, _directions(world, node, world.chance.choice(others)), _a_while(world, 20.0))
 
 
@@ -263,7 +275,7 @@ def split(world: World, gang: str) -> None:
     """The nodes fall into two parts; the coordinator is with one of them."""
     nodes = list(world.machines)
     world.chance.shuffle(nodes)
-    half = nodes[: world.chance.randint(1, len(nodes) - 1)]
+    half = nodes[: world.chance.randint(1, max(1, len(nodes) - 1))]
     rest = [*(n for n in nodes if n not in half), COORDINATOR]
     _cut(world, [pair for a in half for b in rest for pair in ((a, b), (b, a))], _a_while(world, 25.0))
 
@@ -332,6 +344,21 @@ def slurm_requeues(world: World, gang: str) -> None:
         world.cluster.requeue(job.id, (), None)
 
 
+def requeue_flag_off(world: World, gang: str) -> None:
+    """Somebody forbids that the job be requeued."""
+    job = world.jobs.running(gang)
+    if job is not None:
+        world.note(f"FAULT: job {job.id} may not be requeued any more")
+        world.cluster.update("take the requeue flag off", job.id, requeue=False)
+
+
+def batch_script(world: World, gang: str) -> None:
+    """The batch script ends by itself, with an error."""
+    job = world.jobs.running(gang)
+    if job is not None and world.cluster.finish(job.id, 1):
+        world.note(f"FAULT: the batch script of job {job.id} has ended with 1")
+
+
 def cancel(world: World, gang: str) -> None:
     """muster cancel."""
     if world.coordinator.awake() and world.gang(gang):
@@ -374,17 +401,40 @@ def slander(world: World, gang: str) -> None:
 
 FAULTS: dict[Fault, float] = {
     crash: 4, power_off: 4, rack: 1, pause: 3, stop_agent: 2, stop_daemon: 1, kill_agent: 2, kill_daemon: 1,
-    kill_rank: 3, sick_script: 1, stuck_rank: 1, agent_error: 0.5, signal: 4, degraded_then_worse: 2,
+    kill_rank: 3, sick_script: 2, stuck_rank: 1, agent_error: 0.8, signal: 4, degraded_then_worse: 4,
     cut_link: 2, cut_from_coordinator: 2, isolate: 3, isolate_coordinator: 1.5, split: 1.5, flap: 1.5,
     crash_coordinator: 5, stall_coordinator: 1.5, slurm_mute: 1, slurm_odd: 1, slurm_requeues: 0.7, cancel: 0.5,
-    scancel: 0.5, ask_flush: 1, storage: 0.7, slander: 1,
+    scancel: 0.5, batch_script: 0.3, requeue_flag_off: 0.7, unfit_then_worse: 4, ask_flush: 1, storage: 0.7,
+    slander: 1,
 }  # fmt: skip
-EARLY = frozenset({Phase.SUBMITTED, Phase.GATHERING})
+ENDERS: tuple[Fault, ...] = (cancel, scancel, batch_script, slurm_requeues)
+DISTURBERS: tuple[Fault, ...] = (crash_coordinator, kill_rank, power_off, pause, signal, isolate)
+EARLY = (Phase.SUBMITTED, Phase.GATHERING, Phase.PREFLIGHT, Phase.STARTING, Phase.RUNNING, Phase.RECOVERING)
+LATE = (Phase.DRAINING, Phase.REQUEUED)
+LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)
+"""What would be over in a moment: an agent is stopped first, so that it lasts."""
 
 
 def strike(world: World, gang: str) -> None:
     """One fault, chosen by weight."""
-    fault = world.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
-    if fault.__name__ != "crash_coordinator":
+    _count(world, world.chance.choices(list(FAULTS), list(FAULTS.values()))[0], gang)
+
+
+def ambush(world: World, phases: Sequence[Phase]) -> None:
+    """Lie in wait for a gang to enter one of `phases`, and strike then."""
+    phase = world.chance.choice(phases)
+    fault = world.chance.choice(ENDERS if world.chance.random() < 0.6 else DISTURBERS)
+    lingers = phase in LINGERING and fault in ENDERS and world.chance.random() < 0.7
+
+    def spring(gang: str) -> None:
+        if lingers:
+            stop_agent(world, gang, 3.0 + 3.0 * world.chance.random())
+        _count(world, fault, gang)
+
+    world.ambushes.append((phase, spring))
+
+
+def _count(world: World, fault: Fault, gang: str) -> None:
+    if fault is not crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))
     fault(world, gang)

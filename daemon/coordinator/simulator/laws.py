@@ -142,6 +142,7 @@ class Laws:
         match fact:
             case f.GangRegistered():
                 self._phases.setdefault(fact.gang, Phase.SUBMITTED)
+                self._world.entered(fact.gang, Phase.SUBMITTED)
             case f.PhaseChanged() | f.GangEnded():
                 self._move(fact.gang, fact.phase)
             case f.GenerationFenced():
@@ -163,6 +164,7 @@ class Laws:
         before = self._phases[gang]
         if before is not to:
             self._world.tally.count("gang", f"{before} → {to}")
+            self._world.entered(gang, to)
         self._phases[gang] = to
 
     def _check(self, core: Core, fact: f.Fact, at: float) -> None:

@@ -60,13 +60,21 @@ class Run:
             folder,
             trace,
         )
+        for phases, often in ((faults.EARLY, 0.7), (faults.EARLY, 0.5), (faults.LATE, 0.6), (faults.LATE, 0.4)):
+            if chance.random() < often:
+                faults.ambush(self.world, phases)
         for gang, spec in zip(self._gangs, specs, strict=True):
-            limit = 200 if chance.random() < 0.02 else None
-            self.world.submit(Wanted(gang, spec, limit))
-            if chance.random() < 0.5:
-                self.world.finish_at[gang] = chance.randint(20, 80)
-            if chance.random() < 0.03:
-                self.world.jobs.never_start.add(f"n{chance.randrange(count)}")
+            self._submit(gang, spec)
+
+    def _submit(self, gang: str, spec: GangSpec) -> None:
+        world, chance = self.world, self._chance
+        if chance.random() < 0.4:
+            world.finish_at[gang] = chance.randint(10, 60)
+        if chance.random() < 0.06:
+            world.jobs.never_start.add(chance.choice(list(world.machines)))
+        world.submit(Wanted(gang, spec, 200 if chance.random() < 0.02 else None))
+        if chance.random() < 0.15:
+            world.cluster.update("take the requeue flag off", world.jobs.ids[gang], requeue=False)
 
     def _spec(self) -> GangSpec:
         chance = self._chance
@@ -90,11 +98,12 @@ class Run:
         for _ in range(min(8, 1 + int(chance.expovariate(0.45)))):
             world.schedule.at(at, self._strike)
             at += chance.choice([0.0, 0.3, 2.0, 8.0]) * chance.random()
-        operator = START + 15.0
-        while operator < at + 60.0:
-            world.schedule.at(operator, self._operator)
-            operator += 15.0
-        self.world.run_until(at + 3.0 + 9.0 * chance.random())
+        for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at)):
+            moment = START + every
+            while moment < until:
+                world.schedule.at(moment, action)
+                moment += every
+        self.world.run_until(at + 5.0 + 15.0 * chance.random())
         end = at + CALM_S + SETTLE_S
         while not self._settled():
             if world.schedule.now > end:
@@ -103,14 +112,23 @@ class Run:
         world.laws.end_of_run()
 
     def _strike(self) -> None:
-        faults.strike(self.world, self._chance.choice(self._gangs))
+        live = [id for id in self._gangs if (gang := self.world.gang(id)) is None or not gang.final]
+        faults.strike(self.world, self._chance.choice(live or self._gangs))
+
+    def _users(self) -> None:
+        """Where a gang has ended early, the next job is submitted."""
+        gang = self.world.gang(self._gangs[-1])
+        spec = self._spec()
+        if gang and gang.final and len(self._gangs) < 4 and spec.nodes + spec.spares <= len(self.world.machines):
+            self._gangs.append(f"g{len(self._gangs) + 1}")
+            self._submit(self._gangs[-1], spec)
 
     def _operator(self) -> None:
         """Somebody repairs what is drained, and puts it back."""
         world = self.world
         for name, node in world.cluster.nodes().items():
             machine = world.machines[name]
-            if node.drained and machine.kernel and not machine.frozen and self._chance.random() < 0.5:
+            if node.drained and machine.kernel and not machine.frozen and self._chance.random() < 0.8:
                 machine.faulty, machine.stuck_until = False, 0.0
                 world.note(f"an operator resumes {name}")
                 world.cluster.resume(name)
@@ -146,10 +164,15 @@ class Run:
             return job.state is not JobState.RUNNING
         if gang.final:
             return job.state.ended and not any(a.alive for (g, _), a in world.agents.items() if g == id and a.awake())
-        if gang.phase is Phase.REQUEUED:
+        if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             return job.state is JobState.PENDING
         training = world.newest_training(id)
-        if gang.phase is not Phase.RUNNING or training is None or training.generation != gang.generation:
+        if (
+            id in world.finish_at
+            or gang.phase is not Phase.RUNNING
+            or training is None
+            or training.generation != gang.generation
+        ):
             return False
         return world.schedule.now - training.last_step_at < 1.0 and gang.stepped == gang.generation
 

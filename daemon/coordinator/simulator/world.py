@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.coordinator import Coordinator
 from muster.daemon.coordinator.simulator.daemon import Daemon
@@ -63,6 +64,7 @@ class World:
         self.slurm = CapriciousSlurm(self.cluster, self.chance)
         self.agents: dict[tuple[str, str], Agent] = {}
         self.daemons: dict[str, Daemon] = {}
+        self.ambushes: list[tuple[Phase, Callable[[str], None]]] = []
         self.crash_after: int | None = None
         self.restart_s = 1.0
         self.finish_at: dict[str, int] = {}
@@ -273,6 +275,12 @@ class World:
         if coordinator.alive:
             coordinator.resume(since)
             self.changed()
+
+    def entered(self, gang: str, phase: Phase) -> None:
+        """A gang has entered a phase: whoever lies in wait for that strikes within a moment."""
+        for waiting in [waiting for waiting in self.ambushes if waiting[0] is phase]:
+            self.ambushes.remove(waiting)
+            self.schedule.later(max(0.0, 0.4 * self.chance.random() - 0.2), waiting[1], gang)
 
     def gang(self, id: str) -> Gang | None:
         """The gang as the coordinator's ledger has it."""
