@@ -391,3 +391,22 @@ def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 95)
     assert "missing: n0, n1" in world.gang.reason
+
+
+def test_a_requeued_job_that_ends_before_its_agents_attach_ends_its_gang() -> None:
+    world = training(nodes=2, spares=0)
+    world.world.jobs.never_start.update(world.machines)
+    world.world.cluster.requeue(1, (), None)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.world.cluster.finish(1, 1)
+    world.run_until(lambda: world.gang.final, 10)
+    assert world.gang.phase is Phase.FAILED
+
+
+def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
+    world = training(nodes=2, spares=0)
+    world.world.slurm.late_s = 20.0
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.post(e.JobSeen("g", 1, (), 0, "FAILED"))
+    assert world.gang.phase is Phase.REQUEUED

@@ -114,13 +114,19 @@ def _see_job_out(gt: GangTurn) -> None:
 
 def _outside_end(gt: GangTurn) -> bool:
     """A user's cancel, or Slurm's own end of the job."""
+    state = gt.seen.job_ended
     if gt.seen.cancel:
         end(gt, Phase.CANCELLED, 130, f"cancelled by {gt.seen.cancel}")
-    elif gt.seen.job_ended and (gt.gang.phase is not Phase.REQUEUED or gt.seen.job_ended == "CANCELLED"):
-        state = gt.seen.job_ended
+    elif state and not _ended_before_the_requeue(gt, state):
         phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
         end(gt, phase, 130 if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
     return gt.gang.final
+
+
+def _ended_before_the_requeue(gt: GangTurn, state: str) -> bool:
+    """The end that Slurm tells of is that of the run which is being requeued."""
+    older = gt.seen.job_restarts <= gt.gang.restart_count
+    return gt.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
 
 
 # -- gathering --

@@ -56,6 +56,7 @@ class GangSight:
     closed: dict[str, set[str]] = field(default_factory=dict)
     reached_at: dict[str, float] = field(default_factory=dict)
     job_ended: str | None = None
+    job_restarts: int = 0
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
     failed_at: float = 0.0
@@ -145,7 +146,7 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
 
 
 def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
-    seen.job_ended = event.ended
+    seen.job_ended, seen.job_restarts = event.ended, event.restart_count
     if event.ended or not event.nodes:
         seen.granted = None
     elif seen.granted is None or seen.granted[0] != event.restart_count:

@@ -69,7 +69,7 @@ def leaving(gt: GangTurn) -> list[Member]:
 
 
 def ended(gt: GangTurn, member: Member) -> bool:
-    """No rank of the fenced generation runs on it: its agent says so, or SIGKILL holds what only the kernel still has."""
+    """No rank of the fenced generation runs on it: its agent says so, or only the kernel still has it."""
     return gt.fenced(member.node) or (bool(member.out) and _outlives_kill(gt, member))
 
 

@@ -341,7 +341,11 @@ class Laws:
         )
 
     def _not_many(self, core: Core, gang: Gang, fact: f.NodeJudged, at: float) -> None:
-        lately = {n for n, when in self._judged.items() if at - when < MANY_WINDOW_S}
+        lately = {
+            n
+            for n, when in self._judged.items()
+            if at - when < MANY_WINDOW_S and self._verdicts[n] in (Verdict.LOST, Verdict.HUNG)
+        }
         suspected = {
             n
             for n in core.sight.gang(gang.id).suspected

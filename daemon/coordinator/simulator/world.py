@@ -68,7 +68,7 @@ class World:
         self.crash_after: int | None = None
         self.restart_s = 1.0
         self.finish_at: dict[str, int] = {}
-        self._trainings: dict[tuple[str, int, int], Training] = {}
+        self._trainings: dict[tuple[str, int], Training] = {}
         self._slurmd: dict[str, tuple[bool, bool]] = {}
         self._lives: dict[str, int] = {}
         self._folder = folder
@@ -233,15 +233,15 @@ class World:
 
     def training(self, gang: str, order: pb.Order) -> Training:
         """The training of an order's generation, made if there is none."""
-        restarts = self.jobs.job(gang).restart_count
-        key = (gang, restarts, order.generation)
+        key = (gang, order.generation)
         if key not in self._trainings:
             self._trainings[key] = Training(self, gang, order)
         return self._trainings[key]
 
     def newest_training(self, gang: str) -> Training | None:
         """The training of the gang's newest generation that was started anywhere."""
-        return next((t for t in reversed(self._trainings.values()) if t.gang == gang), None)
+        trainings = (training for training in self._trainings.values() if training.gang == gang)
+        return max(trainings, key=lambda training: training.generation, default=None)
 
     def finished(self, gang: str) -> bool:
         """The script has made all its steps."""
