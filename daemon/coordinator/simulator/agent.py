@@ -284,6 +284,8 @@ class Agent(Process):
             self.schedule.later(0.5, self.rank_ends, rank, exit_code, stderr)
             return
         rank.alive, rank.running, rank.exit_code, rank.stderr = False, False, exit_code, stderr
+        if exit_code and not rank.doomed:
+            self.world.laws.crashed_by_itself(self.post.gang, rank.generation)
         self.later(0.0, self._rank_ended)
 
     def _rank_ended(self) -> None:

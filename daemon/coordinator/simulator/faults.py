@@ -112,6 +112,17 @@ def stop_daemon(world: World, gang: str) -> None:
         world.schedule.later(_a_while(world, 30.0), world.stop, daemon, False)
 
 
+def stop_services(world: World, gang: str) -> None:
+    """Agent and daemon of a node stop, its ranks don't."""
+    agent = _agent(world, gang)
+    if agent is not None and not agent.stopped and not world.daemons[agent.node].stopped:
+        world.note(f"FAULT: agent and daemon on {agent.node} are stopped")
+        seconds = _a_while(world, 25.0)
+        for process in (agent, world.daemons[agent.node]):
+            world.stop(process, True)
+            world.schedule.later(seconds, world.stop, process, False)
+
+
 def kill_agent(world: World, gang: str) -> None:
     """An agent's process ends, and its ranks with it."""
     agent = _agent(world, gang)
@@ -262,6 +273,9 @@ def isolate(world: World, gang: str) -> None:
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     out, into = [(node, host) for host in hosts], [(host, node) for host in hosts]
     _cut(world, world.chance.choice([out + into, out + into, out, into]), _a_while(world, 30.0))
+    training = world.newest_training(gang)
+    if training is not None and not training.over:
+        training.feel_reset(node, 0.3)
 
 
 def isolate_coordinator(world: World, gang: str) -> None:
@@ -400,9 +414,9 @@ def slander(world: World, gang: str) -> None:
 
 
 FAULTS: dict[Fault, float] = {
-    crash: 4, power_off: 4, rack: 1, pause: 3, stop_agent: 2, stop_daemon: 1, kill_agent: 2, kill_daemon: 1,
+    crash: 4, power_off: 4, rack: 1, pause: 3, stop_agent: 2, stop_daemon: 1, stop_services: 2, kill_agent: 2, kill_daemon: 1,
     kill_rank: 3, sick_script: 2, stuck_rank: 1, agent_error: 0.8, signal: 4, degraded_then_worse: 4,
-    cut_link: 2, cut_from_coordinator: 2, isolate: 3, isolate_coordinator: 1.5, split: 1.5, flap: 1.5,
+    cut_link: 2, cut_from_coordinator: 4, isolate: 3, isolate_coordinator: 3, split: 1.5, flap: 1.5,
     crash_coordinator: 5, stall_coordinator: 1.5, slurm_mute: 1, slurm_odd: 1, slurm_requeues: 0.7, cancel: 0.5,
     scancel: 0.5, batch_script: 0.3, requeue_flag_off: 0.7, unfit_then_worse: 4, ask_flush: 1, storage: 0.7,
     slander: 1,
@@ -416,8 +430,9 @@ LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)
 
 
 def strike(world: World, gang: str) -> None:
-    """One fault, chosen by weight."""
-    _count(world, world.chance.choices(list(FAULTS), list(FAULTS.values()))[0], gang)
+    """One fault, chosen by weight; often another one comes with it."""
+    for fault in world.chance.choices(list(FAULTS), list(FAULTS.values()), k=world.chance.choice([1, 1, 2])):
+        _count(world, fault, gang)
 
 
 def ambush(world: World, phases: Sequence[Phase]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
@@ -69,6 +70,7 @@ class Laws:
         self._began: dict[str, int] = {}
         self._started: dict[str, int] = {}
         self._late: list[Rank] = []
+        self._crashes: dict[str, set[int]] = {}
         self._since = world.schedule.now
         self._left: Ledger | None = None
 
@@ -180,6 +182,8 @@ class Laws:
             case f.JobRestarted():
                 self._committed.pop(fact.gang, None)
             case f.GangEnded():
+                if fact.exit_code == EXIT_NO_REQUEUE:
+                    self._software_failed(core.ledger.gangs[fact.gang])
                 self._world.tally.count("rung", _RUNG_OF_CODE.get(fact.exit_code, fact.phase))
             case _:
                 pass
@@ -259,6 +263,17 @@ class Laws:
                 len(copies) + dead >= wanted, f"law 2: {version} is committed, but rank {place.rank} stands on {copies}"
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
+
+    def crashed_by_itself(self, gang: str, generation: int) -> None:
+        """A rank has exited with an error, and nobody had killed it."""
+        self._crashes.setdefault(gang, set()).add(generation)
+
+    def _software_failed(self, gang: Gang) -> None:
+        crashes = self._crashes.get(gang.id, set())
+        self._must(
+            len(crashes) >= gang.spec.max_failures,
+            f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
+        )
 
     # -- 2: state --
 

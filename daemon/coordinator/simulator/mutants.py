@@ -55,10 +55,10 @@ MUTANTS: dict[str, Mutant] = {
         "    if now - max(heard.coordinator, spell) < 1000 * KILL_S:",
     ),
     "accept-a-stale-generation": Mutant(
-        "an agent runs a generation that it has fenced",
-        "muster.daemon.agent.converge",
-        "    if order.generation <= local.fenced or order.generation <= local.killed:",
-        "    if order.generation < local.fenced:",
+        "a rank of a generation that is over counts for the one that runs",
+        f"{_CORE}.advance",
+        "              if r.generation == gt.gang.generation and not r.running and r.exit_code]",
+        "              if not r.running and r.exit_code]",
     ),
     "act-before-journaling": Mutant(
         "orders go out before the journal has what they follow from",
@@ -138,11 +138,11 @@ MUTANTS: dict[str, Mutant] = {
         "    elif len(over) == len(writers):",
         "    elif over:",
     ),
-    "forget-to-wake": Mutant(
-        "nothing happens when a silence has passed, unless something else does",
-        f"{_CORE}.advance",
-        "        gt.turn.wake(clear_at)\n",
-        "        gt.turn.wake(clear_at + 100000.0)\n",
+    "forget-what-is-owed": Mutant(
+        "a snapshot lacks the calls that Slurm is owed",
+        f"{_CORE}.ledger",
+        "        return _LEDGER.dump_json(self).decode()",
+        '        return _LEDGER.dump_json(self, exclude={"owed"}).decode()',
     ),
 }
 

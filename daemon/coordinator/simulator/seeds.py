@@ -95,15 +95,15 @@ class Run:
         """
         world, chance = self.world, self._chance
         at = START + 1.0 + 8.0 * chance.random()
-        for _ in range(min(8, 1 + int(chance.expovariate(0.45)))):
+        for _ in range(min(8, 1 + int(chance.expovariate(0.5)))):
             world.schedule.at(at, self._strike)
-            at += chance.choice([0.0, 0.3, 2.0, 8.0]) * chance.random()
+            at += chance.choice([0.3, 2.0, 8.0, 15.0]) * chance.random()
         for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at)):
             moment = START + every
             while moment < until:
                 world.schedule.at(moment, action)
                 moment += every
-        self.world.run_until(at + 5.0 + 15.0 * chance.random())
+        self.world.run_until(at + 8.0 + 25.0 * chance.random())
         end = at + CALM_S + SETTLE_S
         while not self._settled():
             if world.schedule.now > end:
