@@ -410,3 +410,17 @@ def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.post(e.JobSeen("g", 1, (), 0, "FAILED"))
     assert world.gang.phase is Phase.REQUEUED
+
+
+def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
+    world = training(nodes=2, spares=0, durable_dir="/d")
+    world.post(e.FlushAsked("g", "uid 1000"))
+    world.run_until(lambda: world.gang.durable_path != "")
+    written = world.gang.durable_path
+    world.kill_rank("n1")
+    world.run_until(recovered(world))
+    world.world.cluster.requeue(1, (), None)
+    world.run_until(lambda: world.gang.generation == 3)
+    assert world.gang.version is None
+    assert world.gang.durable_path == written
+    assert [fact.durable_path for fact in world.facts(f.GenerationStarted)] == ["", "", written]

@@ -283,7 +283,7 @@ def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
     gang.generation, gang.started_at = fact.generation, at
     gang.seats, gang.spares = fact.seats, fact.spares
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
-    gang.version, gang.sources, gang.durable_path = fact.version, fact.sources, fact.durable_path
+    gang.version, gang.sources = fact.version, fact.sources
     gang.serial += 1
     if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
         recovery = gang.recoveries[-1]

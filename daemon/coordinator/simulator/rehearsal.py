@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
@@ -21,6 +22,7 @@ from muster.daemon.coordinator.simulator.machine import Machine
 from muster.daemon.coordinator.simulator.timing import Pace
 from muster.daemon.coordinator.simulator.world import Site, World
 
+_Fact = TypeVar("_Fact", bound=f.Fact)
 _PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, flush=0.2, launch=0.02, steady=True)
 
 
@@ -72,6 +74,10 @@ class Rehearsal:
     def slurm(self) -> list[f.SlurmOwed]:
         """All calls that were owed to Slurm, oldest first."""
         return [fact for _, fact in self.journal if isinstance(fact, f.SlurmOwed)]
+
+    def facts(self, kind: type[_Fact]) -> list[_Fact]:
+        """All journaled facts of a kind, oldest first."""
+        return [fact for _, fact in self.journal if isinstance(fact, kind)]
 
     def agent(self, node: str) -> Agent:
         """The newest agent on a node."""
