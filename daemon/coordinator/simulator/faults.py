@@ -117,7 +117,7 @@ def stop_services(world: World, gang: str) -> None:
     agent = _agent(world, gang)
     if agent is not None and not agent.stopped and not world.daemons[agent.node].stopped:
         world.note(f"FAULT: agent and daemon on {agent.node} are stopped")
-        seconds = _a_while(world, 25.0)
+        seconds = 1.0 + 20.0 * world.chance.random()
         for process in (agent, world.daemons[agent.node]):
             world.stop(process, True)
             world.schedule.later(seconds, world.stop, process, False)
@@ -282,7 +282,7 @@ def isolate_coordinator(world: World, gang: str) -> None:
     """The coordinator's own link is cut."""
     out = [(COORDINATOR, node) for node in world.machines]
     into = [(node, COORDINATOR) for node in world.machines]
-    _cut(world, world.chance.choice([out + into, out + into, out, into]), _a_while(world, 40.0))
+    _cut(world, world.chance.choice([out + into, out + into, out, into]), 1.0 + 39.0 * world.chance.random())
 
 
 def split(world: World, gang: str) -> None:

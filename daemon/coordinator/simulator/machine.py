@@ -12,7 +12,7 @@ from muster.daemon.coordinator.simulator.schedule import Schedule
 @dataclass(slots=True, eq=False)
 class Machine:
     """A node. `kernel`: powered, its kernel answers; `frozen`: no process runs, the kernel answers. `stuck_until`:
-    before, ranks can't be killed (a driver holds them). `faulty`: what its daemon has said of the hardware in truth."""
+    before, ranks can't be killed (a driver holds them). `faulty`: its hardware has once said something fatal."""
 
     name: str
     leaf: str

@@ -88,7 +88,7 @@ MUTANTS: dict[str, Mutant] = {
         "a node that answers one witness is lost because another hears nothing",
         f"{_CORE}.verdict",
         "    if any(s is None for s in about_agent):",
-        "    if about_agent and all(s is None for s in about_agent):",
+        "    if probe.complete and all(s is None for s in about_agent):",
     ),
     "ignore-progress": Mutant(
         "a node is called lost while its gang moves on",

@@ -80,7 +80,7 @@ class Run:
         chance = self._chance
         return GangSpec(
             nodes=chance.choice([1, 2, 2, 3, 3, 3, 4, 5]),
-            spares=chance.choice([0, 1, 1, 2, 3]),
+            spares=chance.choice([0, 0, 1, 1, 2, 3]),
             ranks_per_node=chance.choice([1, 1, 1, 2]),
             gather_timeout_s=chance.choice([20.0, 40.0]),
             requeue=chance.random() < 0.8,
@@ -129,7 +129,7 @@ class Run:
         for name, node in world.cluster.nodes().items():
             machine = world.machines[name]
             if node.drained and machine.kernel and not machine.frozen and self._chance.random() < 0.8:
-                machine.faulty, machine.stuck_until = False, 0.0
+                machine.stuck_until = 0.0
                 world.note(f"an operator resumes {name}")
                 world.cluster.resume(name)
 
