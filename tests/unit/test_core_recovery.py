@@ -424,3 +424,14 @@ def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     assert world.gang.version is None
     assert world.gang.durable_path == written
     assert [fact.durable_path for fact in world.facts(f.GenerationStarted)] == ["", "", written]
+
+
+def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
+    world = training()
+    world.cut(*[pair for n in ("coordinator", "n0", "n2") for pair in ((n, "n1"), ("n1", n))])
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    out_at = world.now
+    world.cut(*[pair for n in ("n3", "n4", "n5") for pair in ((n, "n1"), ("n1", n))])
+    world.run_until(lambda: world.gang.phase is Phase.STARTING)
+    assert world.now - out_at >= 2.0
+    assert not any(rank.able for rank in world.agent("n1").ranks.values())

@@ -16,6 +16,8 @@ SILENT_S = 2.0
 """An agent without coordinator and majority kills its ranks after this (ARCHITECTURE.md)."""
 KILL_MARGIN_S = 0.4
 """From that moment until its ranks are gone."""
+ACK_S = 0.05
+"""How soon it is looked again whether all have carried out the newest order."""
 SPARE_WAIT_S = 30.0
 """How long a complete set of rank nodes waits for its spares before it starts without."""
 STORE_S = 45.0
@@ -206,21 +208,31 @@ def _remove_unfit(gt: GangTurn) -> None:
 
 
 def _silence_passed_at(gt: GangTurn) -> float:
-    """When the ranks of every node that left in silence have ended for certain."""
-    gang, at = gt.gang, 0.0
+    """When the ranks of every node that left in silence have ended for certain.
+
+    Such a node lets its ranks live for as long as a majority answers it. So all who may have answered it must know that
+    it is out, and say when they last took it for a member.
+    """
+    gang = gt.gang
     present = [m.node for m in gang.present()]
     left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
-    for member in (gang.members[node] for node in left if node in gang.members):
-        if member.alive or _ended(gt, member, len(present)):
-            continue
-        # Its ranks did not run before, and count the silence from their start on.
-        last = max(gt.turn.sight.heard_at(gang.id, member.node), gang.started_at)
-        for node in present:
-            heard = gt.seen.status(node).heard_s.get(member.node)
-            if heard is not None:
-                last = max(last, gt.seen.agents[node].reported_at - heard)
-        at = max(at, last + SILENT_S + KILL_MARGIN_S)
-    return at
+    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gt, m, len(present))]
+    if not silent:
+        return 0.0
+    if any(gt.seen.status(node).order_serial < gang.serial for node in present):
+        return gt.now + ACK_S
+    return max(_last_contact(gt, member.node) for member in silent) + SILENT_S + KILL_MARGIN_S
+
+
+def _last_contact(gt: GangTurn, node: str) -> float:
+    """When anybody of the gang, or the coordinator, may last have answered `node`."""
+    # Its ranks did not run before the generation did, and count the silence from their start on.
+    last = max(gt.turn.sight.heard_at(gt.gang.id, node), gt.gang.started_at)
+    for agent in gt.seen.agents.values():
+        ages = [said[node] for said in (agent.status.heard_s, agent.status.answered_s) if node in said]
+        if ages and agent.node != node:
+            last = max(last, agent.reported_at - min(ages))
+    return last
 
 
 def _ended(gt: GangTurn, member: Member, others: int) -> bool:

@@ -92,6 +92,7 @@ class Agent(Process):
         self._pinging = 0
         self._heard_at = 0.0
         self._stores = 0
+        self._carried_out = 0
 
     # -- the stream --
 
@@ -199,6 +200,8 @@ class Agent(Process):
             flushed_serial=self.flushed,
             flush_error=self.flush_error,
             failure=self.failure,
+            answered_s=self.uneasy.answered_s(),
+            order_serial=self._carried_out,
         )
 
     # -- orders --
@@ -212,7 +215,7 @@ class Agent(Process):
             self.flushing = order.flush.serial
             self.memory.flush(order.flush)
         self.converge()
-        if converge.settled(self._local(), order):
+        if self._carried_out:
             self.changed()
 
     def converge(self) -> None:
@@ -220,6 +223,8 @@ class Agent(Process):
         while self.order is not None and self.alive:
             steps = converge.decide(self._local(), self.order)
             if not steps:
+                done = converge.settled(self._local(), self.order)
+                self._carried_out = self.order.serial if done else 0
                 return
             for step in steps:
                 self._take(step, self.order)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SELDOM_S = 5.0
 ACCUSE_AGAIN_S = 2.0
+ANSWERED_S = 10.0
 TICK_S = 0.1
 LAZY_TICK_S = 0.35
 _STALLED_S = 0.5
@@ -35,6 +36,7 @@ class Uneasy:
         self._phase: dict[str, float] = {}
         self._closed: set[str] = set()
         self._asking: set[str] = set()
+        self._answered: dict[str, float] = {}
         self._accused: dict[str, float] = {}
         self._started = self._awake = float("-inf")
         self._generation = 0
@@ -54,6 +56,8 @@ class Uneasy:
         members = frozenset(member.node for member in order.members)
         me = next((member for member in order.members if member.node == self._agent.node), None)
         near = frozenset(me.neighbours if me is not None else ()) & members
+        for node in sorted(self._circle.members - members):
+            self._take_leave(node)
         self._circle = silence.Circle(self._agent.node, members, near - {self._agent.node})
         self._accused = {node: at for node, at in self._accused.items() if node in members}
         self.look()
@@ -107,6 +111,17 @@ class Uneasy:
         often = self._circle.neighbours if self.spell is None else self._circle.members - {self._agent.node}
         now = self._now
         return {node: now - self.contact(node) for node in sorted(often)}
+
+    def _take_leave(self, node: str) -> None:
+        """`node` is no member any more: from now on its pings are answered with that word."""
+        other = self._agent.world.agents.get((self._agent.post.gang, node))
+        if other is not None and other.alive:
+            self._answered[node] = other.uneasy.contact(self._agent.node)
+
+    def answered_s(self) -> dict[str, float]:
+        """Seconds since each node that is no member any more was last answered as one."""
+        ages = {node: self._now - at for node, at in self._answered.items() if node not in self._circle.members}
+        return {node: age for node, age in ages.items() if age < ANSWERED_S}
 
     # -- judgement --
 
