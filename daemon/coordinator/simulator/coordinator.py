@@ -242,6 +242,7 @@ class Coordinator(Process):
                 stream.down.put((self.journal.term, "pong", sent_at))
                 self.post(e.AgentHeard(gang, node))
             case ("status", status):
+                self.world.laws.reported(gang, status)
                 self.post(e.AgentReported(gang, node, incarnation, status))
             case ("hello", agent, status):
                 self._admit(stream, agent, status)

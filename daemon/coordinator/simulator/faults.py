@@ -414,7 +414,8 @@ def slander(world: World, gang: str) -> None:
 
 
 FAULTS: dict[Fault, float] = {
-    crash: 4, power_off: 4, rack: 1, pause: 3, stop_agent: 2, stop_daemon: 1, stop_services: 2, kill_agent: 2, kill_daemon: 1,
+    crash: 4, power_off: 4, rack: 1, pause: 3, stop_agent: 2, stop_daemon: 1, stop_services: 2, kill_agent: 2,
+    kill_daemon: 1,
     kill_rank: 3, sick_script: 2, stuck_rank: 1, agent_error: 0.8, signal: 4, degraded_then_worse: 4,
     cut_link: 2, cut_from_coordinator: 4, isolate: 3, isolate_coordinator: 3, split: 1.5, flap: 1.5,
     crash_coordinator: 5, stall_coordinator: 1.5, slurm_mute: 1, slurm_odd: 1, slurm_requeues: 0.7, cancel: 0.5,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.events import Version
+from muster.daemon.coordinator.core.events import Status, Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.journal import Journal
@@ -38,7 +38,7 @@ HOLD_S = 60.0
 MANY_WINDOW_S = 10.0
 AFTER_THAW_S = 0.75
 LATE_S = 6.0
-PROGRESS_S = 0.3
+PROGRESS_S = 0.35
 
 _RUNG_OF_CODE = {
     93: "fail: the software",
@@ -70,6 +70,7 @@ class Laws:
         self._began: dict[str, int] = {}
         self._started: dict[str, int] = {}
         self._late: list[Rank] = []
+        self._told: dict[str, tuple[tuple[int, int], float]] = {}
         self._crashes: dict[str, set[int]] = {}
         self._since = world.schedule.now
         self._left: Ledger | None = None
@@ -343,16 +344,19 @@ class Laws:
             f"law 3: {node} is called {fact.verdict}; of {others} only {blind} may have found it silent",
         )
 
+    def reported(self, gang: str, status: Status) -> None:
+        """The coordinator hears an agent's status."""
+        newest = max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
+        if newest > self._told.get(gang, ((0, 0), 0.0))[0]:
+            self._told[gang] = (newest, self._world.schedule.now)
+
     def _no_progress(self, gang: Gang, fact: f.NodeJudged) -> None:
-        training = self._world.newest_training(gang.id)
-        if training is None or self._phases[gang.id] is Phase.RECOVERING:
+        """Whoever was told of a new step within the shortest round of probes must not call anybody lost."""
+        if self._phases[gang.id] is Phase.RECOVERING:
             return
-        others = {rank.agent.node for rank in training.ranks.values()} - {fact.node}
-        if not any(not self._blind(COORDINATOR, gang.id, node) for node in others):
-            return  # there is nobody who could tell of its progress
-        ago = self._world.schedule.now - training.last_step_at
+        ago = self._world.schedule.now - self._told.get(gang.id, ((0, 0), 0.0))[1]
         self._must(
-            ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict}; its gang made a step {ago:.2f} s ago"
+            ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang"
         )
 
     def _not_many(self, core: Core, gang: Gang, fact: f.NodeJudged, at: float) -> None:
