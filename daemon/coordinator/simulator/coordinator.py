@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.daemon import Daemon
     from muster.daemon.coordinator.simulator.world import World
 
-SNAPSHOT_EVERY = 25
+SNAPSHOT_EVERY = (1, 5, 40)
+"""Facts between two snapshots: one of these for each life."""
 _KNOCK_AGAIN_S = 0.15
 _PULSE_S = 0.25
 
@@ -48,7 +49,7 @@ class Coordinator(Process):
     def __init__(self, world: World, folder: Path) -> None:
         super().__init__(world.schedule, None)
         self.world = world
-        self.journal = Journal(folder, SNAPSHOT_EVERY)
+        self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY))
         self.core = Core(self.journal.load(), self._clock())
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}

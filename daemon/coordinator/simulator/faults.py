@@ -273,9 +273,17 @@ def isolate(world: World, gang: str) -> None:
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     out, into = [(node, host) for host in hosts], [(host, node) for host in hosts]
     _cut(world, world.chance.choice([out + into, out + into, out, into]), _a_while(world, 30.0))
+
+
+def fabric(world: World, gang: str) -> None:
+    """One node reaches nobody, and the others' ranks die of it at once: their transfers have failed."""
     training = world.newest_training(gang)
     if training is not None and not training.over:
-        training.feel_reset(node, 0.3)
+        node = world.chance.choice([rank.agent.node for rank in training.ranks.values()])
+        hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
+        pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
+        _cut(world, pairs, 3.0 + 20.0 * world.chance.random())
+        training.feel_reset(node, 0.8)
 
 
 def isolate_coordinator(world: World, gang: str) -> None:
@@ -417,13 +425,22 @@ FAULTS: dict[Fault, float] = {
     crash: 4, power_off: 4, rack: 1, pause: 3, stop_agent: 2, stop_daemon: 1, stop_services: 2, kill_agent: 2,
     kill_daemon: 1,
     kill_rank: 3, sick_script: 2, stuck_rank: 1, agent_error: 0.8, signal: 4, degraded_then_worse: 4,
-    cut_link: 2, cut_from_coordinator: 4, isolate: 3, isolate_coordinator: 3, split: 1.5, flap: 1.5,
+    cut_link: 2, cut_from_coordinator: 4, isolate: 3, fabric: 4, isolate_coordinator: 3, split: 1.5, flap: 1.5,
     crash_coordinator: 5, stall_coordinator: 1.5, slurm_mute: 1, slurm_odd: 1, slurm_requeues: 0.7, cancel: 0.5,
     scancel: 0.5, batch_script: 0.3, requeue_flag_off: 0.7, unfit_then_worse: 4, ask_flush: 1, storage: 0.7,
     slander: 1,
 }  # fmt: skip
 ENDERS: tuple[Fault, ...] = (cancel, scancel, batch_script, slurm_requeues)
-DISTURBERS: tuple[Fault, ...] = (crash_coordinator, kill_rank, power_off, pause, signal, isolate)
+DISTURBERS: tuple[Fault, ...] = (
+    crash_coordinator,
+    crash_coordinator,
+    crash_coordinator,
+    kill_rank,
+    power_off,
+    pause,
+    signal,
+    isolate,
+)
 EARLY = (Phase.SUBMITTED, Phase.GATHERING, Phase.PREFLIGHT, Phase.STARTING, Phase.RUNNING, Phase.RECOVERING)
 LATE = (Phase.DRAINING, Phase.REQUEUED)
 LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)

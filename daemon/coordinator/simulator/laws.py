@@ -23,6 +23,7 @@ from muster.daemon.coordinator.core.events import Status, Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.simulator.memory import digest
 from muster.daemon.coordinator.simulator.network import COORDINATOR
 
 if TYPE_CHECKING:
@@ -203,6 +204,9 @@ class Laws:
                 f"law 1: generation {fact.generation} starts while rank {rank.rank} of generation {rank.generation} "
                 f"lives on {rank.agent.node}",
             )
+        for source in fact.sources:
+            right = digest(source.rank, fact.version) if fact.version else ""
+            self._must(source.digest == right, f"law 2: {fact.version} shall come from {source}")
         self._state_kept(core, fact)
 
     def started(self, gang: str, rank: Rank) -> None:
@@ -304,10 +308,6 @@ class Laws:
             if not self._blind(COORDINATOR, gang.id, node, STEADY_S):
                 held |= {rank for rank in range(gang.spec.world_size) if version in agent.memory.versions(rank)}
         return len(held) == gang.spec.world_size
-
-    def loaded(self, gang: str, rank: Rank, version: Version, taken: str, right: str) -> None:
-        """A rank has taken its state."""
-        self._must(taken == right, f"law 2: {gang}: rank {rank.rank} takes {taken} for {version}")
 
     def _flushed(self, gang: Gang, fact: f.Flushed) -> None:
         wrong = self._world.flushes.published(gang.id, fact.serial, fact.path, gang.spec.world_size)

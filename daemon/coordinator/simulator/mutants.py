@@ -45,8 +45,8 @@ MUTANTS: dict[str, Mutant] = {
     "start-in-the-silence": Mutant(
         "a generation starts before silent ranks have killed themselves",
         f"{_CORE}.advance",
-        "at = max(at, last + SILENT_S + KILL_MARGIN_S)",
-        "at = max(at, last)",
+        "for member in silent) + SILENT_S + KILL_MARGIN_S",
+        "for member in silent)",
     ),
     "live-on-in-silence": Mutant(
         "an agent that hears nobody lets its ranks run on",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.events import Version
-from muster.daemon.coordinator.simulator.memory import digest
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class Training:
             if holder is None or source is None or not holder.memory.has(rank.rank, version, source.digest):
                 self._wait(rank, since, self._load, "its state can't be fetched")
                 return
-            world.laws.loaded(self.gang, rank, version, source.digest, digest(rank.rank, version))
             self.step = version.step
         rank.running = True
         rank.agent.changed()
