@@ -435,3 +435,22 @@ def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
     assert world.now - out_at >= 2.0
     assert not any(rank.able for rank in world.agent("n1").ranks.values())
+
+
+def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> None:
+    world = training(durable_dir="")
+    world.cut(("coordinator", "n1"), ("n1", "coordinator"))
+    world.run_for(60)
+    assert world.gang.generation == 1  # training goes on
+    world.kill_rank("n2")
+    world.run_until(recovered(world))
+    assert "n1" not in carriers(world)
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+
+
+def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"), ("n1", "coordinator"))
+    world.world.finish_at["g"] = world.core.sight.gang("g").step + 5
+    world.run_until(lambda: world.gang.phase is Phase.DONE, 120)
+    assert "n1" not in carriers(world)

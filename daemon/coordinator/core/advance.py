@@ -474,7 +474,7 @@ def _flush_progress(gt: GangTurn) -> None:
     flush = gang.flush
     if flush is None or _flush_over(gang):
         return
-    writers = {source.node for source in flush.sources}
+    writers = dict.fromkeys(source.node for source in flush.sources)
     reports = {n: gt.seen.status(n) for n in writers}
     over = [n for n, s in reports.items() if s.flushed_serial >= flush.serial]
     error = next((f"{n}: {reports[n].flush_error}" for n in over if reports[n].flush_error), "")

@@ -59,6 +59,8 @@ class GangSight:
     job_restarts: int = 0
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
+    moved_at: float = 0.0
+    """When an agent last reported a step that it had not before."""
     failed_at: float = 0.0
     cancel: str = ""
     flush: str = ""
@@ -163,7 +165,13 @@ def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: floa
         seen.suspected.setdefault(event.node, now)
         seen.closed.setdefault(event.node, set()).add(COORDINATOR)
     else:
+        if _newest_step(event.status) > _newest_step(agent.status):
+            seen.moved_at = now
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
+
+
+def _newest_step(status: Status) -> int:
+    return max((rank.step for rank in status.ranks), default=0)
 
 
 def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:

@@ -30,6 +30,8 @@ KILL_S = 10.0
 """A rank that can't be killed in this time makes its node UNFIT."""
 MUTE_S = 10.0
 """An agent that stays mute this long while its node's daemon answers gives up its place."""
+OUT_OF_TOUCH_S = 30.0
+"""An agent that answers others, but for so long not the coordinator, gives up its place where its gang waits for it."""
 HOLD_S = 60.0
 """Longest wait for a cause when many nodes fall silent at once."""
 MANY_WINDOW_S = 10.0
@@ -167,9 +169,22 @@ def _follow_slurm(gt: GangTurn, member: Member) -> None:
 
 def _alive(gt: GangTurn, member: Member) -> None:
     """It answered somebody. That clears it; should it not be in touch with the coordinator it is asked after again."""
+    if _keeps_waiting(gt, member):
+        reason = f"{member.node} answers others, but the coordinator has not reached it for {OUT_OF_TOUCH_S:.0f} s"
+        remove(gt, member, reason, alive=False)
+        return
     clear(gt.seen, member.node, gt.now)
     if not gt.seen.attached(member.node):
         gt.turn.wake(gt.now + ANSWER_FENCE_S)
+
+
+def _keeps_waiting(gt: GangTurn, member: Member) -> bool:
+    """Its gang can't go on without its word, which does not come: a fence not answered, or no step, nor any ping."""
+    since = max(gt.gang.phase_at, gt.turn.sight.since)
+    if gt.gang.phase in FENCING:
+        return not ended(gt, member) and gt.now - since >= OUT_OF_TOUCH_S
+    heard_at = gt.turn.sight.heard_at(gt.gang.id, member.node)
+    return gt.now - max(since, gt.seen.moved_at, heard_at) >= OUT_OF_TOUCH_S
 
 
 def _ask(gt: GangTurn, member: Member) -> None:
@@ -180,7 +195,7 @@ def _ask(gt: GangTurn, member: Member) -> None:
         spent = gt.now - probe.asked_at
         if spent < deadline + SLACK_S and not (probe.complete and spent > deadline):
             return
-        for mute in set(probe.witnesses) - set(probe.silences) - {AGENT, MUSTERD}:
+        for mute in (w for w in probe.witnesses if w not in probe.silences and w not in (AGENT, MUSTERD)):
             gt.seen.suspected.setdefault(mute, gt.now)  # a witness that does not answer is asked after itself
     _send(gt, member, CLOSED_PROBE_S if closed else PROBE_S)
 

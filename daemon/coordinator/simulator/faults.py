@@ -250,6 +250,15 @@ def _mend(world: World, pairs: list[tuple[str, str]]) -> None:
     world.changed()
 
 
+def _cut_for_good(world: World, pairs: list[tuple[str, str]], longest: float) -> None:
+    """Cut wires, now and then for ever."""
+    if world.chance.random() < 0.1:
+        world.lasting.update(pairs)
+        _cut(world, pairs, 1e6)
+    else:
+        _cut(world, pairs, _a_while(world, longest))
+
+
 def _directions(world: World, a: str, b: str) -> list[tuple[str, str]]:
     """Both, or one."""
     return world.chance.choice([[(a, b), (b, a)], [(a, b), (b, a)], [(a, b)], [(b, a)]])
@@ -264,7 +273,7 @@ def cut_link(world: World, gang: str) -> None:
 
 def cut_from_coordinator(world: World, gang: str) -> None:
     """One node and the coordinator don't reach each other."""
-    _cut(world, _directions(world, _one(world, gang), COORDINATOR), _a_while(world, 30.0))
+    _cut_for_good(world, _directions(world, _one(world, gang), COORDINATOR), 30.0)
 
 
 def isolate(world: World, gang: str) -> None:
@@ -272,7 +281,7 @@ def isolate(world: World, gang: str) -> None:
     node = _one(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     out, into = [(node, host) for host in hosts], [(host, node) for host in hosts]
-    _cut(world, world.chance.choice([out + into, out + into, out, into]), _a_while(world, 30.0))
+    _cut_for_good(world, world.chance.choice([out + into, out + into, out, into]), 30.0)
 
 
 def fabric(world: World, gang: str) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator import faults
+from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.jobs import Wanted
 from muster.daemon.coordinator.simulator.laws import Violation
-from muster.daemon.coordinator.simulator.network import Weather
+from muster.daemon.coordinator.simulator.network import COORDINATOR, Weather
 from muster.daemon.coordinator.simulator.tally import Tally
 from muster.daemon.coordinator.simulator.timing import Pace
 from muster.daemon.coordinator.simulator.world import START, Site, World
@@ -155,7 +156,11 @@ class Run:
         world = self.world
         processes = [*world.agents.values(), *world.daemons.values()]
         frozen = any(machine.frozen for machine in world.machines.values())
-        return not frozen and not world.network.cuts and not any(p.alive and p.stopped for p in processes)
+        return (
+            not frozen
+            and world.network.cuts.keys() <= world.lasting
+            and not any(p.alive and p.stopped for p in processes)
+        )
 
     def _gang_settled(self, id: str) -> bool:
         world = self.world
@@ -163,7 +168,7 @@ class Run:
         if gang is None:
             return job.state is not JobState.RUNNING
         if gang.final:
-            return job.state.ended and not any(a.alive for (g, _), a in world.agents.items() if g == id and a.awake())
+            return job.state.ended and not any(self._lingers(a) for (g, _), a in world.agents.items() if g == id)
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             return job.state is JobState.PENDING
         training = world.newest_training(id)
@@ -175,6 +180,10 @@ class Run:
         ):
             return False
         return world.schedule.now - training.last_step_at < 1.0 and gang.stepped == gang.generation
+
+    def _lingers(self, agent: Agent) -> bool:
+        """It could be told to leave, and is still there."""
+        return agent.awake() and self.world.network.both(agent.node, COORDINATOR)
 
 
 def run(seed: int, trace: bool = False) -> Result:

@@ -144,7 +144,7 @@ class Uneasy:
         self.spell = judged.spell
         if began:
             agent.hurry()
-        for node in judged.accuse:
+        for node in sorted(judged.accuse):
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
         if judged.kill and now - self._started >= silence.KILL_S:
             agent.end_ranks(judged.kill)

@@ -65,6 +65,8 @@ class World:
         self.agents: dict[tuple[str, str], Agent] = {}
         self.daemons: dict[str, Daemon] = {}
         self.ambushes: list[tuple[Phase, Callable[[str], None]]] = []
+        self.lasting: set[tuple[str, str]] = set()
+        """Wires that stay cut for ever."""
         self.crash_after: int | None = None
         self.restart_s = 1.0
         self.finish_at: dict[str, int] = {}
