@@ -454,3 +454,11 @@ def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
     world.world.finish_at["g"] = world.core.sight.gang("g").step + 5
     world.run_until(lambda: world.gang.phase is Phase.DONE, 120)
     assert "n1" not in carriers(world)
+
+
+def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
+    world = Rehearsal(3, 0)
+    world.run_until(lambda: world.gang.phase is Phase.PREFLIGHT)
+    world.cut(("n1", "coordinator"))
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    assert world.gang.stepped == 1

@@ -378,7 +378,8 @@ def _run(gt: GangTurn) -> None:
     ranks = _ranks(gt)
     whole = len(ranks) == gang.spec.world_size
     first = min((r.step for r in ranks if r.progressed), default=None)
-    if whole and gang.phase is Phase.STARTING:
+    # Training moves only with every rank, though one may be out of the coordinator's reach.
+    if (whole or first is not None) and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if first is not None and not _stepped(gt):
         gt.turn.record(f.FirstStep(gang.id, gang.generation, first))
