@@ -13,8 +13,10 @@ wires, the training itself and what an asyncio shell does in between.
     coordinator the shell around the core, with a crash at any line
     world       all of it together
     laws        the invariants, checked at every event; `tally` counts what was taken
-    faults      what can go wrong; `plan` draws a run's faults from its seed
-    seeds       one seed, many seeds
+    faults      what can go wrong, with weights: `hardware_faults`, `process_faults`, `wire_faults`, `service_faults`
+    seeds       one seed; `many` runs them in processes
+    rehearsal   a script's front of the same world, without chance
+    mutants     planted bugs that the laws must find
 
 Everything random comes from the seed: one seed is one run.
 """

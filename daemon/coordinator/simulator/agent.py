@@ -42,14 +42,12 @@ class Rank:
     running: bool = False
     step: int = 0
     progressed: bool = False
-    told: bool = False
-    """Its exit was reported."""
 
     @property
     def able(self) -> bool:
         """It can write, join and publish at this moment."""
         machine = self.agent.machine
-        return self.alive and not self.doomed and machine is not None and machine.kernel and not machine.frozen
+        return self.alive and not self.doomed and machine.kernel and not machine.frozen
 
 
 @dataclass(frozen=True, slots=True)

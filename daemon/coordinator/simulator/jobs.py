@@ -61,19 +61,15 @@ class Jobs:
     def changed(self, job: Job) -> None:
         """Slurm has changed a job."""
         before, self._seen[job.id] = self._seen.get(job.id), job
-        if (
-            job.state is before_state(before) is JobState.RUNNING
-            and before
-            and before.restart_count == job.restart_count
-        ):
-            for node in before.nodes:
-                if node not in job.nodes:
-                    self._world.schedule.later(2 * self._world.chance.random(), self._clear, job, node, "")
-        elif job.state is JobState.RUNNING:
+        ran = before if before is not None and before.state is JobState.RUNNING else None
+        runs = job.state is JobState.RUNNING
+        if runs and (ran is None or ran.restart_count != job.restart_count):
             self._begin(job)
-        elif before is not None and before.state is JobState.RUNNING:
-            for node in before.nodes:
-                self._world.schedule.later(self._world.chance.random(), self._clear, before, node, _SIGTERM)
+        for node in ran.nodes if ran else ():
+            if not runs:
+                self._world.schedule.later(self._world.chance.random(), self._clear, ran, node, _SIGTERM)
+            elif node not in job.nodes:
+                self._world.schedule.later(2 * self._world.chance.random(), self._clear, ran, node, "")
 
     def running(self, gang: str) -> Job | None:
         """The gang's job while it runs."""
@@ -156,8 +152,3 @@ class Jobs:
         if restarts < found.restart_count or node not in found.nodes:
             return f"{node} does not belong to job {job}"
         return ""
-
-
-def before_state(job: Job | None) -> JobState | None:
-    """The state of a job that may not have been seen before."""
-    return job.state if job is not None else None

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "start-in-the-silence": Mutant(
         "a generation starts before silent ranks have killed themselves",
-        f"{_CORE}.advance",
+        f"{_CORE}.silence",
         "for member in silent) + SILENT_S + KILL_MARGIN_S",
         "for member in silent)",
     ),
@@ -154,9 +154,10 @@ class Planted(importlib.machinery.SourceFileLoader):
         super().__init__(name, path)
         self._mutant = mutant
 
-    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+    def get_code(self, fullname: str) -> CodeType:
         """The changed source, compiled."""
-        return compile(mutate(self._mutant, Path(self.path).read_text()), self.path, "exec")
+        code: CodeType = compile(mutate(self._mutant, Path(self.path).read_text()), self.path, "exec")
+        return code
 
 
 class _Finder:
@@ -200,7 +201,8 @@ def hunt(name: str, count: int) -> Result | None:
     sys.meta_path.insert(0, _Finder(mutant))
     logging.disable(logging.CRITICAL)
     seeds = importlib.import_module("muster.daemon.coordinator.simulator.seeds")
-    return next((result for seed in range(count) if (result := seeds.run(seed)).broken), None)
+    found: Result | None = next((result for seed in range(count) if (result := seeds.run(seed)).broken), None)
+    return found
 
 
 def main() -> int:

@@ -104,7 +104,7 @@ class Run:
             while moment < until:
                 world.schedule.at(moment, action)
                 moment += every
-        self.world.run_until(at + 15.0 + 40.0 * chance.random())
+        self.world.run_until(at + 20.0 + 45.0 * chance.random())
         end = at + CALM_S + SETTLE_S
         while not self._settled():
             if world.schedule.now > end:

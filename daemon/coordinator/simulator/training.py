@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.events import Version
@@ -71,11 +72,11 @@ class Training:
             world.laws.joined(self.gang, self.generation)
             world.schedule.later(world.timing.step(), self._step)
 
-    def _wait(self, rank: Rank, since: float, action: object, words: str) -> None:
+    def _wait(self, rank: Rank, since: float, action: Callable[[Rank, float], None], words: str) -> None:
         if self._world.schedule.now - since > _PATIENCE_S:
             rank.agent.rank_ends(rank, 1, f"RuntimeError: {words}")
         else:
-            rank.agent.later(_AGAIN_S, action, rank, since)  # type: ignore[arg-type]
+            rank.agent.later(_AGAIN_S, action, rank, since)
 
     def _step(self) -> None:
         if self.over:

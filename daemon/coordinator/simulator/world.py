@@ -66,7 +66,7 @@ class World:
         self.daemons: dict[str, Daemon] = {}
         self.ambushes: list[tuple[Phase, Callable[[str], None]]] = []
         self.lasting: set[tuple[str, str]] = set()
-        """Wires that stay cut for ever."""
+        """Wires that stay cut for good."""
         self.crash_after: int | None = None
         self.restart_s = 1.0
         self.finish_at: dict[str, int] = {}
