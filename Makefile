@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery clean
+.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -24,6 +24,19 @@ lint: setup ## ruff and strict mypy (also part of the tests)
 
 unit: setup ## lint and unit tests: seconds, no container
 	$(BIN)/python -Im pytest tests/unit
+
+SIMULATOR := $(BIN)/python -m muster.daemon.coordinator.simulator
+
+sim: setup ## two thousand simulated worlds of faults, and planted bugs; one seed with its transcript: make sim SEED=7
+ifdef SEED
+	@$(SIMULATOR) --seed $(SEED)
+else
+	@$(BIN)/python -Im pytest -q tests/simulator
+endif
+
+SECONDS ?= 600
+soak: setup ## simulated worlds for as long as it is given, never the same: make soak SECONDS=3600
+	@$(SIMULATOR) --seconds $(SECONDS)
 
 CLUSTER := $(BIN)/python -m muster.slurm.cluster
 
@@ -47,8 +60,9 @@ torch-test: image ## the tests that need PyTorch, inside the image
 demo: image ## a training job outlives a dead node, on one screen
 	@$(BIN)/python -m muster.slurm.cluster.demo
 
-test: image ## everything that is promised: unit tests, PyTorch inside the image, a real Slurm
+test: image ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
 	@$(BIN)/python -Im pytest --timeout 120 tests/unit
+	@$(BIN)/python -Im pytest --timeout 240 tests/simulator
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
 	@$(BIN)/python -Im pytest --timeout 400 tests/cluster
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from muster.daemon.coordinator.core.states import FINAL, GANG_MOVES, NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.states import CUT_SHORT, FINAL, GANG_MOVES, NODE_MOVES, Phase, Verdict
 
 _MEMBER = re.compile(r'^ +(\w+) = "\w+"(?:  # (.*))?$', re.MULTILINE)
 
@@ -40,12 +40,12 @@ def _section(
     yield f"    [*] --> {start}"
     for state in states:
         for after in states:
-            # Every gang may end at any moment: one line says it for all.
-            if after in moves[state] and after not in FINAL:
+            # Every gang may be cut short at any moment: one line says it for all.
+            if after in moves[state] and after not in CUT_SHORT:
                 yield f"    {state} --> {after}"
     yield "```\n"
     if states is Phase:
-        yield f"From every state that is no end: {', '.join(sorted(FINAL))}.\n"
+        yield f"From every state that is no end: {', '.join(sorted(CUT_SHORT))}.\n"
 
 
 if __name__ == "__main__":

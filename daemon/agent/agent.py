@@ -108,6 +108,7 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._service = PeerService(setting.own, self._keeper, lambda: self._order)
         self._neighbours = Neighbourhood(
             setting.own,
             self._channels.dial,
@@ -118,8 +119,7 @@ class Agent:
         """Serve until the coordinator says EXIT (or dismisses us, or SIGTERM ends us); returns the exit code."""
         self._crew.warm_up()
         server = make_server(self._setting.credentials)
-        service = PeerService(self._setting.own, self._keeper, lambda: self._order)
-        peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(self._service, server)
         common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._setting.own), server)
         port = bind(server, self._setting.listen)
         await server.start()
@@ -252,6 +252,7 @@ class Agent:
             store_generation=listening.generation if listening is not None else 0,
             warm=self._crew.warm(),
             heard_ms=self._neighbours.heard_ms(),
+            answered_ms=self._service.answered_ms(),
             flushed_serial=self._flushed[0],
             flush_error=self._flushed[1],
             order_serial=order.serial if order is not None and done else 0,

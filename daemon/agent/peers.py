@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
+from muster.daemon import clock
 from muster.daemon.channel import open_channel
 from muster.daemon.identity import Credentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
 
 _Context = Any
+_ANSWERED_S = 10.0
 
 
 class ShardKeeper(Protocol):
@@ -73,17 +75,33 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         self._own = own
         self._keeper = keeper
         self._order = order
+        self._answered: dict[str, float] = {}
 
     async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
         """Answer each ping at once."""
         await self._admit(context)
         async for ping in request_iterator:
-            yield self._pong(ping)
+            yield self.pong(ping)
 
-    def _pong(self, ping: peer_pb2.LinkPing) -> peer_pb2.LinkPong:
+    def pong(self, ping: peer_pb2.LinkPing) -> peer_pb2.LinkPong:
+        """The answer to `ping`."""
         order = self._order()
         generation = order.generation if order is not None else 0
-        return peer_pb2.LinkPong(seq=ping.seq, generation=generation, outcast=self._outcast(ping, order))
+        outcast = self._outcast(ping, order)
+        if not outcast and ping.gang_id == self._own.gang:
+            self._answered[ping.node] = clock.monotonic()
+        return peer_pb2.LinkPong(seq=ping.seq, generation=generation, outcast=outcast)
+
+    def answered_ms(self) -> dict[str, int]:
+        """Milliseconds since each node that is no member any more was last answered as one, where that is not long ago.
+
+        The coordinator waits for these silences to pass: as long as it was answered, such a node may count this one
+        among those that it hears, and let its ranks live.
+        """
+        order, now = self._order(), clock.monotonic()
+        members = {member.node for member in order.members} if order is not None else set()
+        ages = {node: now - at for node, at in self._answered.items() if node not in members}
+        return {node: round(1000 * age) for node, age in ages.items() if age < _ANSWERED_S}
 
     def _outcast(self, ping: peer_pb2.LinkPing, order: Order | None) -> bool:
         # An order that is older than the sender's may not know of it yet.

@@ -34,6 +34,8 @@ def status(message: agent_pb2.AgentStatus) -> e.Status:
         store_generation=message.store_generation,
         warm=message.warm,
         heard_s={node: ms / 1000 for node, ms in message.heard_ms.items()},
+        answered_s={node: ms / 1000 for node, ms in message.answered_ms.items()},
+        order_serial=message.order_serial,
         flushed_serial=message.flushed_serial,
         flush_error=message.flush_error,
         failure=message.failure,

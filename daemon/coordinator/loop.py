@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
@@ -22,12 +22,14 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.ledger import Gang
-from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.core.turn import Ask
+from muster.daemon.coordinator.journal import Journal, Record
 from muster.daemon.coordinator.orders import duty_key, order_for
 from muster.daemon.coordinator.probes import Prober
 from muster.daemon.coordinator.slurm_calls import SlurmCalls
 from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.coordinator.streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.turnover import take
 from muster.daemon.identity import Credentials
 from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2 as pb
@@ -105,32 +107,46 @@ class Engine:
         stream.put(self._order(stream.gang, stream.node))
 
     def _take(self, event: e.Event) -> None:
-        now = self.clock.now()
-        outcome = self.core.decide(event, now)
-        if outcome.facts:
-            for record in self.journal.append(outcome.facts, now, _cause(event)):
-                self.followers.publish(record)
-                _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
-            self._push_orders(outcome.facts)
-            self._drop_dead(outcome.facts)
-            self._calls.start_owed(self.core.ledger)
-        for ask in outcome.asks:
-            self._prober.start(ask)
+        take(self.core, self.journal, self, event, self.clock.now(), _cause)
         if not isinstance(event, e.AgentHeard | e.NodeHeard):
             self.watchers.touch(getattr(event, "gang", ""))
-        self._arm(outcome.due, now)
-        self.journal.snapshot_if_due(self.core.ledger)
 
-    def _push_orders(self, facts: Iterable[f.Fact]) -> None:
+    # -- what `turnover.take` has carried out --
+
+    def publish(self, records: Sequence[Record]) -> None:
+        """See turnover.Hands."""
+        for record in records:
+            self.followers.publish(record)
+            _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
+
+    def order(self, facts: Sequence[f.Fact]) -> None:
+        """See turnover.Hands."""
         for id in {fact.gang for fact in facts if not isinstance(fact, f.NodeRegistered | f.NodeJudged)}:
             if gang := self.core.ledger.gangs.get(id):
                 self._push(gang)
 
-    def _drop_dead(self, facts: Iterable[f.Fact]) -> None:
-        """End the streams of nodes that fell silent: a cut link would leave them open for ever. They say no more."""
+    def drop(self, facts: Sequence[f.Fact]) -> None:
+        """See turnover.Hands. A cut link would leave such a stream open for ever."""
         for fact in facts:
             if isinstance(fact, f.MemberOut) and not fact.alive:
                 self.streams.drop(fact.gang, fact.node)
+
+    def call(self) -> None:
+        """See turnover.Hands."""
+        self._calls.start_owed(self.core.ledger)
+
+    def ask(self, ask: Ask) -> None:
+        """See turnover.Hands."""
+        self._prober.start(ask)
+
+    def arm(self, due: float | None, now: float) -> None:
+        """See turnover.Hands."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - now), self.post, e.Tick())
 
     def _push(self, gang: Gang) -> None:
         """Send every agent of `gang` its order, where that differs from the one it was sent last."""
@@ -144,14 +160,6 @@ class Engine:
 
     def _order(self, gang: str, node: str) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(term=self.journal.term, order=order_for(self.core.ledger, gang, node))
-
-    def _arm(self, due: float | None, now: float) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - now), self.post, e.Tick())
 
     async def _feel_pulse(self) -> None:
         last = self.clock.now()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.events import Silence
+from muster.daemon.coordinator.core.sight import AGENT, MUSTERD
 from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.core.verdict import AGENT, MUSTERD
 from muster.daemon.coordinator.streams import AgentStreams
 from muster.daemon.identity import Credentials, IdentityUnavailable
 from muster.daemon.probe import Door, probe

@@ -77,34 +77,40 @@ class SlurmCalls:
             reraise=True,
         )
         try:
-            await trying(self._give, call, ledger)
+            await trying(give, self._slurm, call, ledger)
         except SlurmRefused as refused:
             return str(refused)
         return None
 
-    async def _give(self, call: f.SlurmOwed, ledger: Ledger) -> None:
-        slurm = self._slurm
-        match call.verb:
-            case "drain":
-                await slurm.drain(call.node, call.text)
-            case "down":
-                await slurm.down(call.node, call.text)
-            case "let_go":
-                await slurm.let_go(call.job, call.node)
-            case "requeue":
-                await self._requeue(call, ledger)
-            case "requeue_off":
-                await slurm.set_requeue_flag(call.job, False)
-            case "complete":
-                await slurm.complete_job(call.job, call.exit_code)
-            case "cancel":
-                await slurm.cancel(call.job)
 
-    async def _requeue(self, call: f.SlurmOwed, ledger: Ledger) -> None:
-        gang = ledger.gangs.get(call.gang)
-        if gang is None or gang.phase is not Phase.REQUEUED:
-            return  # its agents are back already: it was done, and the answer was lost with an earlier coordinator
-        await self._slurm.requeue(call.job, call.exclude, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
+async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
+    """Give `call` to `slurm`, once.
+
+    Raises:
+        SlurmError: it was refused, or not answered.
+    """
+    match call.verb:
+        case "drain":
+            await slurm.drain(call.node, call.text)
+        case "down":
+            await slurm.down(call.node, call.text)
+        case "let_go":
+            await slurm.let_go(call.job, call.node)
+        case "requeue":
+            await _requeue(slurm, call, ledger)
+        case "requeue_off":
+            await slurm.set_requeue_flag(call.job, False)
+        case "complete":
+            await slurm.complete_job(call.job, call.exit_code)
+        case "cancel":
+            await slurm.cancel(call.job)
+
+
+async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
+    gang = ledger.gangs.get(call.gang)
+    if gang is None or gang.phase is not Phase.REQUEUED:
+        return  # its agents are back already: it was done, and the answer was lost with an earlier coordinator
+    await slurm.requeue(call.job, call.exclude, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
 
 
 def _tell(call: f.SlurmOwed, state: RetryCallState) -> None:

@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.rehearsal import Rehearsal
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 
 
 def training(nodes: int = 4, spares: int = 2, **spec: object) -> Rehearsal:
@@ -38,7 +38,7 @@ def test_all_start_and_spares_stand_by() -> None:
 
 def test_buddies_and_neighbours_sit_in_other_leaves() -> None:
     world = training(nodes=6, spares=2)
-    leaf = {a.node: a.leaf for a in world.actors.values()}
+    leaf = {machine.name: machine.leaf for machine in world.machines.values()}
     for seat in world.gang.seats:
         assert seat.buddy != seat.node
         others = [n for n in carriers(world) if leaf[n] != leaf[seat.node]]
@@ -120,7 +120,8 @@ def test_a_job_whose_batch_host_died_is_completed_with_its_code() -> None:
 def test_a_batch_host_that_dies_unseen_does_not_keep_its_job_for_ever() -> None:
     world = training()
     world.signal("n0")
-    world.run_until(recovered(world))
+    world.run_until(lambda: recovered(world)() and not world.agent("n0").alive)
+    world.power_off("n0")
     world.finish()
     world.run_until(lambda: ("complete", "") in verbs(world), 30)
 
@@ -129,10 +130,8 @@ def test_a_job_that_ends_by_itself_needs_no_completing() -> None:
     world = training()
     world.finish()
     world.run_until(lambda: world.gang.phase is Phase.DONE)
-    world.post(e.JobSeen("g", 1, ("n0",), 0, "COMPLETED"))
-    assert world.gang.job_over
-    later = world.now + 40
-    world.run_until(lambda: world.now >= later - 1 or not world.slurm, 41)
+    world.run_until(lambda: world.gang.job_over)
+    world.run_for(40)
     assert world.slurm == []
 
 
@@ -173,11 +172,7 @@ def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
 def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
     world = Rehearsal(2, 1, max_failures=3)
     for generation in (1, 2, 3):
-        world.run_until(
-            lambda g=generation: (
-                world.gang.generation == g and all(a.ranks for a in world.actors.values() if a.node in carriers(world))
-            )
-        )  # type: ignore[misc]
+        world.run_until(lambda g=generation: world.runs(g))  # type: ignore[misc]
         world.kill_rank(carriers(world)[0], 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
@@ -218,17 +213,14 @@ def test_no_spare_left_and_no_requeue_fails() -> None:
 
 
 def test_a_node_that_never_attaches_ends_the_gang_by_name() -> None:
-    world = Rehearsal(3, 0, gather_timeout_s=20.0)
-    world.actors["n1"].agent = False
-    world.post(e.JobSeen("g", 1, ("n0", "n1", "n2"), 0, None))
+    world = Rehearsal(3, 0, absent=["n1"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.final)
     assert world.gang.exit_code == 95
     assert "missing: n1" in world.gang.reason
 
 
 def test_a_missing_spare_delays_the_start_but_does_not_prevent_it() -> None:
-    world = Rehearsal(3, 1)
-    world.actors["n3"].agent = False
+    world = Rehearsal(3, 1, absent=["n3"])
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 120)
     assert len(carriers(world)) == 3
 
@@ -238,12 +230,12 @@ def test_cancel_ends_the_gang_and_its_job() -> None:
     world.post(e.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
     assert verbs(world) == [("cancel", "")]
-    world.run_until(lambda: all(a.left for a in world.actors.values()), 1)
+    world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
 
 
 def test_an_agents_error_ends_the_gang_with_its_words() -> None:
     world = training()
-    world.actors["n1"].failure = "no space left on /shared"
+    world.agent("n1").failure = "no space left on /shared"
     world.kill_rank("n1", 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 96)
@@ -253,7 +245,7 @@ def test_an_agents_error_ends_the_gang_with_its_words() -> None:
 
 def test_scancel_shows_as_cancelled_though_its_signal_comes_first() -> None:
     world = training()
-    world.actors["n1"].failure = "ended by SIGTERM"
+    world.agent("n1").failure = "ended by SIGTERM"
     world.kill_rank("n1", -15)
     world.kill_agent("n1")
     later = world.now + 3
@@ -312,3 +304,161 @@ def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
     assert world.folded() == world.core.ledger
     assert type(world.core.ledger).load(world.core.ledger.dump()) == world.core.ledger
     assert [f.decode(*f.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
+
+
+def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"))
+    world.kill_rank("n2")
+    world.run_for(15)
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    world.mend(("coordinator", "n1"))
+    world.run_until(recovered(world))
+    assert world.slurm == []
+
+
+def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
+    world = training()
+    world.machines["n1"].stuck_until = world.now + 100
+    world.kill_rank("n2")
+    world.run_until(lambda: world.core.ledger.node("n1").verdict is Verdict.UNFIT)
+    world.run_until(recovered(world))
+    assert "n1" not in carriers(world)
+
+
+def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:
+    world = training(nodes=2, spares=0)
+    cut = [pair for n in ("n0", "n1") for pair in (("coordinator", n), (n, "coordinator"))]
+    world.cut(*cut)
+    world.run_for(25)
+    world.mend(*cut)
+    world.run_for(10)
+    assert world.slurm == []
+    assert world.gang.generation == 1
+
+
+def test_while_many_are_silent_not_even_the_first_is_taken() -> None:
+    world = training(nodes=6, spares=3)
+    for node in ("n1", "n3", "n5"):
+        world.power_off(node)
+    world.run_for(50)
+    assert world.slurm == []
+    world.run_until(lambda: {("down", "n1"), ("down", "n3"), ("down", "n5")} <= set(verbs(world)), 30)
+
+
+def test_a_silent_node_without_neighbours_is_missed_all_the_same() -> None:
+    world = training(nodes=1, spares=0)
+    world.power_off("n0")
+    world.run_for(14)
+    world.world.boot("n0")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert "n0" in world.gang.reason
+
+
+def test_a_job_that_slurm_takes_back_is_requeued_before_its_agents_return() -> None:
+    world = training(nodes=2, spares=0)
+    world.machines["n0"].frozen = True  # Slurm finds no node for it
+    world.world.changed()
+    world.run_for(20)
+    world.world.cluster.requeue(1, (), None)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert world.gang.generation == 1
+
+
+def test_a_node_that_is_let_go_alive_ends_its_ranks_before_others_start() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"))
+    world.signal("n1")
+    world.run_for(1)
+    assert world.gang.phase is Phase.RECOVERING
+    world.mend(("coordinator", "n1"))
+    world.run_until(lambda: world.gang.phase is Phase.STARTING)
+    assert not any(rank.able for rank in world.agent("n1").ranks.values())
+
+
+def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"))
+    world.signal("n1")
+    world.run_for(0.3)
+    world.power_off("n1")
+    world.run_until(recovered(world))
+    assert world.core.ledger.node("n1").verdict is Verdict.LOST
+
+
+def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
+    world = Rehearsal(2, 0, absent=["n0", "n1"], gather_timeout_s=20.0)
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 95)
+    assert "missing: n0, n1" in world.gang.reason
+
+
+def test_a_requeued_job_that_ends_before_its_agents_attach_ends_its_gang() -> None:
+    world = training(nodes=2, spares=0)
+    world.world.jobs.never_start.update(world.machines)
+    world.world.cluster.requeue(1, (), None)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.world.cluster.finish(1, 1)
+    world.run_until(lambda: world.gang.final, 10)
+    assert world.gang.phase is Phase.FAILED
+
+
+def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
+    world = training(nodes=2, spares=0)
+    world.world.slurm.late_s = 20.0
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.post(e.JobSeen("g", 1, (), 0, "FAILED"))
+    assert world.gang.phase is Phase.REQUEUED
+
+
+def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
+    world = training(nodes=2, spares=0, durable_dir="/d")
+    world.post(e.FlushAsked("g", "uid 1000"))
+    world.run_until(lambda: world.gang.durable_path != "")
+    written = world.gang.durable_path
+    world.kill_rank("n1")
+    world.run_until(recovered(world))
+    world.world.cluster.requeue(1, (), None)
+    world.run_until(lambda: world.gang.generation == 3)
+    assert world.gang.version is None
+    assert world.gang.durable_path == written
+    assert [fact.durable_path for fact in world.facts(f.GenerationStarted)] == ["", "", written]
+
+
+def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
+    world = training()
+    world.cut(*[pair for n in ("coordinator", "n0", "n2") for pair in ((n, "n1"), ("n1", n))])
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    out_at = world.now
+    world.cut(*[pair for n in ("n3", "n4", "n5") for pair in ((n, "n1"), ("n1", n))])
+    world.run_until(lambda: world.gang.phase is Phase.STARTING)
+    assert world.now - out_at >= 2.0
+    assert not any(rank.able for rank in world.agent("n1").ranks.values())
+
+
+def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> None:
+    world = training(durable_dir="")
+    world.cut(("coordinator", "n1"), ("n1", "coordinator"))
+    world.run_for(60)
+    assert world.gang.generation == 1  # training goes on
+    world.kill_rank("n2")
+    world.run_until(recovered(world))
+    assert "n1" not in carriers(world)
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+
+
+def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
+    world = training()
+    world.cut(("coordinator", "n1"), ("n1", "coordinator"))
+    world.world.finish_at["g"] = world.core.sight.gang("g").step + 5
+    world.run_until(lambda: world.gang.phase is Phase.DONE, 120)
+    assert "n1" not in carriers(world)
+
+
+def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
+    world = Rehearsal(3, 0)
+    world.run_until(lambda: world.gang.phase is Phase.PREFLIGHT)
+    world.cut(("n1", "coordinator"))
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    assert world.gang.stepped == 1

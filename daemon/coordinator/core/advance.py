@@ -5,17 +5,12 @@ lost, doubled and reordered events change nothing but the moment.
 """
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import placement, restore, suspicion
+from muster.daemon.coordinator.core import placement, restore, silence, suspicion
 from muster.daemon.coordinator.core.events import RankState, Version
 from muster.daemon.coordinator.core.ledger import Gang, Member
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.core.turn import GangTurn
-from muster.daemon.coordinator.core.verdict import proven_ended
 
-SILENT_S = 2.0
-"""An agent without coordinator and majority kills its ranks after this (ARCHITECTURE.md)."""
-KILL_MARGIN_S = 0.4
-"""From that moment until its ranks are gone."""
 SPARE_WAIT_S = 30.0
 """How long a complete set of rank nodes waits for its spares before it starts without."""
 STORE_S = 45.0
@@ -55,9 +50,13 @@ def _once(gt: GangTurn) -> None:
         return
     if _outside_end(gt) or _failing(gt):
         return
+    if gang.phase in suspicion.ACTIVE:
+        _remove_unfit(gt)
     suspicion.examine(gt)
     _flush_progress(gt)
     match gang.phase:
+        case Phase.SUBMITTED | Phase.REQUEUED:
+            _await_agents(gt)
         case Phase.GATHERING:
             _gather(gt)
         case Phase.PREFLIGHT | Phase.RECOVERING:
@@ -110,16 +109,36 @@ def _see_job_out(gt: GangTurn) -> None:
 
 def _outside_end(gt: GangTurn) -> bool:
     """A user's cancel, or Slurm's own end of the job."""
+    state = gt.seen.job_ended
     if gt.seen.cancel:
         end(gt, Phase.CANCELLED, 130, f"cancelled by {gt.seen.cancel}")
-    elif gt.seen.job_ended and (gt.gang.phase is not Phase.REQUEUED or gt.seen.job_ended == "CANCELLED"):
-        state = gt.seen.job_ended
+    elif state and not _ended_before_the_requeue(gt, state):
         phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
         end(gt, phase, 130 if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
     return gt.gang.final
 
 
+def _ended_before_the_requeue(gt: GangTurn, state: str) -> bool:
+    """The end that Slurm tells of is that of the run which is being requeued."""
+    older = gt.seen.job_restarts <= gt.gang.restart_count
+    return gt.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
+
+
 # -- gathering --
+
+
+def _await_agents(gt: GangTurn) -> None:
+    """A job that runs while no agent of it attaches will not gather."""
+    gang = gt.gang
+    if gt.seen.granted is None:
+        return
+    restarts, since = gt.seen.granted
+    if gang.phase is Phase.REQUEUED and restarts <= gang.restart_count:
+        return  # Slurm has not taken it back yet
+    if gt.now - since > gang.spec.gather_timeout_s:
+        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, []))
+    else:
+        gt.turn.wake(since + gang.spec.gather_timeout_s + 0.01)
 
 
 def _gather(gt: GangTurn) -> None:
@@ -155,12 +174,10 @@ def _missing(gang: Gang, usable: list[Member]) -> str:
 
 
 def _recover(gt: GangTurn) -> None:
-    _remove_unfit(gt)
     gang = gt.gang
-    present = gang.present()
-    if not all(gt.fenced(m.node) for m in present):
+    if not all(suspicion.ended(gt, m) for m in (*gang.present(), *suspicion.leaving(gt))):
         return  # `suspicion.examine` asks after those that do not answer
-    clear_at = _silence_passed_at(gt)
+    clear_at = silence.passed_at(gt)
     if gt.now < clear_at:
         gt.turn.wake(clear_at)
         return
@@ -181,28 +198,6 @@ def _remove_unfit(gt: GangTurn) -> None:
     for member in gt.gang.present():
         if gt.unfit(member.node):
             suspicion.remove(gt, member, gt.turn.ledger.node(member.node).reason, alive=True)
-
-
-def _silence_passed_at(gt: GangTurn) -> float:
-    """When the ranks of every node that left in silence have ended for certain."""
-    gang, at = gt.gang, 0.0
-    present = [m.node for m in gang.present()]
-    left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
-    for member in (gang.members[node] for node in left if node in gang.members):
-        if member.alive or _ended(gt, member, len(present)):
-            continue
-        # Its ranks did not run before, and count the silence from their start on.
-        last = max(gt.turn.sight.heard_at(gang.id, member.node), gang.started_at)
-        for node in present:
-            heard = gt.seen.status(node).heard_s.get(member.node)
-            if heard is not None:
-                last = max(last, gt.seen.agents[node].reported_at - heard)
-        at = max(at, last + SILENT_S + KILL_MARGIN_S)
-    return at
-
-
-def _ended(gt: GangTurn, member: Member, others: int) -> bool:
-    return proven_ended(gt.seen.closed.get(member.node, set()), others)
 
 
 def _next_seats(gt: GangTurn) -> list[str] | None:
@@ -339,13 +334,13 @@ def _failing(gt: GangTurn) -> bool:
 
 def _run(gt: GangTurn) -> None:
     gang = gt.gang
-    _remove_unfit(gt)
-    if gang.phase is Phase.RECOVERING or _crashed(gt):
+    if _crashed(gt):
         return
     ranks = _ranks(gt)
     whole = len(ranks) == gang.spec.world_size
     first = min((r.step for r in ranks if r.progressed), default=None)
-    if whole and gang.phase is Phase.STARTING:
+    # Training moves only with every rank, though one may be out of the coordinator's reach.
+    if (whole or first is not None) and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if first is not None and not _stepped(gt):
         gt.turn.record(f.FirstStep(gang.id, gang.generation, first))
@@ -441,7 +436,7 @@ def _flush_progress(gt: GangTurn) -> None:
     flush = gang.flush
     if flush is None or _flush_over(gang):
         return
-    writers = {source.node for source in flush.sources}
+    writers = dict.fromkeys(source.node for source in flush.sources)
     reports = {n: gt.seen.status(n) for n in writers}
     over = [n for n, s in reports.items() if s.flushed_serial >= flush.serial]
     error = next((f"{n}: {reports[n].flush_error}" for n in over if reports[n].flush_error), "")

@@ -74,11 +74,7 @@ def _consequences(turn: Turn, event: e.Event) -> None:
         case e.AgentAttached():
             _attached(turn, event)
         case e.JobSeen():
-            gang = turn.ledger.gangs.get(event.gang)
-            if gang and event.nodes and event.nodes != gang.job_nodes:
-                turn.record(f.JobChanged(event.gang, event.nodes))
-            if gang and gang.final and event.ended and not gang.job_over:
-                turn.record(f.JobOver(event.gang, event.ended))
+            _job_seen(turn, event)
         case e.SlurmAnswered():
             _answered(turn, event)
         case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen():
@@ -92,6 +88,19 @@ def _consequences(turn: Turn, event: e.Event) -> None:
 def _submitted(turn: Turn, event: e.GangSubmitted) -> None:
     if event.gang not in turn.ledger.gangs:
         turn.record(f.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json))
+
+
+def _job_seen(turn: Turn, event: e.JobSeen) -> None:
+    gang = turn.ledger.gangs.get(event.gang)
+    if gang is None:
+        return
+    if event.nodes and event.nodes != gang.job_nodes:
+        turn.record(f.JobChanged(event.gang, event.nodes))
+    if gang.final and event.ended and not gang.job_over:
+        turn.record(f.JobOver(event.gang, event.ended))
+    again = event.restart_count > gang.restart_count and gang.phase not in (Phase.SUBMITTED, Phase.REQUEUED)
+    if again and not gang.final and not event.ended:
+        turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm has put the job back into the queue"))
 
 
 def _attached(turn: Turn, event: e.AgentAttached) -> None:

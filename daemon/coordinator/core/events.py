@@ -64,7 +64,8 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """An agent's whole status (see AgentStatus in agent.proto). `heard_s`: seconds since each node last answered it."""
+    """An agent's whole status (see AgentStatus in agent.proto). `heard_s`: seconds since each node last answered it;
+    `answered_s`: seconds since it last answered each node that is no member any more, as a member."""
 
     fenced: int = 0
     ranks: tuple[RankState, ...] = ()
@@ -77,6 +78,8 @@ class Status:
     flushed_serial: int = 0
     flush_error: str = ""
     failure: str = ""
+    answered_s: dict[str, float] = field(default_factory=dict)
+    order_serial: int = 0
 
 
 @dataclass(frozen=True, slots=True)

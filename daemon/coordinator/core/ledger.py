@@ -255,7 +255,8 @@ def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
     if not gang.recoveries or gang.phase is not Phase.RECOVERING:
         return
     recovery = gang.recoveries[-1]
-    recovery.nodes_out.append(fact.node)
+    if fact.node not in recovery.nodes_out:  # it may go out alive, and die on the way
+        recovery.nodes_out.append(fact.node)
     if not recovery.hardware:
         # What looked like a rank's failure was its node's: the software is not to blame.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
@@ -282,7 +283,7 @@ def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
     gang.generation, gang.started_at = fact.generation, at
     gang.seats, gang.spares = fact.seats, fact.spares
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
-    gang.version, gang.sources, gang.durable_path = fact.version, fact.sources, fact.durable_path
+    gang.version, gang.sources = fact.version, fact.sources
     gang.serial += 1
     if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
         recovery = gang.recoveries[-1]

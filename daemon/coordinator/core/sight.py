@@ -8,6 +8,8 @@ from muster.daemon.coordinator.core.events import Silence, Status
 
 COORDINATOR = "coordinator"
 """The coordinator as a witness of a closed connection."""
+AGENT, MUSTERD = "agent", "musterd"
+"""The coordinator's own probes of the two processes on the node."""
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class Probe:
 
 @dataclass(slots=True)
 class AgentSight:
-    """One agent. `fenced_at`: when it first reported the gang's current fence as done."""
+    """One agent. `attached_at`: when its stream was opened, and its order sent."""
 
     node: str
     incarnation: str
@@ -38,19 +40,27 @@ class AgentSight:
     status: Status
     reported_at: float = 0.0
     gone_at: float = 0.0
+    attached_at: float = 0.0
 
 
 @dataclass(slots=True)
 class GangSight:
     """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
-    witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended."""
+    witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
+    `reached_at` to since when every probe of the coordinator's own has reached its agent."""
 
     agents: dict[str, AgentSight] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
     suspected: dict[str, float] = field(default_factory=dict)
     cleared_at: dict[str, float] = field(default_factory=dict)
     closed: dict[str, set[str]] = field(default_factory=dict)
+    reached_at: dict[str, float] = field(default_factory=dict)
     job_ended: str | None = None
+    job_restarts: int = 0
+    granted: tuple[int, float] | None = None
+    """While Slurm has the job running: its restart count, and since when that was seen."""
+    moved_at: float = 0.0
+    """When an agent last reported a step that it had not before."""
     failed_at: float = 0.0
     cancel: str = ""
     flush: str = ""
@@ -111,7 +121,9 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
     match event:
         case e.AgentAttached():
             agents = sight.gang(event.gang).agents
-            agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now)
+            agents[event.node] = AgentSight(
+                event.node, event.incarnation, True, now, event.status, now, attached_at=now
+            )
             clear(sight.gang(event.gang), event.node, now)
         case e.AgentReported() | e.AgentGone():
             _observe_agent(sight, event, now)
@@ -122,17 +134,25 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():
-            _observe_probe(sight.gang(event.gang), event)
+            _observe_probe(sight.gang(event.gang), event, now)
         case e.CancelAsked():
             sight.gang(event.gang).cancel = event.by
         case e.FlushAsked():
             sight.gang(event.gang).flush = event.by
         case e.JobSeen():
-            sight.gang(event.gang).job_ended = event.ended
+            _job_seen(sight.gang(event.gang), event, now)
         case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSignalled():
             _observe_node(sight.node(event.node), event, now)
         case _:
             pass
+
+
+def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
+    seen.job_ended, seen.job_restarts = event.ended, event.restart_count
+    if event.ended or not event.nodes:
+        seen.granted = None
+    elif seen.granted is None or seen.granted[0] != event.restart_count:
+        seen.granted = (event.restart_count, now)
 
 
 def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: float) -> None:
@@ -145,7 +165,13 @@ def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: floa
         seen.suspected.setdefault(event.node, now)
         seen.closed.setdefault(event.node, set()).add(COORDINATOR)
     else:
+        if _newest_step(event.status) > _newest_step(agent.status):
+            seen.moved_at = now
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
+
+
+def _newest_step(status: Status) -> int:
+    return max((rank.step for rank in status.ranks), default=0)
 
 
 def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:
@@ -154,7 +180,11 @@ def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:
         seen.closed.setdefault(event.node, set()).add(event.witness)
 
 
-def _observe_probe(seen: GangSight, event: e.Probed) -> None:
+def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
+    if event.witness == AGENT and event.silence is None:
+        seen.reached_at.setdefault(event.node, now)
+    elif event.witness == AGENT:
+        seen.reached_at.pop(event.node, None)
     probe = seen.probes.get(event.node)
     if probe and probe.number == event.probe:
         probe.silences[event.witness] = event.silence

@@ -25,17 +25,18 @@ class Phase(StrEnum):
 
 
 FINAL = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
-_END = FINAL
+CUT_SHORT = frozenset({Phase.FAILED, Phase.CANCELLED})
+"""Ends that may come at any moment."""
 
 GANG_MOVES: dict[Phase, frozenset[Phase]] = {
-    Phase.SUBMITTED: frozenset({Phase.GATHERING}) | _END,
-    Phase.GATHERING: frozenset({Phase.PREFLIGHT, Phase.REQUEUED}) | _END,
-    Phase.PREFLIGHT: frozenset({Phase.STARTING, Phase.REQUEUED}) | _END,
-    Phase.STARTING: frozenset({Phase.RUNNING, Phase.RECOVERING, Phase.DRAINING, Phase.REQUEUED}) | _END,
-    Phase.RUNNING: frozenset({Phase.RECOVERING, Phase.DRAINING, Phase.REQUEUED}) | _END,
-    Phase.RECOVERING: frozenset({Phase.STARTING, Phase.DRAINING, Phase.REQUEUED}) | _END,
-    Phase.DRAINING: frozenset({Phase.REQUEUED}) | _END,
-    Phase.REQUEUED: frozenset({Phase.GATHERING}) | _END,
+    Phase.SUBMITTED: frozenset({Phase.GATHERING}) | CUT_SHORT,
+    Phase.GATHERING: frozenset({Phase.PREFLIGHT, Phase.REQUEUED}) | CUT_SHORT,
+    Phase.PREFLIGHT: frozenset({Phase.STARTING, Phase.REQUEUED}) | CUT_SHORT,
+    Phase.STARTING: frozenset({Phase.RUNNING, Phase.RECOVERING, Phase.REQUEUED}) | CUT_SHORT,
+    Phase.RUNNING: frozenset({Phase.RECOVERING, Phase.DRAINING, Phase.REQUEUED, Phase.DONE}) | CUT_SHORT,
+    Phase.RECOVERING: frozenset({Phase.STARTING, Phase.DRAINING, Phase.REQUEUED}) | CUT_SHORT,
+    Phase.DRAINING: frozenset({Phase.REQUEUED, Phase.DONE}) | CUT_SHORT,
+    Phase.REQUEUED: frozenset({Phase.GATHERING}) | CUT_SHORT,
     Phase.DONE: frozenset(),
     Phase.FAILED: frozenset(),
     Phase.CANCELLED: frozenset(),
@@ -61,11 +62,11 @@ RESUMABLE = frozenset({Verdict.UNFIT, Verdict.RETURNING})
 NODE_MOVES: dict[Verdict, frozenset[Verdict]] = {
     Verdict.FIT: frozenset({Verdict.DEGRADED, Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
     Verdict.SUSPECT: frozenset(),
-    Verdict.DEGRADED: frozenset({Verdict.FIT, Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
+    Verdict.DEGRADED: frozenset({Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
     Verdict.UNFIT: frozenset({Verdict.FIT, Verdict.HUNG, Verdict.LOST}),
-    Verdict.HUNG: frozenset({Verdict.RETURNING, Verdict.LOST, Verdict.UNFIT}),
-    Verdict.LOST: frozenset({Verdict.RETURNING, Verdict.UNFIT}),
-    Verdict.RETURNING: frozenset({Verdict.FIT, Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
+    Verdict.HUNG: frozenset({Verdict.RETURNING}),
+    Verdict.LOST: frozenset({Verdict.RETURNING}),
+    Verdict.RETURNING: frozenset({Verdict.FIT}),
 }
 
 

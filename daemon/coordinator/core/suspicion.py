@@ -7,10 +7,10 @@ probes and to nothing else; only the finding of a round (`verdict`) takes a node
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
-from muster.daemon.coordinator.core.sight import Probe, clear
-from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear
+from muster.daemon.coordinator.core.states import NODE_MOVES, Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
-from muster.daemon.coordinator.core.verdict import AGENT, MUSTERD, Finding, find
+from muster.daemon.coordinator.core.verdict import Finding, find
 
 ACCUSE_S = 1.25
 """An agent accuses a neighbour that has been silent for this long."""
@@ -22,12 +22,16 @@ SLACK_S = 0.35
 """How long after the deadline a witness's answer may arrive before the round is given up and others are asked."""
 ANSWER_FENCE_S = 0.4
 """A fence is answered within this by an agent that can; later, its node is probed."""
+LEASE_S = 11.0
+"""An agent pings every 5 s: two that did not come, and a margin. Neighbours are faster, where there are any left."""
 REATTACH_S = 5.0
 """An agent attaches anew within this, after its stream broke or the coordinator was restarted."""
 KILL_S = 10.0
 """A rank that can't be killed in this time makes its node UNFIT."""
 MUTE_S = 10.0
 """An agent that stays mute this long while its node's daemon answers gives up its place."""
+OUT_OF_TOUCH_S = 30.0
+"""An agent that answers others, but for so long not the coordinator, gives up its place where its gang waits for it."""
 HOLD_S = 60.0
 """Longest wait for a cause when many nodes fall silent at once."""
 MANY_WINDOW_S = 10.0
@@ -41,19 +45,43 @@ def examine(gt: GangTurn) -> None:
     """Raise suspicions that the phase gives rise to, judge finished rounds, ask anew where that is due."""
     if gt.gang.phase not in ACTIVE:
         return
-    present = gt.gang.present()
-    for gone in set(gt.seen.suspected) - {m.node for m in present}:
+    asked_after = [*gt.gang.present(), *leaving(gt)]
+    for gone in gt.seen.suspected.keys() - {m.node for m in asked_after}:
         gt.seen.suspected.pop(gone)
     _suspect_unheard(gt)
-    for member in present:
+    for member in asked_after:
         _suspect_unattached(gt, member)
         _suspect_unfenced(gt, member)
         if member.node in gt.seen.suspected:
             _judge(gt, member)
-        if member.node in gt.seen.suspected and not member.out:
+        if member.node in gt.seen.suspected:
             _ask(gt, member)
     if gt.seen.suspected:
         gt.turn.wake(gt.now + 0.05)
+
+
+def leaving(gt: GangTurn) -> list[Member]:
+    """Who went out alive with ranks of the fenced generation: these must have ended as everybody's."""
+    if gt.gang.phase not in FENCING or not gt.gang.recoveries:
+        return []
+    out = gt.gang.recoveries[-1].nodes_out
+    seats = {seat.node for seat in gt.gang.seats}
+    members = (gt.gang.members.get(node) for node in out if node in seats)
+    return [m for m in members if m and m.out and m.alive]
+
+
+def ended(gt: GangTurn, member: Member) -> bool:
+    """No rank of the fenced generation runs on it: its agent says so, or only the kernel still has it."""
+    return gt.fenced(member.node) or (bool(member.out) and _outlives_kill(gt, member))
+
+
+def _outlives_kill(gt: GangTurn, member: Member) -> bool:
+    """It has surely had the fence for so long: its stream is open and the coordinator's own probes get through."""
+    agent = gt.seen.agents.get(member.node)
+    reached_at = gt.seen.reached_at.get(member.node, gt.now)
+    if agent is None or not agent.attached:
+        return False
+    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S
 
 
 def _suspect_unheard(gt: GangTurn) -> None:
@@ -70,15 +98,18 @@ def _suspect_unheard(gt: GangTurn) -> None:
 
 
 def _suspect_unattached(gt: GangTurn, member: Member) -> None:
-    """An agent that is out of touch for longer than attaching anew takes is asked after."""
+    """An agent that is out of touch for longer than attaching anew takes is asked after; so is one whose stream is
+    open and brings nothing: a node that loses power closes no stream."""
     agent = gt.seen.agents.get(member.node)
+    since = max(gt.turn.sight.since, gt.seen.cleared_at.get(member.node, 0.0))
     if agent and agent.attached:
-        return
-    since = max(gt.turn.sight.since, agent.gone_at if agent else 0.0, gt.seen.cleared_at.get(member.node, 0.0))
-    if gt.now - since >= REATTACH_S:
+        since, patience = max(since, agent.heard_at), LEASE_S
+    else:
+        since, patience = max(since, agent.gone_at if agent else 0.0), REATTACH_S
+    if gt.now - since >= patience:
         gt.seen.suspected.setdefault(member.node, gt.now)
     else:
-        gt.turn.wake(since + REATTACH_S)
+        gt.turn.wake(since + patience)
 
 
 def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
@@ -89,8 +120,7 @@ def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
     gt.turn.wake(gt.now + 0.05)
     if gt.now - asked_at > ANSWER_FENCE_S and member.node not in gt.seen.suspected:
         gt.seen.suspected[member.node] = asked_at
-    answers = gt.seen.attached(member.node) and gt.seen.cleared_at.get(member.node, 0.0) > gt.gang.phase_at
-    if answers and not fenced and gt.now - gt.gang.phase_at > KILL_S:
+    if not fenced and not member.out and _outlives_kill(gt, member):
         reason = f"ranks on {member.node} could not be killed within {KILL_S:.0f} s"
         _take(gt, member, Verdict.UNFIT, reason)
 
@@ -99,7 +129,11 @@ def _judge(gt: GangTurn, member: Member) -> None:
     probe = gt.seen.probes.get(member.node)
     if probe is None:
         return
-    match find(probe, gt.seen.step):
+    finding = find(probe, gt.seen.step)
+    if finding in (Finding.HUNG, Finding.LOST) and not _witnessed(gt, member, probe):
+        _follow_slurm(gt, member)
+        return
+    match finding:
         case Finding.ALIVE:
             _alive(gt, member)
         case Finding.AGENT_ENDED:
@@ -117,11 +151,40 @@ def _judge(gt: GangTurn, member: Member) -> None:
             pass
 
 
+def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
+    """Besides the coordinator two other agents have found it silent. Where fewer are left that can be asked, one will
+    do, after the longest wait: the coordinator's word alone never does, for its own link may be what is cut."""
+    others = len(gt.gang.present()) - 1
+    asked = len(set(probe.witnesses) - {AGENT, MUSTERD})
+    if asked >= min(2, others) > 0:
+        return True
+    return asked > 0 and gt.now - gt.seen.suspected[member.node] >= HOLD_S
+
+
+def _follow_slurm(gt: GangTurn, member: Member) -> None:
+    """Nobody is left to ask: who is silent and no longer in the job has been given up by Slurm."""
+    if gt.gang.job_nodes and member.node not in gt.gang.job_nodes:
+        remove(gt, member, f"{member.node} is silent, and Slurm has taken it out of the job", alive=False)
+
+
 def _alive(gt: GangTurn, member: Member) -> None:
     """It answered somebody. That clears it; should it not be in touch with the coordinator it is asked after again."""
+    if _keeps_waiting(gt, member):
+        reason = f"{member.node} answers others, but the coordinator has not reached it for {OUT_OF_TOUCH_S:.0f} s"
+        remove(gt, member, reason, alive=False)
+        return
     clear(gt.seen, member.node, gt.now)
     if not gt.seen.attached(member.node):
         gt.turn.wake(gt.now + ANSWER_FENCE_S)
+
+
+def _keeps_waiting(gt: GangTurn, member: Member) -> bool:
+    """Its gang can't go on without its word, which does not come: a fence not answered, or no step, nor any ping."""
+    since = max(gt.gang.phase_at, gt.turn.sight.since)
+    if gt.gang.phase in FENCING:
+        return not ended(gt, member) and gt.now - since >= OUT_OF_TOUCH_S
+    heard_at = gt.turn.sight.heard_at(gt.gang.id, member.node)
+    return gt.now - max(since, gt.seen.moved_at, heard_at) >= OUT_OF_TOUCH_S
 
 
 def _ask(gt: GangTurn, member: Member) -> None:
@@ -132,7 +195,7 @@ def _ask(gt: GangTurn, member: Member) -> None:
         spent = gt.now - probe.asked_at
         if spent < deadline + SLACK_S and not (probe.complete and spent > deadline):
             return
-        for mute in set(probe.witnesses) - set(probe.silences) - {AGENT, MUSTERD}:
+        for mute in (w for w in probe.witnesses if w not in probe.silences and w not in (AGENT, MUSTERD)):
             gt.seen.suspected.setdefault(mute, gt.now)  # a witness that does not answer is asked after itself
     _send(gt, member, CLOSED_PROBE_S if closed else PROBE_S)
 
@@ -150,11 +213,12 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
 
 def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
     """Many nodes silent at once may be the observer's own trouble: hold until the suspicion is a minute old."""
-    silent = {n for n, p in gt.seen.probes.items() if find(p, gt.seen.step) in (Finding.LOST, Finding.HUNG)} | {
+    lately = {
         n.name
         for n in gt.turn.ledger.nodes.values()
         if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S
     }
+    silent = lately | gt.seen.suspected.keys()  # who answers is cleared at once
     known = max(len(gt.turn.ledger.nodes), len(gt.gang.members))
     if len(silent) > max(2, known // 10) and gt.now - gt.seen.suspected[member.node] < HOLD_S:
         gt.turn.wake(gt.now + 1.0)
@@ -163,7 +227,9 @@ def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: st
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
-    gt.turn.record(f.NodeJudged(member.node, verdict, reason))
+    before = gt.turn.ledger.node(member.node).verdict
+    if verdict is before or verdict in NODE_MOVES[before]:
+        gt.turn.record(f.NodeJudged(member.node, verdict, reason))
     verb: f.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
     gt.turn.owe(verb, gt.gang.id, gt.gang.job, f"muster: {reason}", node=member.node)
     remove(gt, member, reason, alive=verdict is Verdict.UNFIT)

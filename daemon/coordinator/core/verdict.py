@@ -7,10 +7,7 @@ lost only when all of them find it silent and its gang does not move; an agent t
 from enum import StrEnum
 
 from muster.daemon.coordinator.core.events import Silence
-from muster.daemon.coordinator.core.sight import COORDINATOR, Probe
-
-AGENT, MUSTERD = "agent", "musterd"
-"""The coordinator's own probes of the two processes on the node."""
+from muster.daemon.coordinator.core.sight import COORDINATOR, MUSTERD, Probe
 
 
 class Finding(StrEnum):

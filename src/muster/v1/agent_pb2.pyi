@@ -269,6 +269,26 @@ class AgentStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AnsweredMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FENCED_GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
@@ -281,6 +301,7 @@ class AgentStatus(_message.Message):
     FLUSH_ERROR_FIELD_NUMBER: _builtins.int
     ORDER_SERIAL_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    ANSWERED_MS_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of every generation up to and including this one is gone from this node."""
     store_port: _builtins.int
@@ -307,6 +328,12 @@ class AgentStatus(_message.Message):
     def heard_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Milliseconds since this agent last had an answer from each node that it pings."""
 
+    @_builtins.property
+    def answered_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Milliseconds since this agent last answered a ping of each node that is no member any more, as a member's: for as
+        long that node may have counted this one among those it hears. What is older than 10 s is left out.
+        """
+
     def __init__(
         self,
         *,
@@ -322,10 +349,11 @@ class AgentStatus(_message.Message):
         flush_error: _builtins.str = ...,
         order_serial: _builtins.int = ...,
         failure: _builtins.str = ...,
+        answered_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "order_serial", b"order_serial", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "order_serial", b"order_serial", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,48 @@
+"""Fencing by time: when the ranks of nodes that left without a word have ended.
+
+The other half of the agents' bargain (daemon/agent/silence.py): who hears neither the coordinator nor a majority of its
+gang for `SILENT_S` kills its ranks.
+"""
+
+from muster.daemon.coordinator.core.ledger import Member
+from muster.daemon.coordinator.core.turn import GangTurn
+from muster.daemon.coordinator.core.verdict import proven_ended
+
+SILENT_S = 2.0
+"""An agent without coordinator and majority kills its ranks after this (ARCHITECTURE.md)."""
+KILL_MARGIN_S = 0.4
+"""From that moment until its ranks are gone."""
+ACK_S = 0.05
+"""How soon it is looked again whether all have carried out the newest order."""
+
+
+def passed_at(gt: GangTurn) -> float:
+    """When the ranks of every node that left in silence have ended for certain.
+
+    Such a node lets its ranks live for as long as a majority answers it. So all who may have answered it must know that
+    it is out, and say when they last took it for a member.
+    """
+    gang = gt.gang
+    present = [m.node for m in gang.present()]
+    left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
+    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gt, m, len(present))]
+    if not silent:
+        return 0.0
+    if any(gt.seen.status(node).order_serial < gang.serial for node in present):
+        return gt.now + ACK_S
+    return max(_last_contact(gt, member.node) for member in silent) + SILENT_S + KILL_MARGIN_S
+
+
+def _last_contact(gt: GangTurn, node: str) -> float:
+    """When anybody of the gang, or the coordinator, may last have answered `node`."""
+    # Its ranks did not run before the generation did, and count the silence from their start on.
+    last = max(gt.turn.sight.heard_at(gt.gang.id, node), gt.gang.started_at)
+    for agent in gt.seen.agents.values():
+        ages = [said[node] for said in (agent.status.heard_s, agent.status.answered_s) if node in said]
+        if ages and agent.node != node:
+            last = max(last, agent.reported_at - min(ages))
+    return last
+
+
+def _ended(gt: GangTurn, member: Member, others: int) -> bool:
+    return proven_ended(gt.seen.closed.get(member.node, set()), others)

@@ -1,0 +1,75 @@
+"""What can go wrong: every fault with its weight, and those that lie in wait for a phase.
+
+A fault is a verb on the world. Whatever can be mended is mended by the verb itself after a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.simulator import hardware_faults as hardware
+from muster.daemon.coordinator.simulator import process_faults as process
+from muster.daemon.coordinator.simulator import service_faults as service
+from muster.daemon.coordinator.simulator import wire_faults as wire
+from muster.daemon.coordinator.simulator.world import World
+
+Fault = Callable[[World, str], None]
+"""Strikes the world, with a gang as its aim; nothing happens where there is nothing to strike."""
+
+FAULTS: dict[Fault, float] = {
+    hardware.crash: 4, hardware.power_off: 4, hardware.rack: 1, hardware.pause: 3, process.stop_agent: 2,
+    process.stop_daemon: 1, process.stop_services: 2, process.kill_agent: 2, process.kill_daemon: 1,
+    process.kill_rank: 3, process.sick_script: 2, process.stuck_rank: 1, process.agent_error: 0.8,
+    hardware.signal: 4, hardware.degraded_then_worse: 4, wire.cut_link: 2, wire.cut_from_coordinator: 4,
+    wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 3, wire.split: 1.5, wire.flap: 1.5,
+    service.crash_coordinator: 5, service.stall_coordinator: 1.5, service.slurm_mute: 1, service.slurm_odd: 1,
+    service.slurm_requeues: 0.7, service.cancel: 0.5, service.scancel: 0.5, service.batch_script: 0.3,
+    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 4, service.ask_flush: 1, service.storage: 0.7,
+    service.slander: 1,
+}  # fmt: skip
+"""With the weight of each."""
+ENDERS: tuple[Fault, ...] = (service.cancel, service.scancel, service.batch_script, service.slurm_requeues)
+DISTURBERS: tuple[Fault, ...] = (
+    service.crash_coordinator,
+    service.crash_coordinator,
+    service.crash_coordinator,
+    process.kill_rank,
+    hardware.power_off,
+    hardware.pause,
+    hardware.signal,
+    wire.isolate,
+)
+EARLY = (
+    Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING, Phase.PREFLIGHT, Phase.PREFLIGHT,
+    Phase.STARTING, Phase.STARTING, Phase.STARTING, Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
+)  # fmt: skip
+LATE = (Phase.DRAINING, Phase.REQUEUED)
+LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)
+"""What would be over in a moment: an agent is stopped first, so that it lasts."""
+
+
+def strike(world: World, gang: str) -> None:
+    """One fault, chosen by weight; often another one comes with it."""
+    for fault in world.chance.choices(list(FAULTS), list(FAULTS.values()), k=world.chance.choice([1, 1, 2])):
+        _count(world, fault, gang)
+
+
+def ambush(world: World, phases: Sequence[Phase]) -> None:
+    """Lie in wait for a gang to enter one of `phases`, and strike then."""
+    phase = world.chance.choice(phases)
+    fault = world.chance.choice(ENDERS if world.chance.random() < 0.6 else DISTURBERS)
+    lingers = phase in LINGERING and fault in ENDERS
+
+    def spring(gang: str) -> None:
+        if lingers:
+            process.stop_agent(world, gang, 3.0 + 3.0 * world.chance.random())
+        _count(world, fault, gang)
+
+    world.ambushes.append((phase, spring))
+
+
+def _count(world: World, fault: Fault, gang: str) -> None:
+    if fault is not service.crash_coordinator:  # counted when it does die
+        world.tally.count("fault", fault.__name__.replace("_", " "))
+    fault(world, gang)

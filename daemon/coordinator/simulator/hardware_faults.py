@@ -1,0 +1,102 @@
+"""What happens to nodes: they crash, lose power, freeze, come back, and say that their hardware fails."""
+
+from __future__ import annotations
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.simulator import aim
+from muster.daemon.coordinator.simulator.network import COORDINATOR
+from muster.daemon.coordinator.simulator.wire_faults import cut
+from muster.daemon.coordinator.simulator.world import World
+
+
+def crash(world: World, gang: str) -> None:
+    """A node goes down in order: its kernel closes all connections. It may come back."""
+    go_down(world, aim.node(world, gang), closes=True)
+
+
+def power_off(world: World, gang: str) -> None:
+    """A node dies without a word. It may come back."""
+    go_down(world, aim.node(world, gang), closes=False)
+
+
+def go_down(world: World, node: str, closes: bool) -> None:
+    if world.machines[node].kernel:
+        world.note(f"FAULT: {node} {'crashes' if closes else 'loses power'}")
+        world.power_off(node, closes)
+        if world.chance.random() < 0.5:
+            world.schedule.later(3.0 + 40.0 * world.chance.random(), _boot, world, node)
+
+
+def _boot(world: World, node: str) -> None:
+    world.note(f"{node} boots")
+    world.boot(node)
+
+
+def rack(world: World, gang: str) -> None:
+    """Every node of a leaf dies at once."""
+    leaf = world.machines[aim.node(world, gang)].leaf
+    for node, machine in world.machines.items():
+        if machine.leaf == leaf:
+            go_down(world, node, closes=False)
+
+
+def pause(world: World, gang: str) -> None:
+    """A node's processes stop; its kernel answers. They go on after a while."""
+    node = aim.node(world, gang)
+    if world.machines[node].kernel and not world.machines[node].frozen:
+        world.note(f"FAULT: {node} is paused")
+        world.freeze(node, True)
+        world.schedule.later(aim.a_while(world, 40.0), thaw, world, node)
+
+
+def thaw(world: World, node: str) -> None:
+    if world.machines[node].kernel and world.machines[node].frozen:
+        world.note(f"{node} goes on")
+        world.freeze(node, False)
+
+
+def signal(world: World, gang: str) -> None:
+    """A node's hardware says something."""
+    node = aim.node(world, gang)
+    judgement = world.chance.choice(["unfit", "unfit", "echo", "degraded"])
+    _signal(world, node, judgement)
+
+
+def degraded_then_worse(world: World, gang: str) -> None:
+    """A precursor, and what it announced."""
+    node = aim.node(world, gang)
+    _signal(world, node, "degraded")
+    worse = world.chance.choice([crash, power_off, pause, None])
+    delay = 1.0 + 4.0 * world.chance.random()
+    if worse is None:
+        world.schedule.later(delay, _signal, world, node, "unfit")
+    elif worse is pause:
+        world.schedule.later(delay, freeze_for_long, world, node)
+    else:
+        world.schedule.later(delay, go_down, world, node, worse is crash)
+
+
+def unfit_then_worse(world: World, gang: str) -> None:
+    """A fatal signal, and the node's end before its ranks could be told to go."""
+    node = aim.node(world, gang)
+    cut(world, [(COORDINATOR, node)], 10.0)
+    _signal(world, node, "unfit")
+    delay = 0.1 * world.chance.random()
+    if world.chance.random() < 0.5:
+        world.schedule.later(delay, freeze_for_long, world, node)
+    else:
+        world.schedule.later(delay, go_down, world, node, False)
+
+
+def freeze_for_long(world: World, node: str) -> None:
+    if world.machines[node].kernel:
+        world.freeze(node, True)
+        world.schedule.later(15.0, thaw, world, node)
+
+
+def _signal(world: World, node: str, judgement: str) -> None:
+    world.note(f"FAULT: the hardware of {node} says: {judgement}")
+    if judgement in ("unfit", "echo"):
+        world.machines[node].faulty = True
+    if world.daemons[node].alive:
+        world.daemons[node].signal(e.NodeSignalled(node, judgement, f"Xid ({judgement})", "NVRM: Xid"))

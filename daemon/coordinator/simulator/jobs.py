@@ -1,0 +1,154 @@
+"""Slurm jobs as processes: agents start with their job, are killed with it, and its batch script ends with its gang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.simulator.agent import Agent, Post
+from muster.daemon.coordinator.simulator.network import COORDINATOR
+from muster.slurm.client.sbatch_request import JobRequest
+from muster.slurm.client.states import JobState
+from muster.slurm.client.types import Job
+
+if TYPE_CHECKING:
+    from muster.daemon.coordinator.simulator.world import World
+
+_AGAIN_S = 0.5
+_ASK_S = 1.5
+_SIGTERM = "ended by SIGTERM (Slurm sends it at the time limit, on scancel and on preemption)"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A job as its user asks for it."""
+
+    gang: str
+    spec: e.GangSpec
+    time_limit_s: int | None = None
+
+
+class Jobs:
+    """All jobs of the world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._wanted: dict[int, Wanted] = {}
+        self._seen: dict[int, Job] = {}
+        self.ids: dict[str, int] = {}
+        self.never_start: set[str] = set()
+        """Nodes whose agent does not start."""
+
+    def submit(self, wanted: Wanted) -> None:
+        """A job enters the queue."""
+        spec = wanted.spec
+        number = len(self._wanted) + 1
+        self._wanted[number], self.ids[wanted.gang] = wanted, number
+        self._world.cluster.submit(
+            JobRequest(
+                nodes=spec.nodes + spec.spares, name=wanted.gang, no_kill=True, requeue=spec.requeue,
+                time_limit_s=wanted.time_limit_s,
+            )
+        )  # fmt: skip
+
+    def submitted(self, gang: str) -> e.GangSubmitted:
+        """What registers the gang."""
+        job = self.ids[gang]
+        return e.GangSubmitted(gang, job, 1000, gang, self._wanted[job].spec, "{}")
+
+    def changed(self, job: Job) -> None:
+        """Slurm has changed a job."""
+        before, self._seen[job.id] = self._seen.get(job.id), job
+        ran = before if before is not None and before.state is JobState.RUNNING else None
+        runs = job.state is JobState.RUNNING
+        if runs and (ran is None or ran.restart_count != job.restart_count):
+            self._begin(job)
+        for node in ran.nodes if ran else ():
+            if not runs:
+                self._world.schedule.later(self._world.chance.random(), self._clear, ran, node, _SIGTERM)
+            elif node not in job.nodes:
+                self._world.schedule.later(2 * self._world.chance.random(), self._clear, ran, node, "")
+
+    def running(self, gang: str) -> Job | None:
+        """The gang's job while it runs."""
+        job = self._seen.get(self.ids.get(gang, 0))
+        return job if job is not None and job.state is JobState.RUNNING else None
+
+    def job(self, gang: str) -> Job:
+        """The gang's job as Slurm has it."""
+        return self._seen[self.ids[gang]]
+
+    # -- processes --
+
+    def _begin(self, job: Job) -> None:
+        world = self._world
+        world.note(f"Slurm starts job {job.id} (restart {job.restart_count}) on {' '.join(job.nodes)}")
+        for node in job.nodes:
+            world.schedule.later(world.timing.launch(), self._launch, job, node, 0)
+        world.schedule.later(_ASK_S, self._batch, job)
+
+    def _holds(self, job: Job, node: str) -> bool:
+        now = self._seen[job.id]
+        return now.state is JobState.RUNNING and now.restart_count == job.restart_count and node in now.nodes
+
+    def _launch(self, job: Job, node: str, tries: int) -> None:
+        """srun starts the agent, once the node is free of the run before."""
+        world = self._world
+        if not self._holds(job, node) or node in self.never_start:
+            return
+        gang, machine = self._wanted[job.id].gang, world.machines[node]
+        old = world.agents.get((gang, node))
+        if (old is not None and old.alive) or not (machine.kernel and not machine.frozen):
+            if tries < 60:
+                world.schedule.later(_AGAIN_S, self._launch, job, node, tries + 1)
+            return
+        post = Post(gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}")
+        world.add_agent(Agent(world, machine, post))
+
+    def _clear(self, job: Job, node: str, words: str) -> None:
+        """slurmd ends what the job has on a node that it no longer has; a node that is cut off hears of it later."""
+        world = self._world
+        if self._holds(job, node):
+            return
+        agent = world.agents.get((self._wanted[job.id].gang, node))
+        if agent is None or not agent.alive or agent.post.restarts != job.restart_count:
+            return
+        if not agent.machine.kernel:
+            return
+        if agent.machine.frozen or not world.network.both(COORDINATOR, node):
+            world.schedule.later(1.0, self._clear, job, node, words)
+        elif words and not agent.stopped:
+            agent.terminate(words)
+            world.schedule.later(30.0, self._clear, job, node, "")
+        else:
+            world.end_agent(agent)
+
+    def _batch(self, job: Job) -> None:
+        """The batch script waits for its gang to be final."""
+        world = self._world
+        now = self._seen[job.id]
+        if now.state is not JobState.RUNNING or now.restart_count != job.restart_count:
+            return
+        host, coordinator = world.machines[job.batch_host], world.coordinator
+        reached = host.kernel and not host.frozen and world.network.both(COORDINATOR, host.name)
+        gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
+        if reached and gang is not None and gang.final:
+            world.cluster.finish(job.id, gang.exit_code)
+        world.schedule.later(_ASK_S, self._batch, job)
+
+    # -- what the coordinator asks Slurm before it believes an agent --
+
+    def admits(self, gang: Gang | None, node: str, job: int, restarts: int) -> str | None:
+        """As service_agent does: empty, words for a dismissal, or None where Slurm doesn't tell."""
+        if gang is not None and restarts < gang.restart_count:
+            return "this run of the job is over"
+        if gang is not None and node in gang.members and restarts == gang.restart_count:
+            return ""
+        if self._world.slurm.silent_because:
+            return None
+        found = self._world.cluster.jobs()[job]
+        if restarts < found.restart_count or node not in found.nodes:
+            return f"{node} does not belong to job {job}"
+        return ""

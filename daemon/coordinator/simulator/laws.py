@@ -1,0 +1,399 @@
+"""The invariants of docs/design, checked against the truth of the world at every event.
+
+1. One generation can run, commit and publish: when a generation starts, the ranks of all before are dead.
+2. No committed step is lost while its shards stand, none is mixed.
+3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress.
+4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
+5. While many nodes are silent at once nobody is evicted before a minute has passed.
+
+And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the ledger.
+
+A rank whose agent or node is stopped can do nothing that counts; it must be gone soon after they go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.events import Status, Version
+from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.simulator.memory import digest
+from muster.daemon.coordinator.simulator.network import COORDINATOR
+
+if TYPE_CHECKING:
+    from muster.daemon.coordinator.simulator.agent import Agent, Rank
+    from muster.daemon.coordinator.simulator.world import World
+    from muster.v1 import agent_pb2 as pb
+
+BLIND_S = 3.0
+"""A witness that did not reach a node at some moment of this long may have said so."""
+STEADY_S = 6.0
+"""Who could be reached for this long is in touch."""
+HOLD_S = 60.0
+MANY_WINDOW_S = 10.0
+AFTER_THAW_S = 0.75
+LATE_S = 6.0
+PROGRESS_S = 0.35
+
+_RUNG_OF_CODE = {
+    93: "fail: the software",
+    94: "fail: no nodes",
+    95: "fail: never gathered",
+    96: "fail: an agent's error",
+}
+
+
+class Violation(Exception):
+    """A law was broken."""
+
+
+class Laws:
+    """What must hold, and the memory that it takes to say whether it does."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.journal: list[tuple[float, f.Fact]] = []
+        self._phases: dict[str, Phase] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._serials: dict[str, int] = {}
+        self._calls = 0
+        self._committed: dict[str, Version] = {}
+        self._durable: dict[str, Version] = {}
+        self._blind_since: dict[tuple[str, str], float] = {}
+        self._blind_until: dict[tuple[str, str], float] = {}
+        self._judged: dict[str, float] = {}
+        self._began: dict[str, int] = {}
+        self._started: dict[str, int] = {}
+        self._late: list[Rank] = []
+        self._told: dict[str, tuple[tuple[int, int], float]] = {}
+        self._crashes: dict[str, set[int]] = {}
+        self._since = world.schedule.now
+        self._left: Ledger | None = None
+
+    def _must(self, holds: object, law: str) -> None:
+        if not holds:
+            raise Violation(law)
+
+    # -- the journal comes first --
+
+    def written(self, core: Core, facts: Sequence[f.Fact], at: float) -> None:
+        """The journal holds these facts from now on."""
+        for fact in facts:
+            self.journal.append((at, fact))
+            self._world.note(fact)
+            self._edges(fact)
+            self._check(core, fact, at)
+        for gang in core.ledger.gangs.values():
+            self._serials[gang.id] = gang.serial
+        self._calls = max(self._calls, core.ledger.calls)
+        self._left = core.ledger
+
+    def ordered(self, gang: Gang, order: pb.Order) -> None:
+        """An order goes out."""
+        self._must(
+            order.serial <= self._serials.get(gang.id, 0), f"{gang.id}: an order goes out before it is journaled"
+        )
+
+    def called(self, call: f.SlurmOwed) -> None:
+        """Slurm is called."""
+        self._must(call.call <= self._calls, f"Slurm call {call.call} is made before it is journaled")
+
+    def crashed(self, ledger: Ledger, written: bool) -> None:
+        """The coordinator dies with this ledger; `written`: the journal holds all of it."""
+        self._left = ledger if written else None
+
+    def restarted(self, ledger: Ledger, journal: Journal) -> None:
+        """A coordinator has taken up the journal."""
+        self._since = self._world.schedule.now
+        self._must(ledger == journal.load(use_snapshot=False), "the snapshot is not the fold of the journal")
+        self._must(self._left is None or ledger == self._left, "the journal lacks what its coordinator knew")
+
+    # -- who could see whom --
+
+    def changed(self) -> None:
+        """Wires, kernels or processes have changed."""
+        world, now = self._world, self._world.schedule.now
+        for (gang, node), agent in world.agents.items():
+            for src in (COORDINATOR, *world.machines):
+                key = (src, gang + node)
+                if world.door(src, node, gang) is None and agent.alive:
+                    if key in self._blind_since:
+                        del self._blind_since[key]
+                        self._blind_until[key] = now
+                else:
+                    self._blind_since.setdefault(key, now)
+
+    def _blind(self, src: str, gang: str, node: str, within_s: float = BLIND_S) -> bool:
+        """`src` did not reach the gang's agent on `node` at some moment of late."""
+        key = (src, gang + node)
+        agent = self._world.agents.get((gang, node))
+        if key in self._blind_since or agent is None or not agent.alive:
+            return True
+        return self._world.schedule.now - self._blind_until.get(key, 0.0) < within_s
+
+    def _silent_since(self, gang: str, node: str) -> float:
+        return self._blind_since.get((COORDINATOR, gang + node), self._world.schedule.now)
+
+    # -- facts --
+
+    def _edges(self, fact: f.Fact) -> None:
+        match fact:
+            case f.GangRegistered():
+                self._phases.setdefault(fact.gang, Phase.SUBMITTED)
+                self._world.entered(fact.gang, Phase.SUBMITTED)
+            case f.PhaseChanged() | f.GangEnded():
+                self._move(fact.gang, fact.phase)
+            case f.GenerationFenced():
+                gathering = self._phases[fact.gang] is Phase.GATHERING
+                self._move(fact.gang, Phase.PREFLIGHT if gathering else Phase.RECOVERING)
+            case f.GenerationStarted():
+                self._move(fact.gang, Phase.STARTING)
+                self._world.tally.count("rung", fact.action)
+            case f.NodeJudged():
+                before = self._verdicts.get(fact.node, Verdict.FIT)
+                if before is not fact.verdict:
+                    self._world.tally.count("node", f"{before} → {fact.verdict}")
+                self._verdicts[fact.node] = fact.verdict
+            case f.SlurmOwed() if fact.verb == "requeue":
+                flushed = self._phases.get(fact.gang) is Phase.DRAINING
+                self._world.tally.count("rung", "flush, then requeue" if flushed else "requeue")
+
+    def _move(self, gang: str, to: Phase) -> None:
+        before = self._phases[gang]
+        if before is not to:
+            self._world.tally.count("gang", f"{before} → {to}")
+            self._world.entered(gang, to)
+        self._phases[gang] = to
+
+    def _check(self, core: Core, fact: f.Fact, at: float) -> None:
+        match fact:
+            case f.GenerationStarted():
+                self._generation_starts(core, fact)
+            case f.NodeJudged():
+                self._node_judged(core, fact, at)
+            case f.MemberOut():
+                self._member_out(fact)
+            case f.Flushed() if fact.path:
+                self._flushed(core.ledger.gangs[fact.gang], fact)
+            case f.JobRestarted():
+                self._committed.pop(fact.gang, None)
+            case f.GangEnded():
+                if fact.exit_code == EXIT_NO_REQUEUE:
+                    self._software_failed(core.ledger.gangs[fact.gang])
+                self._world.tally.count("rung", _RUNG_OF_CODE.get(fact.exit_code, fact.phase))
+            case _:
+                pass
+
+    # -- 1: generations --
+
+    def _able(self, gang: str) -> list[Rank]:
+        agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
+        ranks = [rank for agent in agents if not agent.stopped for rank in agent.ranks.values() if rank.able]
+        return [rank for rank in ranks if rank not in self._late] if self._late else ranks
+
+    def _generation_starts(self, core: Core, fact: f.GenerationStarted) -> None:
+        for rank in self._able(fact.gang):
+            self._must(
+                rank.generation >= fact.generation,
+                f"law 1: generation {fact.generation} starts while rank {rank.rank} of generation {rank.generation} "
+                f"lives on {rank.agent.node}",
+            )
+        for source in fact.sources:
+            right = digest(source.rank, fact.version) if fact.version else ""
+            self._must(source.digest == right, f"law 2: {fact.version} shall come from {source}")
+        self._state_kept(core, fact)
+
+    def started(self, gang: str, rank: Rank) -> None:
+        """A rank's process was started."""
+        self._must(
+            rank.generation > rank.agent.fenced,
+            f"law 1: rank {rank.rank} of generation {rank.generation} starts on {rank.agent.node}, which has fenced it",
+        )
+        if rank.generation < self._started.get(gang, 0):
+            # An order that waited in a stopped process or a cut wire. It joins nobody; others tell the agent.
+            self._late.append(rank)
+            self._world.schedule.later(LATE_S, self._gone, rank.agent.node)
+            return
+        self._started[gang] = rank.generation
+        for other in self._able(gang):
+            self._must(
+                other.generation == rank.generation,
+                f"law 1: ranks of generations {other.generation} (on {other.agent.node}) and {rank.generation} "
+                f"(on {rank.agent.node}) run at once",
+            )
+
+    def joined(self, gang: str, generation: int) -> None:
+        """All ranks of a generation have met."""
+        self._must(generation >= self._began.get(gang, 0), f"law 1: generation {generation} joins after a newer one")
+        self._began[gang] = generation
+
+    def goes_on(self, node: str) -> None:
+        """What was stopped on `node` runs again: ranks of older generations must be gone soon."""
+        self._world.schedule.later(AFTER_THAW_S, self._gone, node)
+
+    def _gone(self, node: str) -> None:
+        for (gang, name), agent in self._world.agents.items():
+            if name == node and not agent.stopped:
+                for rank in agent.ranks.values():
+                    self._must(
+                        not rank.able or rank.generation >= self._started.get(gang, 0),
+                        f"law 1: rank {rank.rank} of generation {rank.generation} still runs on {node}",
+                    )
+
+    def committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
+        """The leader calls a version committed. What a node that is out tells itself binds nobody."""
+        gang = leader.post.gang
+        known = self._world.gang(gang)
+        if known is not None and leader.node in known.members and known.members[leader.node].out:
+            return
+        self._must(
+            version.generation >= self._began.get(gang, 0),
+            f"law 1: generation {version.generation} commits too late",
+        )
+        for place in order.places:
+            copies = [
+                node
+                for (id, node), agent in self._world.agents.items()
+                if id == gang and agent.alive and version in agent.memory.versions(place.rank)
+            ]
+            wanted = min(2, len({p.node for p in order.places}))
+            dead = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
+            self._must(
+                len(copies) + dead >= wanted, f"law 2: {version} is committed, but rank {place.rank} stands on {copies}"
+            )
+        self._committed[gang] = max(version, self._committed.get(gang, version))
+
+    def crashed_by_itself(self, gang: str, generation: int) -> None:
+        """A rank has exited with an error, and nobody had killed it."""
+        self._crashes.setdefault(gang, set()).add(generation)
+
+    def _software_failed(self, gang: Gang) -> None:
+        crashes = self._crashes.get(gang.id, set())
+        self._must(
+            len(crashes) >= gang.spec.max_failures,
+            f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
+        )
+
+    # -- 2: state --
+
+    def _state_kept(self, core: Core, fact: f.GenerationStarted) -> None:
+        gang = core.ledger.gangs[fact.gang]
+        committed = self._committed.get(fact.gang)
+        durable = self._durable.get(fact.gang)
+        best = max((v for v in (durable,) if v), default=None)
+        if committed is not None and self._stands(gang, committed):
+            best = max(committed, best) if best else committed
+        chosen = fact.version or (gang.durable_version if fact.durable_path else None)
+        self._must(
+            best is None or (chosen is not None and chosen >= best),
+            f"law 2: generation {fact.generation} starts from {chosen}, though {best} stands",
+        )
+
+    def _stands(self, gang: Gang, version: Version) -> bool:
+        """Every rank's shard stands where the coordinator has been in touch for a while."""
+        world = self._world
+        if world.schedule.now - self._since < STEADY_S:
+            return False
+        held: set[int] = set()
+        for node, member in gang.members.items():
+            agent = world.agents.get((gang.id, node))
+            if agent is None or not agent.awake() or not member.alive or agent.post.incarnation != member.incarnation:
+                continue
+            if not self._blind(COORDINATOR, gang.id, node, STEADY_S):
+                held |= {rank for rank in range(gang.spec.world_size) if version in agent.memory.versions(rank)}
+        return len(held) == gang.spec.world_size
+
+    def _flushed(self, gang: Gang, fact: f.Flushed) -> None:
+        wrong = self._world.flushes.published(gang.id, fact.serial, fact.path, gang.spec.world_size)
+        self._must(not wrong, f"law 2: {gang.id}: {wrong}")
+        if gang.durable_version is not None:
+            self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
+
+    # -- 3 and 5: verdicts --
+
+    def _node_judged(self, core: Core, fact: f.NodeJudged, at: float) -> None:
+        machine = self._world.machines[fact.node]
+        if fact.verdict is Verdict.UNFIT:
+            stuck = at - 15.0 < machine.stuck_until
+            self._must(machine.faulty or stuck, f"law 3: {fact.node} is called UNFIT, and is not")
+        if fact.verdict not in (Verdict.LOST, Verdict.HUNG):
+            return
+        gang = next((g for g in core.ledger.gangs.values() if fact.node in g.members and not g.final), None)
+        if gang is not None:
+            self._witnessed(gang, fact)
+            self._no_progress(gang, fact)
+            self._not_many(core, gang, fact, at)
+        self._judged[fact.node] = at
+
+    def _witnessed(self, gang: Gang, fact: f.NodeJudged) -> None:
+        world, node = self._world, fact.node
+        self._must(
+            self._blind(COORDINATOR, gang.id, node),
+            f"law 3: {node} is called {fact.verdict}, and the coordinator could reach it",
+        )
+        others = [n for (id, n), a in world.agents.items() if id == gang.id and n != node and a.awake()]
+        blind = [n for n in others if self._blind(n, gang.id, node)]
+        self._must(
+            len(blind) >= min(2, len(others)),
+            f"law 3: {node} is called {fact.verdict}; of {others} only {blind} may have found it silent",
+        )
+
+    def reported(self, gang: str, status: Status) -> None:
+        """The coordinator hears an agent's status."""
+        newest = max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
+        if newest > self._told.get(gang, ((0, 0), 0.0))[0]:
+            self._told[gang] = (newest, self._world.schedule.now)
+
+    def _no_progress(self, gang: Gang, fact: f.NodeJudged) -> None:
+        """Whoever was told of a new step within the shortest round of probes must not call anybody lost."""
+        if self._phases[gang.id] is Phase.RECOVERING:
+            return
+        ago = self._world.schedule.now - self._told.get(gang.id, ((0, 0), 0.0))[1]
+        self._must(
+            ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang"
+        )
+
+    def _not_many(self, core: Core, gang: Gang, fact: f.NodeJudged, at: float) -> None:
+        lately = {
+            n
+            for n, when in self._judged.items()
+            if at - when < MANY_WINDOW_S and self._verdicts[n] in (Verdict.LOST, Verdict.HUNG)
+        }
+        suspected = {
+            n
+            for n in core.sight.gang(gang.id).suspected
+            if (COORDINATOR, gang.id + n) in self._blind_since and not gang.members[n].out
+        }
+        many = len(lately | suspected | {fact.node})
+        held = at - self._silent_since(gang.id, fact.node)
+        known = max(len(core.ledger.nodes), len(gang.members))
+        self._must(
+            many <= max(2, known // 10) or held >= HOLD_S,
+            f"law 5: {fact.node} is called {fact.verdict} after {held:.1f} s, and {many} of {known} nodes are silent",
+        )
+
+    def _member_out(self, fact: f.MemberOut) -> None:
+        agent = self._world.agents.get((fact.gang, fact.node))
+        if fact.alive or agent is None:
+            return
+        ended = "has ended" in fact.reason
+        self._must(
+            not ended or not agent.alive or self._blind(COORDINATOR, fact.gang, fact.node),
+            f"law 3: the agent on {fact.node} is said to have ended, and lives",
+        )
+
+    # -- 4: the end --
+
+    def end_of_run(self) -> None:
+        """Nothing is owed, and the journal is the ledger."""
+        coordinator = self._world.coordinator
+        self._must(
+            coordinator.journal.load(use_snapshot=False) == coordinator.core.ledger, "the journal is not the ledger"
+        )
+        self._must(not coordinator.core.ledger.owed, f"law 4: Slurm is owed {coordinator.core.ledger.owed}")

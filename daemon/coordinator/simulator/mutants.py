@@ -1,0 +1,217 @@
+"""Planted bugs, as changes of a module's text: the simulator is worth what it finds of them.
+
+A mutant is planted when its module is imported, so each needs a process of its own:
+`python -m muster.daemon.coordinator.simulator.mutants NAME [SEEDS]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.daemon.coordinator.simulator.seeds import Result
+
+_CORE = "muster.daemon.coordinator.core"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`after` in place of `before`, which stands once in `module`. `what`: the bug in words."""
+
+    what: str
+    module: str
+    before: str
+    after: str
+
+
+_JOURNAL = "muster.daemon.coordinator.journal"
+
+MUTANTS: dict[str, Mutant] = {
+    "skip-the-fence": Mutant(
+        "a generation starts though not all have fenced the one before",
+        f"{_CORE}.advance",
+        "    if not all(suspicion.ended(gt, m) for m in (*gang.present(), *suspicion.leaving(gt))):",
+        "    if not any(suspicion.ended(gt, m) for m in gang.present()):",
+    ),
+    "start-in-the-silence": Mutant(
+        "a generation starts before silent ranks have killed themselves",
+        f"{_CORE}.silence",
+        "for member in silent) + SILENT_S + KILL_MARGIN_S",
+        "for member in silent)",
+    ),
+    "live-on-in-silence": Mutant(
+        "an agent that hears nobody lets its ranks run on",
+        "muster.daemon.agent.silence",
+        "    if now - max(heard.coordinator, spell) < KILL_S:",
+        "    if now - max(heard.coordinator, spell) < 1000 * KILL_S:",
+    ),
+    "accept-a-stale-generation": Mutant(
+        "a rank of a generation that is over counts for the one that runs",
+        f"{_CORE}.advance",
+        "              if r.generation == gt.gang.generation and not r.running and r.exit_code]",
+        "              if not r.running and r.exit_code]",
+    ),
+    "act-before-journaling": Mutant(
+        "orders go out before the journal has what they follow from",
+        "muster.daemon.coordinator.turnover",
+        "        hands.publish(pages.append(outcome.facts, now, cause(event)))\n        hands.order(outcome.facts)\n",
+        "        hands.order(outcome.facts)\n        hands.publish(pages.append(outcome.facts, now, cause(event)))\n",
+    ),
+    "forget-who-is-out": Mutant(
+        "a restarted coordinator takes nodes that are out for spares",
+        _JOURNAL,
+        "                _fold(ledger, Record(*row))",
+        "                _fold(ledger, Record(*row)) if row[4] != 'MemberOut' else None",
+    ),
+    "snapshot-too-far": Mutant(
+        "a snapshot claims a fact that it does not hold",
+        _JOURNAL,
+        "(self.position, ledger.dump()))",
+        "(self.position + 1, ledger.dump()))",
+    ),
+    "trust-one-witness": Mutant(
+        "the coordinator's own probes are enough to take a node",
+        f"{_CORE}.suspicion",
+        "    if asked >= min(2, others) > 0:",
+        "    if asked <= 2:",
+    ),
+    "ignore-an-answer": Mutant(
+        "a node that answers one witness is lost because another hears nothing",
+        f"{_CORE}.verdict",
+        "    if any(s is None for s in about_agent):",
+        "    if probe.complete and all(s is None for s in about_agent):",
+    ),
+    "ignore-progress": Mutant(
+        "a node is called lost while its gang moves on",
+        f"{_CORE}.verdict",
+        "    if step_now > probe.step_at:",
+        "    if step_now < probe.step_at:",
+    ),
+    "evict-many": Mutant(
+        "many silent nodes are taken at once",
+        f"{_CORE}.suspicion",
+        "    if len(silent) > max(2, known // 10) and",
+        "    if len(silent) > max(200, known // 10) and",
+    ),
+    "blame-a-late-order": Mutant(
+        "a node is unfit because it had no order to obey",
+        f"{_CORE}.suspicion",
+        "    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S",
+        "    return gt.now - gt.gang.phase_at > KILL_S",
+    ),
+    "commit-without-a-shard": Mutant(
+        "a version is committed though a node has not stored it",
+        "muster.checkpoint.commit",
+        "        if have != self.nodes:",
+        "        if len(have) < max(1, len(self.nodes) - 1):",
+    ),
+    "restore-without-a-shard": Mutant(
+        "a version is restored of which a rank's shard is lost",
+        f"{_CORE}.restore",
+        "if len(have) == world_size]",
+        "if len(have) >= world_size - 1]",
+    ),
+    "restore-the-oldest": Mutant(
+        "a committed step is thrown away for one before it",
+        f"{_CORE}.restore",
+        "    return max(complete, default=None)",
+        "    return min(complete, default=None)",
+    ),
+    "mix-versions": Mutant(
+        "ranks take their state from different steps",
+        f"{_CORE}.restore",
+        "            if shard.version != version:",
+        "            if shard.version > version:",
+    ),
+    "flush-half": Mutant(
+        "a durable checkpoint counts as soon as one node has written its part",
+        f"{_CORE}.advance",
+        "    elif len(over) == len(writers):",
+        "    elif over:",
+    ),
+    "forget-what-is-owed": Mutant(
+        "a snapshot lacks the calls that Slurm is owed",
+        f"{_CORE}.ledger",
+        "        return _LEDGER.dump_json(self).decode()",
+        '        return _LEDGER.dump_json(self, exclude={"owed"}).decode()',
+    ),
+}
+
+
+class Planted(importlib.machinery.SourceFileLoader):
+    """Loads a module with a mutant in it; never from compiled files."""
+
+    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
+        super().__init__(name, path)
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The changed source, compiled."""
+        code: CodeType = compile(mutate(self._mutant, Path(self.path).read_text()), self.path, "exec")
+        return code
+
+
+class _Finder:
+    """Stands before all other finders for one module."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The planted module's, no other's."""
+        if fullname != self._mutant.module:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if found is None or found.origin is None:
+            return None
+        return importlib.util.spec_from_loader(fullname, Planted(fullname, found.origin, self._mutant))
+
+
+def mutate(mutant: Mutant, source: str) -> str:
+    """`source` with the bug.
+
+    Raises:
+        ValueError: the text to be changed does not stand there exactly once: the mutant is out of date.
+    """
+    if source.count(mutant.before) != 1:
+        raise ValueError(f"{mutant.module} has {source.count(mutant.before)} times: {mutant.before}")
+    return source.replace(mutant.before, mutant.after)
+
+
+def hunt(name: str, count: int) -> Result | None:
+    """The first of `count` seeds that finds the mutant; None: none does.
+
+    Raises:
+        RuntimeError: its module was imported before.
+    """
+    mutant = MUTANTS[name]
+    if mutant.module in sys.modules:
+        raise RuntimeError(f"{mutant.module} is imported already: plant the bug in a fresh process")
+    sys.meta_path.insert(0, _Finder(mutant))
+    logging.disable(logging.CRITICAL)
+    seeds = importlib.import_module("muster.daemon.coordinator.simulator.seeds")
+    found: Result | None = next((result for seed in range(count) if (result := seeds.run(seed)).broken), None)
+    return found
+
+
+def main() -> int:
+    """Exit code 1 where the bug was not found."""
+    name, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200
+    found = hunt(name, count)
+    print(f"{name}: " + (f"found by seed {found.seed}: {found.broken}" if found else f"not found by {count} seeds"))
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

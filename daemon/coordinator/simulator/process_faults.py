@@ -1,0 +1,93 @@
+"""What happens to processes: agents, daemons and ranks stop, end, or can't be ended."""
+
+from __future__ import annotations
+
+from muster.daemon.coordinator.simulator import aim
+from muster.daemon.coordinator.simulator.world import World
+
+
+def stop_agent(world: World, gang: str, seconds: float | None = None) -> None:
+    """An agent alone stops, its ranks don't."""
+    agent = aim.agent(world, gang)
+    if agent is not None and not agent.stopped:
+        world.note(f"FAULT: the agent on {agent.node} is stopped")
+        world.stop(agent, True)
+        world.schedule.later(seconds or aim.a_while(world, 25.0), world.stop, agent, False)
+
+
+def stop_daemon(world: World, gang: str) -> None:
+    """A node's daemon alone stops."""
+    daemon = world.daemons[aim.node(world, gang)]
+    if daemon.alive and not daemon.stopped:
+        world.note(f"FAULT: the daemon on {daemon.machine.name} is stopped")
+        world.stop(daemon, True)
+        world.schedule.later(aim.a_while(world, 30.0), world.stop, daemon, False)
+
+
+def stop_services(world: World, gang: str) -> None:
+    """Agent and daemon of a node stop, its ranks don't."""
+    agent = aim.agent(world, gang)
+    if agent is not None and not agent.stopped and not world.daemons[agent.node].stopped:
+        world.note(f"FAULT: agent and daemon on {agent.node} are stopped")
+        seconds = 1.0 + 20.0 * world.chance.random()
+        for process in (agent, world.daemons[agent.node]):
+            world.stop(process, True)
+            world.schedule.later(seconds, world.stop, process, False)
+
+
+def kill_agent(world: World, gang: str) -> None:
+    """An agent's process ends, and its ranks with it."""
+    agent = aim.agent(world, gang)
+    if agent is not None:
+        world.note(f"FAULT: the agent on {agent.node} is killed")
+        world.end_agent(agent)
+
+
+def kill_daemon(world: World, gang: str) -> None:
+    """A node's daemon ends; it is started anew."""
+    node = aim.node(world, gang)
+    if world.daemons[node].awake():
+        world.note(f"FAULT: the daemon on {node} is killed")
+        world.end_daemon(node)
+
+
+def kill_rank(world: World, gang: str) -> None:
+    """One rank exits."""
+    agent = aim.agent(world, gang)
+    able = [rank for rank in agent.ranks.values() if rank.able] if agent else []
+    if agent is not None and able:
+        rank = world.chance.choice(able)
+        world.note(f"FAULT: rank {rank.rank} on {agent.node} exits")
+        agent.rank_ends(rank, world.chance.choice([1, -9, -11]), "RuntimeError: CUDA error")
+
+
+def sick_script(world: World, gang: str) -> None:
+    """The script fails again and again for a while: in every generation a rank exits."""
+    world.note(f"FAULT: the script of {gang} fails from now on")
+    _fail_again(world, gang, world.schedule.now + 25.0)
+
+
+def _fail_again(world: World, gang: str, until: float) -> None:
+    training = world.newest_training(gang)
+    if training is not None and not training.over:
+        for rank in list(training.ranks.values())[:1]:
+            if rank.able:
+                rank.agent.rank_ends(rank, 1, "ValueError: loss is nan")
+    if world.schedule.now < until:
+        world.schedule.later(0.3, _fail_again, world, gang, until)
+
+
+def stuck_rank(world: World, gang: str) -> None:
+    """For a while, ranks on a node can't be killed."""
+    node = aim.node(world, gang)
+    world.note(f"FAULT: ranks on {node} can't be killed for a while")
+    world.machines[node].stuck_until = world.schedule.now + 4.0 + 26.0 * world.chance.random()
+
+
+def agent_error(world: World, gang: str) -> None:
+    """An agent meets an error that no order mends."""
+    agent = aim.agent(world, gang)
+    if agent is not None:
+        world.note(f"FAULT: the agent on {agent.node} has a full disk")
+        agent.failure = "no space left on device"
+        agent.changed()

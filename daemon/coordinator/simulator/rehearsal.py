@@ -1,0 +1,186 @@
+"""A script's front of the simulated world: one gang in calm weather, and verbs that strike it when the script says so.
+
+Nothing is left to chance, so one script gives one transcript.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeVar
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.ledger import Gang, Ledger, apply
+from muster.daemon.coordinator.simulator.agent import Agent
+from muster.daemon.coordinator.simulator.jobs import Wanted
+from muster.daemon.coordinator.simulator.machine import Machine
+from muster.daemon.coordinator.simulator.timing import Pace
+from muster.daemon.coordinator.simulator.world import Site, World
+
+_Fact = TypeVar("_Fact", bound=f.Fact)
+_PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, flush=0.2, launch=0.02, steady=True)
+
+
+class Rehearsal:
+    """Gang g of `nodes` + `spares` nodes n0, n1, ... on two leaves, one rank a node; n0 is the batch host.
+
+    Args:
+        absent: nodes whose agent never starts.
+        spec: more of the GangSpec.
+    """
+
+    def __init__(self, nodes: int, spares: int, absent: Collection[str] = (), **spec: object) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
+        leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares)]
+        self.world = World(Site(leaves, pace=_PACE), 0, folder)
+        weakref.finalize(self, _clean, self.world, folder)
+        self.world.jobs.never_start.update(absent)
+        self.world.restart_s = 0.0
+        self.world.submit(Wanted("g", e.GangSpec(nodes, spares, **spec)))  # type: ignore[arg-type]
+
+    # -- what stands --
+
+    @property
+    def now(self) -> float:
+        """Virtual time, seconds."""
+        return self.world.schedule.now
+
+    @property
+    def core(self) -> Core:
+        """The core of the coordinator that lives."""
+        return self.world.coordinator.core
+
+    @property
+    def gang(self) -> Gang:
+        """The gang in the ledger."""
+        return self.core.ledger.gangs["g"]
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """The nodes."""
+        return self.world.machines
+
+    @property
+    def journal(self) -> list[tuple[float, f.Fact]]:
+        """All that was journaled, oldest first."""
+        return self.world.laws.journal
+
+    @property
+    def slurm(self) -> list[f.SlurmOwed]:
+        """All calls that were owed to Slurm, oldest first."""
+        return [fact for _, fact in self.journal if isinstance(fact, f.SlurmOwed)]
+
+    def facts(self, kind: type[_Fact]) -> list[_Fact]:
+        """All journaled facts of a kind, oldest first."""
+        return [fact for _, fact in self.journal if isinstance(fact, kind)]
+
+    def agent(self, node: str) -> Agent:
+        """The newest agent on a node."""
+        return self.world.agents["g", node]
+
+    def runs(self, generation: int) -> bool:
+        """Every rank of `generation` has been started and lives."""
+        ranks = [rank for seat in self.gang.seats for rank in self.agent(seat.node).ranks.values()]
+        return len(ranks) >= self.gang.spec.nodes and all(r.alive and r.generation == generation for r in ranks)
+
+    def folded(self) -> Ledger:
+        """The ledger that the journal alone gives."""
+        ledger = Ledger()
+        for at, fact in self.journal:
+            apply(ledger, fact, at)
+        return ledger
+
+    def transcript(self) -> list[str]:
+        """All that happened, one line each."""
+        return self.world.transcript()
+
+    # -- time --
+
+    def run_until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Let time pass until `condition` holds.
+
+        Raises:
+            TimeoutError: it does not hold within `limit_s` seconds of virtual time; the transcript is in the message.
+        """
+        schedule = self.world.schedule
+        end = schedule.now + limit_s
+        while not condition():
+            at = schedule.next_at()
+            if at is None or at >= end:
+                raise TimeoutError("\n".join(self.transcript()))
+            schedule.step()
+
+    def run_for(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end = self.now + seconds
+        self.world.run_until(end)
+
+    def post(self, event: e.Event) -> None:
+        """Give the core an event now, whoever may have sent it."""
+        self.world.coordinator.post(event)
+
+    # -- faults --
+
+    def restart_coordinator(self) -> None:
+        """The coordinator dies and comes back with its journal alone; agents attach anew."""
+        before = self.world.coordinator
+        self.world.coordinator_dies("as the script says")
+        self.run_until(lambda: self.world.coordinator is not before)
+
+    def crash(self, node: str) -> None:
+        """The node dies and its kernel closes every connection on the way."""
+        self.world.power_off(node, closes=True)
+
+    def power_off(self, node: str) -> None:
+        """The node dies without a word."""
+        self.world.power_off(node, closes=False)
+
+    def pause(self, node: str) -> None:
+        """Its kernel answers, its processes don't."""
+        self.world.freeze(node, True)
+
+    def go_on(self, node: str) -> None:
+        """A paused node goes on."""
+        self.world.freeze(node, False)
+
+    def cut(self, *pairs: tuple[str, str]) -> None:
+        """Nothing goes from the first of each pair to the second; "coordinator" is a host, too."""
+        for src, dst in pairs:
+            self.world.network.cut(src, dst)
+        self.world.changed()
+
+    def mend(self, *pairs: tuple[str, str]) -> None:
+        """The opposite of `cut`."""
+        for src, dst in pairs:
+            self.world.network.mend(src, dst)
+        self.world.changed()
+
+    def kill_rank(self, node: str, exit_code: int = 1) -> None:
+        """The ranks of a node exit by themselves."""
+        agent = self.agent(node)
+        for rank in agent.ranks.values():
+            agent.rank_ends(rank, exit_code, "")
+
+    def kill_agent(self, node: str) -> None:
+        """The agent's process ends, and its ranks with it."""
+        self.world.end_agent(self.agent(node))
+
+    def signal(self, node: str, judgement: str = "unfit", reason: str = "Xid 79") -> None:
+        """The node's daemon sees a hardware signal."""
+        self.machines[node].faulty = True
+        self.world.daemons[node].signal(e.NodeSignalled(node, judgement, reason, reason))
+
+    def finish(self) -> None:
+        """Every rank exits with 0."""
+        for seat in self.gang.seats:
+            self.kill_rank(seat.node, 0)
+
+
+def _clean(world: World, folder: Path) -> None:
+    world.close()
+    shutil.rmtree(folder, ignore_errors=True)

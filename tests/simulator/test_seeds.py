@@ -1,0 +1,51 @@
+"""Two thousand worlds full of faults: no law is broken, and everything that can happen does."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from muster.daemon.coordinator.simulator import many, seeds
+
+SEEDS = 2000
+EVENTS, FAULTS = 500, 3
+"""On average, a seed."""
+OFTEN = 50
+"""Every edge of the state tables and every rung of the ladder is taken as often at least."""
+
+
+def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = many.run(0, SEEDS)
+    with capsys.disabled():
+        print("", *outcome.report(), sep="\n")
+    assert not outcome.failures
+    assert outcome.tally.total("event") >= EVENTS * SEEDS
+    assert outcome.tally.total("fault") >= FAULTS * SEEDS
+    seldom = {name: number for _, name, number in outcome.tally.wanted() if number < OFTEN}
+    assert seldom == {}
+
+
+@pytest.mark.parametrize("seed", [7, 42])
+def test_one_seed_is_one_run(seed: int) -> None:
+    """The order of a set of strings differs from process to process; no run may depend on it."""
+    said = {_transcript(seed, hash_seed) for hash_seed in ("1", "2", "3")}
+    assert len(said) == 1
+    assert len(said.pop().splitlines()) > 100
+
+
+def _transcript(seed: int, hash_seed: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "muster.daemon.coordinator.simulator", "--seed", str(seed)],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_a_seed_that_fails_tells_its_story() -> None:
+    result = seeds.run(3)
+    assert result.broken == ""
+    assert result.transcript == []
+    told = seeds.run(3, trace=True)
+    assert any("FAULT" in line for line in told.transcript)
+    assert told.tally.counts == result.tally.counts
