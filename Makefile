@@ -64,7 +64,7 @@ test: image ## everything that is promised: unit tests, simulated worlds, PyTorc
 	@$(BIN)/python -Im pytest --timeout 120 tests/unit
 	@$(BIN)/python -Im pytest --timeout 240 tests/simulator
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
-	@$(BIN)/python -Im pytest --timeout 400 tests/cluster
+	@$(BIN)/python -Im pytest --timeout 400 --durations 12 tests/cluster
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_recovery

@@ -90,7 +90,8 @@ def test_a_run_names_places_store_and_sources() -> None:
 
 def test_a_start_from_durable_storage_names_the_folder() -> None:
     start = f.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "/d/step_8", 2.0, "start")
-    order = order_for(_ledger(*PREFLIGHT, start), "g", "n1")
+    flushed = f.Flushing("g", 1, Version(0, 8), (), "the job is done"), f.Flushed("g", 1, "/d/step_8", "")
+    order = order_for(_ledger(*PREFLIGHT, *flushed, start), "g", "n1")
     assert order.restore.durable_path == "/d/step_8"
     assert not order.restore.HasField("version")
     assert not order_for(_ledger(*STARTED), "g", "n1").HasField("restore")
