@@ -207,9 +207,7 @@ async def test_a_refusal_is_told_once_and_tried_again(
     coordinator: Coordinator, credentials: SecretCredentials, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator.refuse = "n1 has 10.0.0.1 in Slurm, this call comes from 127.0.0.1"
-    # Impatient between tries alone: an answer that comes late on a loaded machine is another trouble, told as well.
-    patience = Patience(first_pause_s=0.02, longest_pause_s=0.02)
-    async with Running(_attachment(coordinator, credentials, patience=patience)):
+    async with Running(_attachment(coordinator, credentials)):
         for _ in range(4):
             await asyncio.wait_for(coordinator.callers.get(), 5)
         coordinator.refuse = ""
