@@ -46,6 +46,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
     ) -> AsyncIterator[pb.NodeOrder]:
         self.callers.put_nowait(current_caller())
         if self.refuse:
+            await anext(request_iterator)  # as the coordinator does: a caller that still writes hears no reason
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, self.refuse)
         try:
             async for message in request_iterator:
