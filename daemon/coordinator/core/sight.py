@@ -47,14 +47,14 @@ class AgentSight:
 class GangSight:
     """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
     witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
-    `reached_at` to since when every probe of the coordinator's own has reached its agent."""
+    `own_probes` to whether the coordinator's own probes reach its agent, and since when that has been so."""
 
     agents: dict[str, AgentSight] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
     suspected: dict[str, float] = field(default_factory=dict)
     cleared_at: dict[str, float] = field(default_factory=dict)
     closed: dict[str, set[str]] = field(default_factory=dict)
-    reached_at: dict[str, float] = field(default_factory=dict)
+    own_probes: dict[str, tuple[bool, float]] = field(default_factory=dict)
     job_ended: str | None = None
     job_restarts: int = 0
     granted: tuple[int, float] | None = None
@@ -181,10 +181,9 @@ def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:
 
 
 def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
-    if event.witness == AGENT and event.silence is None:
-        seen.reached_at.setdefault(event.node, now)
-    elif event.witness == AGENT:
-        seen.reached_at.pop(event.node, None)
+    reaches = event.silence is None
+    if event.witness == AGENT and seen.own_probes.get(event.node, (not reaches, now))[0] != reaches:
+        seen.own_probes[event.node] = (reaches, now)
     probe = seen.probes.get(event.node)
     if probe and probe.number == event.probe:
         probe.silences[event.witness] = event.silence

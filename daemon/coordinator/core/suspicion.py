@@ -78,8 +78,8 @@ def ended(gt: GangTurn, member: Member) -> bool:
 def _outlives_kill(gt: GangTurn, member: Member) -> bool:
     """It has surely had the fence for so long: its stream is open and the coordinator's own probes get through."""
     agent = gt.seen.agents.get(member.node)
-    reached_at = gt.seen.reached_at.get(member.node, gt.now)
-    if agent is None or not agent.attached:
+    reached, reached_at = gt.seen.own_probes.get(member.node, (False, gt.now))
+    if agent is None or not agent.attached or not reached:
         return False
     return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S
 
@@ -179,12 +179,20 @@ def _alive(gt: GangTurn, member: Member) -> None:
 
 
 def _keeps_waiting(gt: GangTurn, member: Member) -> bool:
-    """Its gang can't go on without its word, which does not come: a fence not answered, or no step, nor any ping."""
-    since = max(gt.gang.phase_at, gt.turn.sight.since)
+    """Its gang can't go on without its word: its fence, its knowledge of who is out, a step. And none will come."""
     if gt.gang.phase in FENCING:
-        return not ended(gt, member) and gt.now - since >= OUT_OF_TOUCH_S
+        waits = not ended(gt, member) or gt.seen.status(member.node).order_serial < gt.gang.serial
+    else:
+        waits = gt.now - max(gt.gang.phase_at, gt.seen.moved_at) >= OUT_OF_TOUCH_S
+    return waits and _out_of_touch(gt, member)
+
+
+def _out_of_touch(gt: GangTurn, member: Member) -> bool:
+    """It does not hear the coordinator, or is not heard by it, for long."""
+    began = max(gt.gang.phase_at, gt.turn.sight.since)
     heard_at = gt.turn.sight.heard_at(gt.gang.id, member.node)
-    return gt.now - max(since, gt.seen.moved_at, heard_at) >= OUT_OF_TOUCH_S
+    reached, since = gt.seen.own_probes.get(member.node, (True, gt.now))
+    return gt.now - max(began, min(heard_at, gt.now if reached else since)) >= OUT_OF_TOUCH_S
 
 
 def _ask(gt: GangTurn, member: Member) -> None:

@@ -21,7 +21,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="as many as fit into this time")
     parser.add_argument("--processes", type=int, help="how many work at once; one a processor unless given")
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # what the parts would log stands in the transcript
     if given.seed is not None:
         return _one(given.seed)
     first = given.first
@@ -33,6 +32,7 @@ def main() -> int:
 
 
 def _one(seed: int) -> int:
+    logging.disable(logging.CRITICAL)  # what the parts would log stands in the transcript
     result = seeds.run(seed, trace=True)
     print("\n".join(result.transcript))
     print(f"seed {seed}: {result.broken or 'all laws hold'}")

@@ -212,11 +212,11 @@ class Agent(Process):
         if order.HasField("flush") and order.flush.serial > max(self.flushing, self.flushed):
             self.flushing = order.flush.serial
             self.memory.flush(order.flush)
-        self.converge()
+        self.carry_out()
         if self._carried_out:
             self.changed()
 
-    def converge(self) -> None:
+    def carry_out(self) -> None:
         """Take steps until none is left."""
         while self.order is not None and self.alive:
             steps = converge.decide(self._local(), self.order)
@@ -269,7 +269,7 @@ class Agent(Process):
         if alive and max(alive) > self.killed:
             self.world.note(f"{self.node} ends its ranks: {why}")
             self._kill(max(alive))
-            self.converge()
+            self.carry_out()
 
     def _kill(self, generation: int) -> None:
         self.killed = max(self.killed, generation)
@@ -292,7 +292,7 @@ class Agent(Process):
         self.later(0.0, self._rank_ended)
 
     def _rank_ended(self) -> None:
-        self.converge()
+        self.carry_out()
         self.changed()
 
     # -- ends --

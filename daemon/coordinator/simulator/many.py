@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -20,24 +21,25 @@ MOST_FAILURES = 50
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of many seeds. `failures`: the results of those that broke a law; `seconds`: wall clock."""
+    """What became of many seeds. `count`: how many were run; `failures`: the results
+    of those that broke a law; `seconds`: wall clock."""
 
-    seeds: int = 0
+    count: int = 0
     seconds: float = 0.0
     tally: Tally = field(default_factory=Tally)
     failures: list[seeds.Result] = field(default_factory=list)
 
     def add(self, results: list[seeds.Result]) -> None:
         """Take over what some seeds have given."""
-        self.seeds += len(results)
+        self.count += len(results)
         for result in results:
             self.tally.add(result.tally)
         self.failures += [result for result in results if result.broken]
 
     def report(self) -> list[str]:
         """The table, and what failed."""
-        lines = self.tally.table(self.seeds)
-        lines.append(f"{self.seeds / max(self.seconds, 1e-9):.0f} seeds a second, {self.seconds:.1f} s")
+        lines = self.tally.table(self.count)
+        lines.append(f"{self.count / max(self.seconds, 1e-9):.0f} seeds a second, {self.seconds:.1f} s")
         for failure in self.failures[:3]:
             lines += ["", f"seed {failure.seed}: {failure.broken}", *failure.transcript]
         if self.failures:
@@ -78,4 +80,5 @@ def _ranges(first: int, count: int | None, seconds: float | None, began: float) 
 
 
 def _chunk(numbers: range) -> list[seeds.Result]:
+    logging.disable(logging.CRITICAL)  # what the parts would log stands in the transcript
     return [seeds.run(seed) for seed in numbers]
