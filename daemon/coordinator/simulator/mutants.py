@@ -93,8 +93,8 @@ MUTANTS: dict[str, Mutant] = {
     "ignore-progress": Mutant(
         "a node is called lost while its gang moves on",
         f"{_CORE}.verdict",
-        "    if step_now > probe.step_at:",
-        "    if step_now < probe.step_at:",
+        "    if moved_at > probe.asked_at:",
+        "    if moved_at > probe.asked_at + 1000.0:",
     ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
