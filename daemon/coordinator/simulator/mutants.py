@@ -79,10 +79,10 @@ MUTANTS: dict[str, Mutant] = {
         "(self.position + 1, ledger.dump()))",
     ),
     "trust-one-witness": Mutant(
-        "the coordinator's own probes are enough to take a node",
-        f"{_CORE}.suspicion",
-        "    if asked >= min(2, others) > 0:",
-        "    if asked <= 2:",
+        "nobody's answer counts but the one to the coordinator's own probe",
+        f"{_CORE}.verdict",
+        "    about_agent = [s for w, s in probe.silences.items() if w != MUSTERD]",
+        '    about_agent = [s for w, s in probe.silences.items() if w == "agent"]',
     ),
     "ignore-an-answer": Mutant(
         "a node that answers one witness is lost because another hears nothing",

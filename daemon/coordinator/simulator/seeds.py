@@ -80,7 +80,7 @@ class Run:
     def _spec(self) -> GangSpec:
         chance = self._chance
         return GangSpec(
-            nodes=chance.choice([1, 2, 2, 3, 3, 3, 4, 5]),
+            nodes=chance.choice([1, 2, 2, 2, 3, 3, 4, 5]),
             spares=chance.choice([0, 0, 1, 1, 2, 3]),
             ranks_per_node=chance.choice([1, 1, 1, 2]),
             gather_timeout_s=chance.choice([20.0, 40.0]),
