@@ -120,11 +120,11 @@ MUTANTS: dict[str, Mutant] = {
         "if len(have) == world_size]",
         "if len(have) >= world_size - 1]",
     ),
-    "restore-the-oldest": Mutant(
-        "a committed step is thrown away for one before it",
+    "forget-the-buddy": Mutant(
+        "a lost node's state counts as lost, though its buddy holds it",
         f"{_CORE}.restore",
-        "    return max(complete, default=None)",
-        "    return min(complete, default=None)",
+        "        for shard in shards:\n            ranks.setdefault(",
+        "        for shard in (s for s in shards if s.own):\n            ranks.setdefault(",
     ),
     "mix-versions": Mutant(
         "ranks take their state from different steps",
