@@ -21,11 +21,11 @@ FAULTS: dict[Fault, float] = {
     hardware.crash: 4, hardware.power_off: 4, hardware.rack: 1, hardware.pause: 3, process.stop_agent: 2,
     process.stop_daemon: 1, process.stop_services: 2, process.kill_agent: 2, process.kill_daemon: 1,
     process.kill_rank: 3, process.sick_script: 2, process.stuck_rank: 1, process.agent_error: 1.2,
-    hardware.signal: 4, hardware.degraded_then_worse: 6, wire.cut_link: 2, wire.cut_from_coordinator: 4,
+    hardware.signal: 4, hardware.degraded_then_worse: 9, wire.cut_link: 2, wire.cut_from_coordinator: 4,
     wire.blind_spot: 3, wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 5, wire.split: 1.5, wire.flap: 1.5,
     service.crash_coordinator: 5, service.stall_coordinator: 1.5, service.slurm_mute: 1, service.slurm_odd: 1,
     service.slurm_requeues: 0.7, service.cancel: 0.5, service.scancel: 0.5, service.batch_script: 0.3,
-    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 8, service.ask_flush: 1, service.storage: 0.7,
+    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 10, service.ask_flush: 1, service.storage: 0.7,
     service.slander: 1,
 }  # fmt: skip
 """With the weight of each."""
@@ -44,8 +44,9 @@ DISTURBERS: tuple[Fault, ...] = (
     wire.isolate,
 )
 EARLY = (
-    Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING, Phase.PREFLIGHT, Phase.PREFLIGHT,
-    Phase.STARTING, Phase.STARTING, Phase.STARTING, Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
+    Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING,
+    Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.STARTING, Phase.STARTING, Phase.STARTING,
+    Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
 )  # fmt: skip
 LATE = (Phase.DRAINING, Phase.REQUEUED)
 LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)

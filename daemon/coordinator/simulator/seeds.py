@@ -61,7 +61,7 @@ class Run:
             folder,
             trace,
         )
-        for phases, often in ((faults.EARLY, 0.7), (faults.EARLY, 0.6), (faults.LATE, 0.8), (faults.LATE, 0.7)):
+        for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
         for gang, spec in zip(self._gangs, specs, strict=True):
