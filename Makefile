@@ -62,7 +62,7 @@ demo: image ## a training job outlives a dead node, on one screen
 
 test: image ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
 	@$(BIN)/python -Im pytest --timeout 120 tests/unit
-	@$(BIN)/python -Im pytest --timeout 240 tests/simulator
+	@$(BIN)/python -Im pytest --timeout 420 tests/simulator
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
 	@$(BIN)/python -Im pytest --timeout 400 --durations 12 tests/cluster
 

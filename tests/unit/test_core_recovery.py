@@ -462,3 +462,28 @@ def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
     world.cut(("n1", "coordinator"))
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     assert world.gang.stepped == 1
+
+
+def test_a_gang_that_begins_again_is_seen_to_move() -> None:
+    world = training(nodes=2, spares=2)
+    world.run_until(lambda: world.core.sight.gang("g").step > 150)
+    for lost in carriers(world):
+        world.crash(lost)
+    world.run_until(recovered(world))
+    assert world.gang.version is None
+    world.run_for(2 * 5.0 + 1)  # or the lost ones would count as silent with the next
+    node = carriers(world)[1]
+    world.world.stop(world.agent(node), True)
+    world.world.stop(world.world.daemons[node], True)
+    world.run_for(5)
+    assert world.core.ledger.node(node).verdict is Verdict.FIT
+    assert world.gang.generation == 2
+
+
+def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> None:
+    world = training(max_failures=1)
+    world.cut(*[(node, "n1") for node in ("coordinator", "n0", "n2", "n3", "n4", "n5")])
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    assert "n1 was cut off" in world.gang.recoveries[-1].cause
+    world.run_until(recovered(world, 3))
+    assert world.gang.failures == 0

@@ -360,8 +360,13 @@ def _crashed(gt: GangTurn) -> bool:
               if r.generation == gt.gang.generation and not r.running and r.exit_code]  # fmt: skip
     if not failed:
         return False
-    node, rank = failed[0]
-    suspicion.fence(gt, _exit_words(node, rank), hardware=False, suspected_at=gt.now)
+    # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
+    crashed = [(node, rank) for node, rank in failed if gt.seen.status(node).fenced < gt.gang.generation]
+    if crashed:
+        suspicion.fence(gt, _exit_words(*crashed[0]), hardware=False, suspected_at=gt.now)
+    else:
+        words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
+        suspicion.fence(gt, words, hardware=True, suspected_at=gt.now)
     return True
 
 

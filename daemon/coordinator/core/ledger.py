@@ -284,6 +284,7 @@ def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
     gang.seats, gang.spares = fact.seats, fact.spares
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.version, gang.sources = fact.version, fact.sources
+    gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory leaves it be
     gang.serial += 1
     if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
         recovery = gang.recoveries[-1]

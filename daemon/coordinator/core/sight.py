@@ -20,7 +20,6 @@ class Probe:
     node: str
     witnesses: tuple[str, ...]
     asked_at: float
-    step_at: int
     silences: dict[str, Silence | None] = field(default_factory=dict)
 
     @property
@@ -60,7 +59,8 @@ class GangSight:
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
     moved_at: float = 0.0
-    """When an agent last reported a step that it had not before."""
+    """When a step that was new to the gang was last reported, and which (generation, step)."""
+    moved_to: tuple[int, int] = (0, 0)
     failed_at: float = 0.0
     cancel: str = ""
     flush: str = ""
@@ -165,13 +165,14 @@ def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: floa
         seen.suspected.setdefault(event.node, now)
         seen.closed.setdefault(event.node, set()).add(COORDINATOR)
     else:
-        if _newest_step(event.status) > _newest_step(agent.status):
-            seen.moved_at = now
+        if _newest_step(event.status) > seen.moved_to:
+            seen.moved_at, seen.moved_to = now, _newest_step(event.status)
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
 
 
-def _newest_step(status: Status) -> int:
-    return max((rank.step for rank in status.ranks), default=0)
+def _newest_step(status: Status) -> tuple[int, int]:
+    """Generation and step: a generation may start again below what the one before had reached."""
+    return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
 
 
 def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:

@@ -129,7 +129,7 @@ def _judge(gt: GangTurn, member: Member) -> None:
     probe = gt.seen.probes.get(member.node)
     if probe is None:
         return
-    finding = find(probe, gt.seen.step)
+    finding = find(probe, gt.seen.moved_at)
     if finding in (Finding.HUNG, Finding.LOST) and not _witnessed(gt, member, probe):
         _follow_slurm(gt, member)
         return
@@ -214,7 +214,7 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
     gt.turn.sight.probes += 1
     number = gt.turn.sight.probes
     asked = (AGENT, MUSTERD, *others)
-    gt.seen.probes[member.node] = Probe(number, member.node, asked, gt.now, gt.seen.step)
+    gt.seen.probes[member.node] = Probe(number, member.node, asked, gt.now)
     address = gt.turn.ledger.node(member.node).probe_address
     gt.turn.outcome.asks.append(Ask(number, gt.gang.id, member.node, asked, member.peer_address, address, deadline_s))
 

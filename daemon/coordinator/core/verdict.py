@@ -21,14 +21,14 @@ class Finding(StrEnum):
     OPEN = "open"  # answers are missing, or the gang moves: nothing follows
 
 
-def find(probe: Probe, step_now: int) -> Finding:
-    """What `probe` shows, with `step_now` the newest step that the gang has declared."""
+def find(probe: Probe, moved_at: float) -> Finding:
+    """What `probe` shows, with `moved_at` the time at which the gang last declared a new step."""
     about_agent = [s for w, s in probe.silences.items() if w != MUSTERD]
     if any(s is None for s in about_agent):
         return Finding.ALIVE
     if not probe.complete:
         return Finding.OPEN
-    if step_now > probe.step_at:
+    if moved_at > probe.asked_at:
         return Finding.OPEN  # synchronous training moves only with every rank: the silence is the witnesses' own
     if probe.silences[MUSTERD] is None:
         ended = all(s is Silence.CLOSED for s in about_agent)

@@ -125,7 +125,10 @@ class Coordinator(Process):
 
     def snapshot_if_due(self, ledger: Ledger) -> bool:
         """As the journal's."""
-        return self.journal.snapshot_if_due(ledger)
+        taken = self.journal.snapshot_if_due(ledger)
+        if taken:
+            self.world.laws.snapshot_taken(ledger, self.journal)
+        return taken
 
     # -- turnover.Hands --
 

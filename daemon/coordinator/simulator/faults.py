@@ -20,16 +20,19 @@ Fault = Callable[[World, str], None]
 FAULTS: dict[Fault, float] = {
     hardware.crash: 4, hardware.power_off: 4, hardware.rack: 1, hardware.pause: 3, process.stop_agent: 2,
     process.stop_daemon: 1, process.stop_services: 2, process.kill_agent: 2, process.kill_daemon: 1,
-    process.kill_rank: 3, process.sick_script: 2, process.stuck_rank: 1, process.agent_error: 0.8,
-    hardware.signal: 4, hardware.degraded_then_worse: 4, wire.cut_link: 2, wire.cut_from_coordinator: 4,
-    wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 3, wire.split: 1.5, wire.flap: 1.5,
+    process.kill_rank: 3, process.sick_script: 2, process.stuck_rank: 1, process.agent_error: 1.2,
+    hardware.signal: 4, hardware.degraded_then_worse: 9, wire.cut_link: 2, wire.cut_from_coordinator: 4,
+    wire.blind_spot: 3, wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 5, wire.split: 1.5, wire.flap: 1.5,
     service.crash_coordinator: 5, service.stall_coordinator: 1.5, service.slurm_mute: 1, service.slurm_odd: 1,
     service.slurm_requeues: 0.7, service.cancel: 0.5, service.scancel: 0.5, service.batch_script: 0.3,
-    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 4, service.ask_flush: 1, service.storage: 0.7,
+    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 10, service.ask_flush: 1, service.storage: 0.7,
     service.slander: 1,
 }  # fmt: skip
 """With the weight of each."""
-ENDERS: tuple[Fault, ...] = (service.cancel, service.scancel, service.batch_script, service.slurm_requeues)
+ENDERS: tuple[Fault, ...] = (
+    service.cancel, service.cancel, service.scancel, service.batch_script, service.batch_script,
+    service.slurm_requeues, service.slurm_requeues,
+)  # fmt: skip
 DISTURBERS: tuple[Fault, ...] = (
     service.crash_coordinator,
     service.crash_coordinator,
@@ -41,8 +44,9 @@ DISTURBERS: tuple[Fault, ...] = (
     wire.isolate,
 )
 EARLY = (
-    Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING, Phase.PREFLIGHT, Phase.PREFLIGHT,
-    Phase.STARTING, Phase.STARTING, Phase.STARTING, Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
+    Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING,
+    Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.STARTING, Phase.STARTING, Phase.STARTING,
+    Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
 )  # fmt: skip
 LATE = (Phase.DRAINING, Phase.REQUEUED)
 LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)
@@ -62,9 +66,11 @@ def ambush(world: World, phases: Sequence[Phase]) -> None:
     lingers = phase in LINGERING and fault in ENDERS
 
     def spring(gang: str) -> None:
+        delay = max(0.0, 0.4 * world.chance.random() - 0.2)
         if lingers:
-            process.stop_agent(world, gang, 3.0 + 3.0 * world.chance.random())
-        _count(world, fault, gang)
+            process.stop_a_seat(world, gang, 3.0 + 3.0 * world.chance.random())
+            delay = 0.0
+        world.schedule.later(delay, _count, world, fault, gang)
 
     world.ambushes.append((phase, spring))
 

@@ -66,7 +66,7 @@ def degraded_then_worse(world: World, gang: str) -> None:
     """A precursor, and what it announced."""
     node = aim.node(world, gang)
     _signal(world, node, "degraded")
-    worse = world.chance.choice([crash, power_off, pause, None])
+    worse = world.chance.choice([crash, power_off, pause, pause, None])
     delay = 1.0 + 4.0 * world.chance.random()
     if worse is None:
         world.schedule.later(delay, _signal, world, node, "unfit")

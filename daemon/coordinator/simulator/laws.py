@@ -40,6 +40,8 @@ MANY_WINDOW_S = 10.0
 AFTER_THAW_S = 0.75
 LATE_S = 6.0
 PROGRESS_S = 0.35
+LOOK_AT_SNAPSHOT = 16
+"""One snapshot of so many is read back."""
 
 _RUNG_OF_CODE = {
     93: "fail: the software",
@@ -63,6 +65,7 @@ class Laws:
         self._verdicts: dict[str, Verdict] = {}
         self._serials: dict[str, int] = {}
         self._calls = 0
+        self._snapshots = 0
         self._committed: dict[str, Version] = {}
         self._durable: dict[str, Version] = {}
         self._blind_since: dict[tuple[str, str], float] = {}
@@ -113,6 +116,12 @@ class Laws:
         self._since = self._world.schedule.now
         self._must(ledger == journal.load(use_snapshot=False), "the snapshot is not the fold of the journal")
         self._must(self._left is None or ledger == self._left, "the journal lacks what its coordinator knew")
+
+    def snapshot_taken(self, ledger: Ledger, journal: Journal) -> None:
+        """The journal holds a new snapshot; some are looked at."""
+        self._snapshots += 1
+        if self._snapshots % LOOK_AT_SNAPSHOT == 0:
+            self._must(journal.load() == ledger, "the snapshot is not the ledger")
 
     # -- who could see whom --
 

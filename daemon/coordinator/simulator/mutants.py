@@ -79,10 +79,10 @@ MUTANTS: dict[str, Mutant] = {
         "(self.position + 1, ledger.dump()))",
     ),
     "trust-one-witness": Mutant(
-        "the coordinator's own probes are enough to take a node",
-        f"{_CORE}.suspicion",
-        "    if asked >= min(2, others) > 0:",
-        "    if asked <= 2:",
+        "nobody's answer counts but the one to the coordinator's own probe",
+        f"{_CORE}.verdict",
+        "    about_agent = [s for w, s in probe.silences.items() if w != MUSTERD]",
+        '    about_agent = [s for w, s in probe.silences.items() if w == "agent"]',
     ),
     "ignore-an-answer": Mutant(
         "a node that answers one witness is lost because another hears nothing",
@@ -93,8 +93,8 @@ MUTANTS: dict[str, Mutant] = {
     "ignore-progress": Mutant(
         "a node is called lost while its gang moves on",
         f"{_CORE}.verdict",
-        "    if step_now > probe.step_at:",
-        "    if step_now < probe.step_at:",
+        "    if moved_at > probe.asked_at:",
+        "    if moved_at > probe.asked_at + 1000.0:",
     ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
@@ -120,11 +120,11 @@ MUTANTS: dict[str, Mutant] = {
         "if len(have) == world_size]",
         "if len(have) >= world_size - 1]",
     ),
-    "restore-the-oldest": Mutant(
-        "a committed step is thrown away for one before it",
+    "forget-the-buddy": Mutant(
+        "a lost node's state counts as lost, though its buddy holds it",
         f"{_CORE}.restore",
-        "    return max(complete, default=None)",
-        "    return min(complete, default=None)",
+        "        for shard in shards:\n            ranks.setdefault(",
+        "        for shard in (s for s in shards if s.own):\n            ranks.setdefault(",
     ),
     "mix-versions": Mutant(
         "ranks take their state from different steps",

@@ -6,13 +6,25 @@ from muster.daemon.coordinator.simulator import aim
 from muster.daemon.coordinator.simulator.world import World
 
 
-def stop_agent(world: World, gang: str, seconds: float | None = None) -> None:
+def stop_a_seat(world: World, gang: str, seconds: float) -> None:
+    """The agent of a node that carries ranks, or shall, stops: what its gang is about lasts."""
+    known = world.gang(gang)
+    nodes = [seat.node for seat in known.seats] if known else []
+    agents = [agent for node in nodes if (agent := world.agents.get((gang, node))) and agent.awake()]
+    if agents:
+        agent = world.chance.choice(agents)
+        world.note(f"the agent on {agent.node} is stopped, for the ambush")
+        world.stop(agent, True)
+        world.schedule.later(seconds, world.stop, agent, False)
+
+
+def stop_agent(world: World, gang: str) -> None:
     """An agent alone stops, its ranks don't."""
     agent = aim.agent(world, gang)
     if agent is not None and not agent.stopped:
         world.note(f"FAULT: the agent on {agent.node} is stopped")
         world.stop(agent, True)
-        world.schedule.later(seconds or aim.a_while(world, 25.0), world.stop, agent, False)
+        world.schedule.later(aim.a_while(world, 25.0), world.stop, agent, False)
 
 
 def stop_daemon(world: World, gang: str) -> None:

@@ -61,7 +61,7 @@ class Run:
             folder,
             trace,
         )
-        for phases, often in ((faults.EARLY, 0.7), (faults.EARLY, 0.5), (faults.LATE, 0.6), (faults.LATE, 0.4)):
+        for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
         for gang, spec in zip(self._gangs, specs, strict=True):
@@ -80,7 +80,7 @@ class Run:
     def _spec(self) -> GangSpec:
         chance = self._chance
         return GangSpec(
-            nodes=chance.choice([1, 2, 2, 3, 3, 3, 4, 5]),
+            nodes=chance.choice([1, 2, 2, 2, 3, 3, 4, 5]),
             spares=chance.choice([0, 0, 1, 1, 2, 3]),
             ranks_per_node=chance.choice([1, 1, 1, 2]),
             gather_timeout_s=chance.choice([20.0, 40.0]),
@@ -99,12 +99,12 @@ class Run:
         for _ in range(min(8, 1 + int(chance.expovariate(0.5)))):
             world.schedule.at(at, self._strike)
             at += chance.choice([0.3, 2.0, 8.0, 15.0]) * chance.random()
-        for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at)):
+        for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at + 15.0)):
             moment = START + every
             while moment < until:
                 world.schedule.at(moment, action)
                 moment += every
-        self.world.run_until(at + 20.0 + 45.0 * chance.random())
+        self.world.run_until(at + 20.0 + 50.0 * chance.random())
         end = at + CALM_S + SETTLE_S
         while not self._settled():
             if world.schedule.now > end:

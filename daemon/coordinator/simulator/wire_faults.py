@@ -49,6 +49,17 @@ def cut_from_coordinator(world: World, gang: str) -> None:
     _cut_perhaps_for_good(world, _directions(world, aim.node(world, gang), COORDINATOR), 30.0)
 
 
+def blind_spot(world: World, gang: str) -> None:
+    """One node and the coordinator don't reach each other, just when a rank elsewhere exits."""
+    training = world.newest_training(gang)
+    if training is not None and not training.over:
+        ranks = list(training.ranks.values())
+        node = world.chance.choice(ranks).agent.node
+        cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 2.0 + 6.0 * world.chance.random())
+        for rank in [rank for rank in ranks if rank.agent.node != node and rank.able][:1]:
+            world.schedule.later(0.1, rank.agent.rank_ends, rank, 1, "RuntimeError: NCCL error")
+
+
 def isolate(world: World, gang: str) -> None:
     """One node reaches nobody, or is reached by nobody, or both."""
     node = aim.node(world, gang)

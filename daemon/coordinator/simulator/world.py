@@ -279,10 +279,10 @@ class World:
             self.changed()
 
     def entered(self, gang: str, phase: Phase) -> None:
-        """A gang has entered a phase: whoever lies in wait for that strikes within a moment."""
+        """A gang has entered a phase: whoever lies in wait for that strikes."""
         for waiting in [waiting for waiting in self.ambushes if waiting[0] is phase]:
             self.ambushes.remove(waiting)
-            self.schedule.later(max(0.0, 0.4 * self.chance.random() - 0.2), waiting[1], gang)
+            self.schedule.later(0.0, waiting[1], gang)
 
     def gang(self, id: str) -> Gang | None:
         """The gang as the coordinator's ledger has it."""
