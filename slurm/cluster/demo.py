@@ -26,7 +26,7 @@ from muster.slurm.cluster.patience import WaitTimeout
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import XID, Training, TrainingSpec, View
 
-FIRST_FAULT, SECOND_FAULT, STEPS = 50, 90, 130
+FIRST_FAULT, SECOND_FAULT, STEPS = 50, 70, 90
 COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}
 
 
