@@ -166,7 +166,10 @@ class Run:
         world = self.world
         gang, job = world.gang(id), world.jobs.job(id)
         if gang is None:
-            return job.state is not JobState.RUNNING
+            # A job whose agents died before any coordinator had heard of it is Slurm's to end.
+            return job.state is not JobState.RUNNING or not any(
+                a.alive for (g, _), a in world.agents.items() if g == id
+            )
         if gang.final:
             return job.state.ended and not any(self._lingers(a) for (g, _), a in world.agents.items() if g == id)
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):

@@ -67,7 +67,8 @@ class Training:
             self._wait(rank, since, self._join, "the rendezvous store does not answer")
             return
         self._joined.add(rank.rank)
-        if len(self._joined) == self._order.world_size and not self.began:
+        met = len(self._joined) == self._order.world_size and all(self.ranks[number].able for number in self._joined)
+        if met and not self.began:
             self.began = True
             world.laws.joined(self.gang, self.generation)
             world.schedule.later(world.timing.step(), self._step)
