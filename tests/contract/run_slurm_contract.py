@@ -107,13 +107,13 @@ def idle(node: Node) -> bool:
 def controllers() -> list[int]:
     """The processes of slurmctld on this machine."""
     found = []
-    for comm in Path("/proc").glob("[0-9]*/comm"):
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            name = comm.read_text().strip()
+            name = words.read_text().partition("\0")[0]  # its `comm` is "exe" once it has reconfigured
         except OSError:
             continue  # it has ended meanwhile
-        if name == "slurmctld":
-            found.append(int(comm.parent.name))
+        if Path(name).name == "slurmctld":
+            found.append(int(words.parent.name))
     assert found, "no slurmctld on this machine: run this on the controller"
     return found
 
