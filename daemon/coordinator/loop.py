@@ -21,16 +21,14 @@ from muster.daemon.coordinator.changes import Followers, Watchers
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.journal import Journal
-from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.probes import Prober
 from muster.daemon.coordinator.slurm_calls import SlurmCalls
 from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.identity import Credentials
 from muster.slurm.client.types import Slurm
-from muster.v1 import agent_pb2 as pb
 
 _log = logging.getLogger(__name__)
 _facts_log = logging.getLogger("muster.facts")
@@ -54,11 +52,13 @@ class Engine:
         self.followers = Followers()
         self.watchers = Watchers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._orders = OrderBook(self.core.ledger, self.streams, journal.term)
         self._calls = SlurmCalls(slurm, self.post)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
         self._waiting: deque[e.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
         self._pulse: asyncio.Task[None] | None = None
 
     @property
@@ -79,6 +79,7 @@ class Engine:
         self.failed.exception()  # whoever closes has seen it
         if self._timer:
             self._timer.cancel()
+        self._orders.close()
         if self._pulse:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
@@ -102,7 +103,7 @@ class Engine:
 
     def tell(self, stream: AgentStream) -> None:
         """Send the agent behind `stream` its order."""
-        stream.put(self._order(stream.gang, stream.node))
+        self._orders.tell(stream)
 
     def _take(self, event: e.Event) -> None:
         now = self.clock.now()
@@ -111,7 +112,7 @@ class Engine:
             for record in self.journal.append(outcome.facts, now, _cause(event)):
                 self.followers.publish(record)
                 _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
-            self._push_orders(outcome.facts)
+            self._orders.follow(outcome.facts)
             self._drop_dead(outcome.facts)
             self._calls.start_owed(self.core.ledger)
         for ask in outcome.asks:
@@ -121,37 +122,25 @@ class Engine:
         self._arm(outcome.due, now)
         self.journal.snapshot_if_due(self.core.ledger)
 
-    def _push_orders(self, facts: Iterable[f.Fact]) -> None:
-        for id in {fact.gang for fact in facts if not isinstance(fact, f.NodeRegistered | f.NodeJudged)}:
-            if gang := self.core.ledger.gangs.get(id):
-                self._push(gang)
-
     def _drop_dead(self, facts: Iterable[f.Fact]) -> None:
         """End the streams of nodes that fell silent: a cut link would leave them open for ever. They say no more."""
         for fact in facts:
             if isinstance(fact, f.MemberOut) and not fact.alive:
                 self.streams.drop(fact.gang, fact.node)
 
-    def _push(self, gang: Gang) -> None:
-        """Send every agent of `gang` its order, where that differs from the one it was sent last."""
-        built: dict[tuple[object, ...], pb.CoordinatorMessage] = {}
-        for stream in self.streams.of(gang.id):
-            key = duty_key(gang, stream.node)
-            if key not in built:
-                built[key] = self._order(gang.id, stream.node)
-            if stream.ordered is not built[key] and stream.ordered != built[key]:
-                stream.put(built[key])
-
-    def _order(self, gang: str, node: str) -> pb.CoordinatorMessage:
-        return pb.CoordinatorMessage(term=self.journal.term, order=order_for(self.core.ledger, gang, node))
-
     def _arm(self, due: float | None, now: float) -> None:
+        if due == self._due:
+            return
+        self._due = due
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if due is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - now), self.post, e.Tick())
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._tick)
+
+    def _tick(self) -> None:
+        self._due = self._timer = None
+        self.post(e.Tick())
 
     async def _feel_pulse(self) -> None:
         last = self.clock.now()

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.events import GangSpec, Status, Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, apply
 from muster.daemon.coordinator.core.sight import AgentSight, Sight
 from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.orders import Orders, order_for
 from muster.daemon.coordinator.text import describe
 from muster.daemon.coordinator.views import gang_view
 from muster.v1 import agent_pb2 as pb
@@ -110,14 +110,19 @@ def test_a_flush_is_carried_until_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("length", range(len(UNFIT) + 3))
-def test_nodes_with_the_same_key_have_the_same_order(length: int) -> None:
+def test_an_order_that_is_shared_is_the_nodes_own(length: int) -> None:
     story = (*UNFIT, SWAP, f.FirstStep("g", 2, 9))[:length]
     ledger = _ledger(*story)
-    by_key: dict[object, pb.Order] = {}
     for gang in ledger.gangs.values():
+        orders = Orders(gang)
         for node in (*NODES, "n9"):
-            order = order_for(ledger, gang.id, node)
-            assert by_key.setdefault(duty_key(gang, node), order) == order
+            assert orders.of(node) == order_for(ledger, gang.id, node)
+
+
+def test_nodes_of_one_duty_share_one_order() -> None:
+    orders = Orders(_ledger(*RUNNING).gangs["g"])
+    assert orders.of("n1") is orders.of("n2")
+    assert orders.of("n1") is not orders.of("n3")
 
 
 def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None) -> str:
