@@ -6,6 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.rehearsal import Rehearsal
@@ -312,3 +313,25 @@ def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
     assert world.folded() == world.core.ledger
     assert type(world.core.ledger).load(world.core.ledger.dump()) == world.core.ledger
     assert [f.decode(*f.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
+
+
+def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_happens() -> None:
+    world = training()
+    world.crash("n1")
+    for actor in world.actors.values():
+        actor.agent = False
+    world.core = Core(world.folded(), world.now)
+    world.post(e.Tick())
+    world.run_until(lambda: bool(world.core.sight.gang("g").suspected), 10)
+
+
+def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
+    world = Rehearsal(3, 1, gather_timeout_s=20.0)
+    world.actors["n2"].agent = False
+    world._later(15.0, lambda: None)
+    world.run_until(lambda: world.now >= 1015, 30)
+    world.now += 10  # the coordinator is down meanwhile
+    world.restart_coordinator()
+    world.actors["n2"].agent = True
+    world._later(5.0, lambda: world._attach(world.actors["n2"]))
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)

@@ -124,25 +124,26 @@ def _outside_end(gt: GangTurn) -> bool:
 
 def _gather(gt: GangTurn) -> None:
     gang, spec = gt.gang, gt.gang.spec
-    waited = gt.now - gang.phase_at
-    usable = [m for m in gt.usable() if gt.seen.attached(m.node)]
-    if len(usable) >= spec.nodes + spec.spares or (
-        len(usable) >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)
-    ):
-        gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, _first_store(gt, usable), 0, gt.now))
+    since = max(gang.phase_at, gt.turn.sight.since)  # after a restart every agent has to attach anew
+    waited = gt.now - since
+    here = len(gt.tally.here)
+    if here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
+        store = _first_store(gt)
+        gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
     elif waited > spec.gather_timeout_s:
-        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, usable))
+        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gt))
     else:
-        complete = len(usable) >= spec.nodes
-        gt.turn.wake(gang.phase_at + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+        complete = here >= spec.nodes
+        gt.turn.wake(since + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
 
 
-def _first_store(gt: GangTurn, usable: list[Member]) -> str:
-    return placement.first_seats(usable, gt.gang.spec.nodes)[0]
+def _first_store(gt: GangTurn) -> str:
+    here = [m for m in gt.usable() if m.node in gt.tally.here]
+    return placement.first_seats(here, gt.gang.spec.nodes)[0]
 
 
-def _missing(gang: Gang, usable: list[Member]) -> str:
-    here = {m.node for m in usable}
+def _missing(gt: GangTurn) -> str:
+    gang, here = gt.gang, gt.tally.here
     absent = [n for n in gang.job_nodes if n not in here]
     who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
     return (
@@ -157,30 +158,38 @@ def _missing(gang: Gang, usable: list[Member]) -> str:
 def _recover(gt: GangTurn) -> None:
     _remove_unfit(gt)
     gang = gt.gang
-    present = gang.present()
-    if not all(gt.fenced(m.node) for m in present):
+    if gt.tally.unfenced:
         return  # `suspicion.examine` asks after those that do not answer
-    clear_at = _silence_passed_at(gt)
-    if gt.now < clear_at:
-        gt.turn.wake(clear_at)
+    if not _silence_passed(gt):
         return
     if gang.failures >= gang.spec.max_failures:
         end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
         return
-    ranked = _next_seats(gt)
-    if ranked is None:
+    if len(gt.tally.present) - len(gt.tally.unfit) < (len(gang.seats) or gang.spec.nodes):
         _no_nodes(gt)
-    elif gang.store_node not in {m.node for m in gt.usable()}:
+    elif gang.store_node not in gt.tally.present or gt.unfit(gang.store_node):
         gt.turn.record(f.StoreMoved(gang.id, suspicion.store_node(gt)))
-    else:
-        _start_when_store_listens(gt, ranked)
+    elif not gt.store_listens():
+        _move_late_store(gt)
+    elif ranked := _next_seats(gt):
+        _start(gt, ranked)
 
 
 def _remove_unfit(gt: GangTurn) -> None:
     """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
-    for member in gt.gang.present():
-        if gt.unfit(member.node):
-            suspicion.remove(gt, member, gt.turn.ledger.node(member.node).reason, alive=True)
+    for node in sorted(gt.tally.unfit):
+        suspicion.remove(gt, gt.gang.members[node], gt.turn.ledger.node(node).reason, alive=True)
+
+
+def _silence_passed(gt: GangTurn) -> bool:
+    """The ranks of every node that left in silence have ended for certain."""
+    tally = gt.tally
+    if gt.now >= tally.quiet_at:
+        tally.quiet_at = _silence_passed_at(gt)
+    if gt.now < tally.quiet_at:
+        gt.turn.wake(tally.quiet_at)
+        return False
+    return True
 
 
 def _silence_passed_at(gt: GangTurn) -> float:
@@ -214,11 +223,8 @@ def _next_seats(gt: GangTurn) -> list[str] | None:
     return placement.first_seats(usable, gt.gang.spec.nodes)
 
 
-def _start_when_store_listens(gt: GangTurn, ranked: list[str]) -> None:
+def _start(gt: GangTurn, ranked: list[str]) -> None:
     gang = gt.gang
-    if not gt.store_listens():
-        _move_late_store(gt)
-        return
     version, sources = _state(gt, ranked)
     if version is None and _memory_may_return(gt):
         return
@@ -311,14 +317,9 @@ def _requeue(gt: GangTurn, reason: str) -> None:
 # -- running --
 
 
-def _ranks(gt: GangTurn) -> list[RankState]:
-    """Ranks of the running generation, as the agents of its seats report them."""
-    return [
-        rank
-        for seat in gt.gang.seats
-        for rank in gt.seen.status(seat.node).ranks
-        if rank.generation == gt.gang.generation
-    ]
+def _ranks_on(gt: GangTurn, node: str) -> list[RankState]:
+    """Ranks of the running generation, as the node's agent reports them."""
+    return [rank for rank in gt.seen.status(node).ranks if rank.generation == gt.gang.generation]
 
 
 def _failing(gt: GangTurn) -> bool:
@@ -326,12 +327,13 @@ def _failing(gt: GangTurn) -> bool:
 
     Slurm's own end of a job (scancel, the time limit) shows as such an error first: its word is waited for.
     """
-    words = [f"{m.node}: {w}" for m in gt.gang.present() if (w := gt.seen.status(m.node).failure)]
-    if not words or gt.gang.phase not in suspicion.ACTIVE | {Phase.GATHERING}:
+    failing = gt.tally.failing
+    if not failing or gt.gang.phase not in suspicion.ACTIVE | {Phase.GATHERING}:
         return False
     gt.seen.failed_at = gt.seen.failed_at or gt.now
     if gt.now - gt.seen.failed_at >= SLURM_WORD_S:
-        end(gt, Phase.FAILED, EXIT_AGENT, words[0])
+        node = min(failing)
+        end(gt, Phase.FAILED, EXIT_AGENT, f"{node}: {gt.seen.status(node).failure}")
     else:
         gt.turn.wake(gt.seen.failed_at + SLURM_WORD_S)
     return True
@@ -342,14 +344,13 @@ def _run(gt: GangTurn) -> None:
     _remove_unfit(gt)
     if gang.phase is Phase.RECOVERING or _crashed(gt):
         return
-    ranks = _ranks(gt)
-    whole = len(ranks) == gang.spec.world_size
-    first = min((r.step for r in ranks if r.progressed), default=None)
+    tally = gt.tally
+    whole = tally.reported == gang.spec.world_size
     if whole and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if first is not None and not _stepped(gt):
-        gt.turn.record(f.FirstStep(gang.id, gang.generation, first))
-    if whole and all(r.exit_code == 0 for r in ranks):
+    if tally.progressed and not _stepped(gt):
+        gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt)))
+    if whole and tally.done == tally.reported:
         _finish(gt)
     else:
         _release(gt)
@@ -360,12 +361,16 @@ def _stepped(gt: GangTurn) -> bool:
     return gt.gang.stepped == gt.gang.generation
 
 
+def _first_step(gt: GangTurn) -> int:
+    return min(rank.step for seat in gt.gang.seats for rank in _ranks_on(gt, seat.node) if rank.progressed)
+
+
 def _crashed(gt: GangTurn) -> bool:
-    failed = [(s.node, r) for s in gt.gang.seats for r in gt.seen.status(s.node).ranks
-              if r.generation == gt.gang.generation and not r.running and r.exit_code]  # fmt: skip
-    if not failed:
+    crashed = gt.tally.crashed
+    if not crashed:
         return False
-    node, rank = failed[0]
+    node = min(crashed, key=lambda node: gt.tally.seats[node].group_rank)
+    rank = next(rank for rank in _ranks_on(gt, node) if not rank.running and rank.exit_code)
     suspicion.fence(gt, _exit_words(node, rank), hardware=False, suspected_at=gt.now)
     return True
 
@@ -380,10 +385,8 @@ def _exit_words(node: str, rank: RankState) -> str:
 def _release(gt: GangTurn) -> None:
     """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
     gang = gt.gang
-    if gang.phase is not Phase.RUNNING or _batch_host_dead(gang):
-        return
-    leaving = [m for m in gang.members.values() if m.out and m.alive and not m.released and not m.batch_host]
-    if not leaving:
+    leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
+    if not leaving or gang.phase is not Phase.RUNNING or _batch_host_dead(gang):
         return
     if not _stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
         gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
@@ -441,18 +444,17 @@ def _flush_progress(gt: GangTurn) -> None:
     flush = gang.flush
     if flush is None or _flush_over(gang):
         return
-    writers = {source.node for source in flush.sources}
-    reports = {n: gt.seen.status(n) for n in writers}
-    over = [n for n, s in reports.items() if s.flushed_serial >= flush.serial]
-    error = next((f"{n}: {reports[n].flush_error}" for n in over if reports[n].flush_error), "")
-    if not error and gt.now > flush.asked_at + FLUSH_S:
+    tally = gt.tally
+    error = next((f"{node}: {gt.seen.status(node).flush_error}" for node in sorted(tally.botched)), "")
+    late_at = max(flush.asked_at, gt.turn.sight.since) + FLUSH_S  # after a restart its writers have to tell again
+    if not error and gt.now > late_at:
         error = f"not written within {FLUSH_S:.0f} s"
     if error:
         gt.turn.record(f.Flushed(gang.id, flush.serial, "", error))
-    elif len(over) == len(writers):
+    elif not tally.unwritten:
         gt.turn.record(f.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
     else:
-        gt.turn.wake(flush.asked_at + FLUSH_S + 0.01)
+        gt.turn.wake(late_at + 0.01)
 
 
 def durable_path(gang: Gang, version: Version) -> str:

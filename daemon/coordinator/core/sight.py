@@ -38,6 +38,19 @@ class AgentSight:
     status: Status
     reported_at: float = 0.0
     gone_at: float = 0.0
+    step: int = field(init=False)
+    """Newest finished step that a rank here has declared."""
+
+    def __post_init__(self) -> None:
+        self._note_step()
+
+    def report(self, status: Status, now: float) -> None:
+        """A new whole status arrived."""
+        self.status, self.reported_at, self.heard_at = status, now, now
+        self._note_step()
+
+    def _note_step(self) -> None:
+        self.step = max((rank.step for rank in self.status.ranks), default=0)
 
 
 @dataclass(slots=True)
@@ -54,6 +67,8 @@ class GangSight:
     failed_at: float = 0.0
     cancel: str = ""
     flush: str = ""
+    newest: int | None = None
+    """`step`, where no status has come since it was looked for."""
 
     def attached(self, node: str) -> bool:
         """The node's agent has an open stream."""
@@ -68,7 +83,9 @@ class GangSight:
     @property
     def step(self) -> int:
         """Newest finished step that any rank has declared."""
-        return max((r.step for a in self.agents.values() for r in a.status.ranks), default=0)
+        if self.newest is None:
+            self.newest = max((agent.step for agent in self.agents.values()), default=0)
+        return self.newest
 
 
 @dataclass(slots=True)
@@ -91,14 +108,20 @@ class Sight:
     nodes: dict[str, NodeSight] = field(default_factory=dict)
     gangs: dict[str, GangSight] = field(default_factory=dict)
     probes: int = 0
+    echoing: set[str] = field(default_factory=set)
+    """Nodes with a signal that may be the echo of a peer's loss."""
 
     def node(self, name: str) -> NodeSight:
         """The sight of that node, made if there is none."""
-        return self.nodes.setdefault(name, NodeSight())
+        if (found := self.nodes.get(name)) is None:
+            found = self.nodes[name] = NodeSight()
+        return found
 
     def gang(self, gang: str) -> GangSight:
         """The sight of that gang, made if there is none."""
-        return self.gangs.setdefault(gang, GangSight())
+        if (found := self.gangs.get(gang)) is None:
+            found = self.gangs[gang] = GangSight()
+        return found
 
     def heard_at(self, gang: str, node: str) -> float:
         """When the coordinator last heard the agent of `gang` on `node`; not earlier than `since`."""
@@ -110,9 +133,10 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
     """Note what `event` shows, at time `now` (seconds)."""
     match event:
         case e.AgentAttached():
-            agents = sight.gang(event.gang).agents
-            agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now)
-            clear(sight.gang(event.gang), event.node, now)
+            seen = sight.gang(event.gang)
+            seen.agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now)
+            seen.newest = None
+            clear(seen, event.node, now)
         case e.AgentReported() | e.AgentGone():
             _observe_agent(sight, event, now)
         case e.AgentHeard():
@@ -131,6 +155,8 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
             sight.gang(event.gang).job_ended = event.ended
         case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSignalled():
             _observe_node(sight.node(event.node), event, now)
+            if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
+                sight.echoing.add(event.node)
         case _:
             pass
 
@@ -145,7 +171,8 @@ def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: floa
         seen.suspected.setdefault(event.node, now)
         seen.closed.setdefault(event.node, set()).add(COORDINATOR)
     else:
-        agent.status, agent.reported_at, agent.heard_at = event.status, now, now
+        agent.report(event.status, now)
+        seen.newest = None
 
 
 def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:

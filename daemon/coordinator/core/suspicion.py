@@ -9,11 +9,10 @@ from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.sight import Probe, clear
 from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.core.tally import silent_neighbours
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 from muster.daemon.coordinator.core.verdict import AGENT, MUSTERD, Finding, find
 
-ACCUSE_S = 1.25
-"""An agent accuses a neighbour that has been silent for this long."""
 PROBE_S = 0.75
 """Deadline of a probe. A loaded but fit node answers within it; it is part of every detection of a silent node."""
 CLOSED_PROBE_S = 0.4
@@ -41,11 +40,10 @@ def examine(gt: GangTurn) -> None:
     """Raise suspicions that the phase gives rise to, judge finished rounds, ask anew where that is due."""
     if gt.gang.phase not in ACTIVE:
         return
-    present = gt.gang.present()
-    for gone in set(gt.seen.suspected) - {m.node for m in present}:
+    for gone in [node for node in gt.seen.suspected if node not in gt.tally.present]:
         gt.seen.suspected.pop(gone)
     _suspect_unheard(gt)
-    for member in present:
+    for member in _pending(gt):
         _suspect_unattached(gt, member)
         _suspect_unfenced(gt, member)
         if member.node in gt.seen.suspected:
@@ -56,16 +54,33 @@ def examine(gt: GangTurn) -> None:
         gt.turn.wake(gt.now + 0.05)
 
 
+def _pending(gt: GangTurn) -> list[Member]:
+    """Who may have to be asked after, by name: the node that the event is about, or everyone who lacks something."""
+    nodes = _lacking(gt) if gt.turn.about is None else {gt.turn.about}
+    return [gt.gang.members[node] for node in sorted(nodes & gt.tally.present)]
+
+
+def _lacking(gt: GangTurn) -> set[str]:
+    return gt.tally.unattached | gt.seen.suspected.keys() | _late(gt)
+
+
+def _late(gt: GangTurn) -> set[str]:
+    """Members that might have answered the fence by now and didn't, or opened no store."""
+    gang, unfenced = gt.gang, gt.tally.unfenced
+    if gang.phase not in FENCING or (not unfenced and gt.store_listens()):
+        return set()
+    gt.turn.wake(gt.now + 0.05)
+    early = gt.now - max(gang.phase_at, gt.turn.sight.since) <= ANSWER_FENCE_S
+    return set() if early else {*unfenced, gang.store_node}
+
+
 def _suspect_unheard(gt: GangTurn) -> None:
     """A neighbour's silence stands in its watchers' statuses too: an accusation survives a coordinator's restart."""
-    for seat in (*gt.gang.seats, *gt.gang.spares):
-        agent = gt.seen.agents.get(seat.node)
-        if agent is None or not agent.attached:
-            continue
-        for node in seat.neighbours:
-            member = gt.gang.members.get(node)
-            silent = agent.status.heard_s.get(node, 0.0) >= ACCUSE_S
-            if member and not member.out and silent and agent.reported_at > gt.seen.cleared_at.get(node, 0.0):
+    about, tally = gt.turn.about, gt.tally
+    for watcher in sorted(tally.watchers if about is None else tally.watchers & {about}):
+        agent = gt.seen.agents[watcher]
+        for node in silent_neighbours(tally.seats[watcher], agent.status):
+            if node in tally.present and agent.reported_at > gt.seen.cleared_at.get(node, 0.0):
                 gt.seen.suspected.setdefault(node, agent.reported_at)
 
 
@@ -138,7 +153,8 @@ def _ask(gt: GangTurn, member: Member) -> None:
 
 
 def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
-    candidates = [m for m in gt.gang.present() if gt.seen.attached(m.node) and m.node not in gt.seen.suspected]
+    seen = gt.seen
+    candidates = (m for m in gt.tally.by_fabric(gt.gang) if seen.attached(m.node) and m.node not in seen.suspected)
     others = placement.witnesses(candidates, member.node, member.leaf, 2)
     gt.turn.sight.probes += 1
     number = gt.turn.sight.probes
@@ -150,16 +166,23 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
 
 def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
     """Many nodes silent at once may be the observer's own trouble: hold until the suspicion is a minute old."""
-    silent = {n for n, p in gt.seen.probes.items() if find(p, gt.seen.step) in (Finding.LOST, Finding.HUNG)} | {
-        n.name
-        for n in gt.turn.ledger.nodes.values()
-        if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S
-    }
     known = max(len(gt.turn.ledger.nodes), len(gt.gang.members))
-    if len(silent) > max(2, known // 10) and gt.now - gt.seen.suspected[member.node] < HOLD_S:
+    if len(_silent(gt)) > max(2, known // 10) and gt.now - gt.seen.suspected[member.node] < HOLD_S:
         gt.turn.wake(gt.now + 1.0)
         return
     _take(gt, member, verdict, reason)
+
+
+def _silent(gt: GangTurn) -> set[str]:
+    """Nodes that nobody hears, or that were judged so just now: counted once a turn, for taking one changes nothing."""
+    if gt.silent is None:
+        out = [node for name in gt.turn.tallies.out if (node := gt.turn.ledger.nodes.get(name))]
+        gt.silent = {n for n, p in gt.seen.probes.items() if find(p, gt.seen.step) in (Finding.LOST, Finding.HUNG)} | {
+            node.name
+            for node in out
+            if node.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - node.judged_at < MANY_WINDOW_S
+        }
+    return gt.silent
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
