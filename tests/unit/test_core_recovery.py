@@ -6,7 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.core import KEPT, KEPT_S, Core
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.rehearsal import Rehearsal
@@ -335,3 +335,48 @@ def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
     world.actors["n2"].agent = True
     world._later(5.0, lambda: world._attach(world.actors["n2"]))
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)
+
+
+def _over(world: Rehearsal, gang: str, job: int) -> None:
+    """Another gang, registered and over at once."""
+    world.post(e.GangSubmitted(gang, job, 1000, "job", world.spec, "{}"))
+    world.post(e.JobSeen(gang, job, (), 0, "CANCELLED"))
+    assert world.core.ledger.gangs[gang].job_over
+
+
+def test_gangs_that_are_over_leave_the_ledger_after_a_week() -> None:
+    world = training()
+    _over(world, "old", 2)
+    world.now += KEPT_S - 10
+    _over(world, "young", 3)
+    assert set(world.core.ledger.gangs) == {"g", "old", "young"}
+    world.now += 20
+    _over(world, "new", 4)
+    assert set(world.core.ledger.gangs) == {"g", "young", "new"}
+    assert set(world.core.sight.gangs) == {"g", "young", "new"}
+    assert world.folded() == world.core.ledger
+
+
+def test_no_more_than_so_many_gangs_that_are_over_are_kept() -> None:
+    world = training()
+    for number in range(KEPT + 3):
+        world.now += 1
+        _over(world, f"over{number}", 10 + number)
+    kept = set(world.core.ledger.gangs) - {"g"}
+    assert kept == {f"over{number}" for number in range(2, KEPT + 3)}
+    assert world.folded() == world.core.ledger
+
+
+def test_a_gang_that_owes_or_whose_job_runs_is_not_forgotten() -> None:
+    world = training()
+    world.post(e.CancelAsked("g", "alice"))
+    assert world.gang.final
+    world.now += 2 * KEPT_S
+    _over(world, "new", 2)
+    assert "g" in world.core.ledger.gangs  # its job still runs
+    world.post(e.JobSeen("g", 1, (), 0, "CANCELLED"))
+    _over(world, "newer", 3)
+    assert "g" in world.core.ledger.gangs  # its cancel is owed
+    world.post(e.SlurmAnswered("g", 1, None))
+    _over(world, "newest", 4)
+    assert "g" not in world.core.ledger.gangs

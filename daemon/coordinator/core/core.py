@@ -12,6 +12,8 @@ from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, Pha
 from muster.daemon.coordinator.core.tallies import Tallies
 from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
 
+KEPT_S, KEPT = 7 * 86400.0, 1000
+"""A gang that is over stays in the ledger for so long (seconds), while not so many newer ones are."""
 ECHO_S = 2.5
 """A signal that may be the echo of a peer's loss waits this long for that loss to show."""
 ECHO = ""
@@ -105,6 +107,18 @@ def _consequences(turn: Turn, event: e.Event) -> None:
 def _submitted(turn: Turn, event: e.GangSubmitted) -> None:
     if event.gang not in turn.ledger.gangs:
         turn.record(f.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json))
+        _forget(turn)
+
+
+def _forget(turn: Turn) -> None:
+    """Let old gangs go. The ledger grows by submissions alone, so that is when."""
+    owing = {call.gang for call in turn.ledger.owed.values()}
+    over = [g for g in turn.ledger.gangs.values() if g.final and g.job_over and g.id not in owing]
+    over.sort(key=lambda gang: gang.phase_at, reverse=True)
+    for place, gang in enumerate(over):
+        if place >= KEPT or turn.now - gang.phase_at > KEPT_S:
+            turn.record(f.GangForgotten(gang.id))
+            turn.sight.gangs.pop(gang.id, None)
 
 
 def _attached(turn: Turn, event: e.AgentAttached) -> None:
