@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery clean
+.PHONY: help setup protos lint unit test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-core clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -54,3 +54,6 @@ test: image ## everything that is promised: unit tests, PyTorch inside the image
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_recovery
+
+bench-core: setup ## what the coordinator's decisions and its journal cost
+	@$(BIN)/python -m benchmarks.bench_core
