@@ -44,6 +44,7 @@ SIZES = (64, 256, 1_024)
 HEARTBEATS = 100_000
 EVENTS = 2_000
 REPORTS = 400
+SILENCE_S = 10.0
 
 Figures = dict[str, float | None]
 
@@ -91,7 +92,8 @@ def _loss(node: str, number: int) -> list[f.Fact]:
 
 
 def one_gang(nodes: int) -> Figures:
-    """One gang of `nodes` nodes: CPU time of its start, of one agent's report, and of a node's loss."""
+    """One gang of `nodes` nodes: CPU time of its start, of an agent's report, of a node's loss, and of ten seconds in
+    which nobody hears a third of them."""
     fleet = Fleet()
     gang = TrainingGang(fleet, "gang", 1, [f"node{number:05d}" for number in range(nodes)], spares=max(1, nodes // 64))
     fleet.after = Telling(fleet)
@@ -102,10 +104,13 @@ def one_gang(nodes: int) -> Figures:
         fleet.post(event)
     report_us, fleet.cpu_s = fleet.cpu_s / REPORTS * 1e6, 0.0
     gang.lose(gang.nodes[nodes // 2])
+    recovery_s, fleet.cpu_s = fleet.cpu_s, 0.0
+    gang.lose_many(gang.nodes[: nodes // 3], SILENCE_S)
     return {
         f"start_{nodes}_cpu_s": round(start_s, 3),
         f"report_{nodes}_us": round(report_us, 1),
-        f"recovery_{nodes}_cpu_s": round(fleet.cpu_s, 3),
+        f"recovery_{nodes}_cpu_s": round(recovery_s, 3),
+        f"silence_{nodes}_cpu_s": round(fleet.cpu_s, 3),
     }
 
 

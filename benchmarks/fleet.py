@@ -154,6 +154,24 @@ class TrainingGang:
                 self.report_all()
             asks = self._tick() if self.gang.phase is not Phase.STARTING else []
 
+    def lose_many(self, nodes: Sequence[str], seconds: float) -> None:
+        """A switch dies: the streams of `nodes` break, and nobody hears them for so long."""
+        self.silent.update(nodes)
+        asks = [ask for node in nodes for ask in self.fleet.post(e.AgentGone(self.id, node, "a1")).asks]
+        end = self.fleet.now + seconds
+        while self.fleet.now < end:
+            if self.fleet.core.tallies.of(self.gang).unfenced - self.silent:
+                self.report_all()
+            asks = [following for ask in asks for following in self._answers(ask)] + self._tick()
+
+    def _answers(self, ask: Ask) -> list[Ask]:
+        events = [
+            e.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER)
+            for witness in ask.witnesses
+            if witness not in self.silent
+        ]
+        return [following for event in events for following in self.fleet.post(event).asks]
+
     def _accuse(self, witness: str, node: str) -> list[Ask]:
         return self.fleet.post(e.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).asks
 

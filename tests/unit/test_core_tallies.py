@@ -18,7 +18,7 @@ from muster.daemon.coordinator.core.tallies import Tallies
 from muster.daemon.coordinator.core.tally import Tally
 from muster.daemon.coordinator.rehearsal import Rehearsal
 
-HOW_FAR = ("quiet_at", "marked", "_ranks", "_by_fabric")
+HOW_FAR = ("quiet_at", "many_until", "marked", "_ranks", "_by_fabric")
 """What says how far counting has come, not what was counted."""
 
 

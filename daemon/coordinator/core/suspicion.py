@@ -40,8 +40,9 @@ def examine(gt: GangTurn) -> None:
     """Raise suspicions that the phase gives rise to, judge finished rounds, ask anew where that is due."""
     if gt.gang.phase not in ACTIVE:
         return
-    for gone in [node for node in gt.seen.suspected if node not in gt.tally.present]:
-        gt.seen.suspected.pop(gone)
+    if gt.turn.about is None:
+        for gone in gt.seen.suspected.keys() - gt.tally.present:
+            gt.seen.suspected.pop(gone)
     _suspect_unheard(gt)
     for member in _pending(gt):
         _suspect_unattached(gt, member)
@@ -153,8 +154,8 @@ def _ask(gt: GangTurn, member: Member) -> None:
 
 
 def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
-    seen = gt.seen
-    candidates = (m for m in gt.tally.by_fabric(gt.gang) if seen.attached(m.node) and m.node not in seen.suspected)
+    away, suspected = gt.tally.unattached, gt.seen.suspected
+    candidates = (m for m in gt.tally.by_fabric(gt.gang) if m.node not in away and m.node not in suspected)
     others = placement.witnesses(candidates, member.node, member.leaf, 2)
     gt.turn.sight.probes += 1
     number = gt.turn.sight.probes
@@ -166,23 +167,29 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
 
 def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
     """Many nodes silent at once may be the observer's own trouble: hold until the suspicion is a minute old."""
-    known = max(len(gt.turn.ledger.nodes), len(gt.gang.members))
-    if len(_silent(gt)) > max(2, known // 10) and gt.now - gt.seen.suspected[member.node] < HOLD_S:
-        gt.turn.wake(gt.now + 1.0)
-        return
-    _take(gt, member, verdict, reason)
+    if gt.now - gt.seen.suspected[member.node] >= HOLD_S or not _many_silent(gt):
+        _take(gt, member, verdict, reason)
+
+
+def _many_silent(gt: GangTurn) -> bool:
+    """Too many fell silent at once. Where that is so it is not counted again before the next tick."""
+    tally = gt.tally
+    if gt.now >= tally.many_until:
+        known = max(len(gt.turn.ledger.nodes), len(gt.gang.members))
+        if len(_silent(gt)) <= max(2, known // 10):
+            return False
+        tally.many_until = gt.now + 0.05
+    return True
 
 
 def _silent(gt: GangTurn) -> set[str]:
-    """Nodes that nobody hears, or that were judged so just now: counted once a turn, for taking one changes nothing."""
-    if gt.silent is None:
-        out = [node for name in gt.turn.tallies.out if (node := gt.turn.ledger.nodes.get(name))]
-        gt.silent = {n for n, p in gt.seen.probes.items() if find(p, gt.seen.step) in (Finding.LOST, Finding.HUNG)} | {
-            node.name
-            for node in out
-            if node.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - node.judged_at < MANY_WINDOW_S
-        }
-    return gt.silent
+    """Nodes that nobody hears, or that were judged so just now."""
+    step, out = gt.seen.step, [node for name in gt.turn.tallies.out if (node := gt.turn.ledger.nodes.get(name))]
+    return {n for n, p in gt.seen.probes.items() if find(p, step) in (Finding.LOST, Finding.HUNG)} | {
+        node.name
+        for node in out
+        if node.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - node.judged_at < MANY_WINDOW_S
+    }
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:

@@ -66,6 +66,8 @@ class Tally:
     done: int = 0
     quiet_at: float = 0.0
     """Until then ranks may run on nodes that left in silence; 0: that was not looked at yet."""
+    many_until: float = 0.0
+    """Until then too many nodes count as silent at once."""
     marked: set[str] = field(default_factory=set)
     """Nodes to be counted anew."""
     seats: dict[str, f.Seat] = field(default_factory=dict)

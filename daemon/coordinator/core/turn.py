@@ -71,13 +71,11 @@ class GangTurn:
 
     turn: Turn
     gang: Gang
-    silent: set[str] | None = None
-    """Nodes that nobody hears, once they were counted in this turn."""
+    seen: GangSight = field(init=False)
+    """What is seen of the gang."""
 
-    @property
-    def seen(self) -> GangSight:
-        """What is seen of the gang."""
-        return self.turn.sight.gang(self.gang.id)
+    def __post_init__(self) -> None:
+        self.seen = self.turn.sight.gang(self.gang.id)
 
     @property
     def tally(self) -> Tally:
