@@ -18,24 +18,7 @@ FILES = [
     *(EXAMPLE / name for name in ("model.py", "text.py", "keepers_log.txt")),
     *(HERE / name for name in ("train_plain.py", "no_libuv.py")),
 ]
-END_S = 8.0  # until a cancelled job's processes have ended
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
-
-
-def clear(cluster: Cluster) -> None:
-    """No job, and every node usable: `Cluster.mend`, also where Slurm still waits for word from a dead node."""
-
-    def queue() -> str:
-        return cluster.sh(CONTROLLER, "squeue -h -o '%T %N'")
-
-    cluster.sh(CONTROLLER, "scancel --partition=main 2>/dev/null || true")
-    try:
-        wait_until(lambda: not queue(), END_S, "no job is left", every=0.2)
-    except WaitTimeout:
-        # It would wait for over a minute; a node that is DOWN has no job, and `mend` resumes it.
-        down = "xargs -r -I NODE scontrol update nodename=NODE state=down reason=benchmark"
-        cluster.sh(CONTROLLER, f"squeue -h -o %N | {down}")
-    cluster.mend()
 
 
 class Job:

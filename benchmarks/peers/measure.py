@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers.catalogue import PEERS
-from benchmarks.peers.job import Job, clear
+from benchmarks.peers.job import Job
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.steplog import Recovery
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
@@ -93,7 +93,7 @@ def borrowed(cluster: Cluster) -> Iterator[ClusterSpec]:
         yield spec
     finally:
         cluster.reconfigure(spec)
-        clear(cluster)
+        cluster.mend()
         if spec.daemons:
             cluster.start_service(CONTROLLER, COORDINATOR)
 
@@ -115,7 +115,7 @@ def measure(cluster: Cluster, peer: Peer, fault: Fault, runs: int, say: Say, dea
 def strike_once(cluster: Cluster, peer: Peer, fault: Fault, name: str) -> Run:
     """One job, one fault. What keeps it from being measured is told, and ends nothing else."""
     try:
-        clear(cluster)
+        cluster.mend()
         with Job(cluster, peer, name) as job:
             job.wait_step(STEPS_BEFORE, START_S)
             at = fault.strike(cluster, job.first_node() if fault.first else job.other_node())

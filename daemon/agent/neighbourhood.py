@@ -14,6 +14,7 @@ from muster.daemon import clock
 from muster.daemon.agent import silence
 from muster.daemon.agent.link import Ends, Hooks, Link
 from muster.daemon.agent.peers import Dial, Self
+from muster.daemon.bargain import SILENT_S
 from muster.v1.agent_pb2 import DUTY_RUN, Accusation, Order, Silence
 from muster.v1.peer_pb2 import LinkPong
 
@@ -118,7 +119,7 @@ class Neighbourhood:
             how = Silence.SILENCE_CLOSED if self.closed(node) else Silence.SILENCE_NO_ANSWER
             self._accuse(node, how, seconds)
         # Silence that is older than the ranks is none of theirs: while ten nodes import PyTorch, pings come late.
-        if judged.kill and now - memory.started >= silence.KILL_S:
+        if judged.kill and now - memory.started >= SILENT_S:
             self._do.end_ranks(judged.kill)
 
     def _heard(self) -> silence.Heard:

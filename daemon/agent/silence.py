@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from muster.daemon.bargain import ACCUSE_S, SILENT_S
+
 PING_S = 0.5
 WIDE_PING_S = 0.25
 WIDEN_S = 0.75
-ACCUSE_S = 1.25
-KILL_S = 2.0
 
 _NEVER = float("-inf")
 
@@ -80,14 +80,14 @@ def judge(now: float, circle: Circle, heard: Heard) -> Judgement:
 
 
 def _why_kill(now: float, circle: Circle, heard: Heard, spell: float) -> str:
-    if now - max(heard.coordinator, spell) < KILL_S:
+    if now - max(heard.coordinator, spell) < SILENT_S:
         return ""
     others = circle.members - {circle.own}
-    near = 1 + sum(now - _presumed(heard, circle, node, spell) < KILL_S for node in others)
+    near = 1 + sum(now - _presumed(heard, circle, node, spell) < SILENT_S for node in others)
     if 2 * near > len(circle.members):
         return ""
     return (
-        f"neither the coordinator nor a majority of the gang has answered for {KILL_S:g} s "
+        f"neither the coordinator nor a majority of the gang has answered for {SILENT_S:g} s "
         f"({near} of {len(circle.members)} heard, this node among them)"
     )
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from muster.daemon.agent.silence import ACCUSE_S, KILL_S, WIDEN_S, Circle, Heard, Judgement, judge
+from muster.daemon.agent.silence import WIDEN_S, Circle, Heard, Judgement, judge
+from muster.daemon.bargain import ACCUSE_S, SILENT_S
 
 EDGE = 0.001
 NEVER = float("-inf")
@@ -53,7 +54,7 @@ def test_an_agent_that_stood_still_accuses_nobody_for_it() -> None:
     assert set(judge(101.3, circle(10), later).accuse) == {"n1"}
 
 
-@pytest.mark.parametrize(("coordinator", "killed"), [(KILL_S - EDGE, False), (KILL_S + EDGE, True)])
+@pytest.mark.parametrize(("coordinator", "killed"), [(SILENT_S - EDGE, False), (SILENT_S + EDGE, True)])
 def test_all_lost(coordinator: float, killed: bool) -> None:
     ages = {f"n{i}": 2.5 for i in range(1, 10)}
     assert bool(judge(100, circle(10), heard(100, ages, coordinator, spell=97.5)).kill) is killed
@@ -93,8 +94,8 @@ def test_who_is_pinged_in_spells_only_is_taken_as_heard_until_the_spell_began() 
     assert not judge(100, gang, fresh).kill
     spell = 100 - WIDEN_S
     still = Heard({"n1": spell, "n2": spell}, 96.0, spell)
-    assert not judge(spell + KILL_S - EDGE, gang, still).kill
-    assert judge(spell + KILL_S + EDGE, gang, still).kill
+    assert not judge(spell + SILENT_S - EDGE, gang, still).kill
+    assert judge(spell + SILENT_S + EDGE, gang, still).kill
 
 
 def test_an_agent_that_stood_still_for_long_kills_at_once() -> None:

@@ -4,12 +4,11 @@ The other half of the agents' bargain (daemon/agent/silence.py): who hears neith
 gang for `SILENT_S` kills its ranks.
 """
 
+from muster.daemon.bargain import SILENT_S
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.turn import GangTurn
 from muster.daemon.coordinator.core.verdict import proven_ended
 
-SILENT_S = 2.0
-"""An agent without coordinator and majority kills its ranks after this (ARCHITECTURE.md)."""
 KILL_MARGIN_S = 0.4
 """From that moment until its ranks are gone."""
 ACK_S = 0.05

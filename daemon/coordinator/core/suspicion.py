@@ -4,6 +4,7 @@ A suspicion arises from an accusation, a stream that ended, or a fence that is n
 probes and to nothing else; only the finding of a round (`verdict`) takes a node from its gang.
 """
 
+from muster.daemon.bargain import ACCUSE_S
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
@@ -12,8 +13,6 @@ from muster.daemon.coordinator.core.states import NODE_MOVES, Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 from muster.daemon.coordinator.core.verdict import Finding, find
 
-ACCUSE_S = 1.25
-"""An agent accuses a neighbour that has been silent for this long."""
 PROBE_S = 0.75
 """Deadline of a probe. A loaded but fit node answers within it; it is part of every detection of a silent node."""
 CLOSED_PROBE_S = 0.4

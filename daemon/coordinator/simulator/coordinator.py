@@ -19,6 +19,7 @@ from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
+from muster.daemon.coordinator.loop import ASLEEP_S, PULSE_S
 from muster.daemon.coordinator.orders import duty_key, order_for
 from muster.daemon.coordinator.simulator.machine import Process
 from muster.daemon.coordinator.simulator.network import COORDINATOR, END, Stream
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 SNAPSHOT_EVERY = (1, 5, 40)
 """Facts between two snapshots: one of these for each life."""
 _KNOCK_AGAIN_S = 0.15
-_PULSE_S = 0.25
 
 
 class Crashed(Exception):
@@ -333,8 +333,8 @@ class Coordinator(Process):
         """It stood still since then, and goes on; its pulse notices within a moment."""
         self.stopped = False
         self.go_on()
-        if self.schedule.now - since > 1.0:
-            self.later(_PULSE_S * self.world.chance.random(), self._notice)
+        if self.schedule.now - since > ASLEEP_S:
+            self.later(PULSE_S * self.world.chance.random(), self._notice)
 
     def _notice(self) -> None:
         self.core.sight.since = self.schedule.now

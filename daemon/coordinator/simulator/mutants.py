@@ -51,8 +51,8 @@ MUTANTS: dict[str, Mutant] = {
     "live-on-in-silence": Mutant(
         "an agent that hears nobody lets its ranks run on",
         "muster.daemon.agent.silence",
-        "    if now - max(heard.coordinator, spell) < KILL_S:",
-        "    if now - max(heard.coordinator, spell) < 1000 * KILL_S:",
+        "    if now - max(heard.coordinator, spell) < SILENT_S:",
+        "    if now - max(heard.coordinator, spell) < 1000 * SILENT_S:",
     ),
     "accept-a-stale-generation": Mutant(
         "a rank of a generation that is over counts for the one that runs",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.agent import silence
+from muster.daemon.bargain import SILENT_S
 from muster.daemon.coordinator.core.events import NeighbourAccused, Silence
 from muster.v1.agent_pb2 import DUTY_RUN, Order
 
@@ -146,7 +147,7 @@ class Uneasy:
             agent.hurry()
         for node in sorted(judged.accuse):
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
-        if judged.kill and now - self._started >= silence.KILL_S:
+        if judged.kill and now - self._started >= SILENT_S:
             agent.end_ranks(judged.kill)
         # Nothing but the end of the ranks is decided to the tenth of a second.
         near_end = self.spell is None or now - agent.contact > 1.0
