@@ -102,6 +102,8 @@ CORE_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"),
     *("operator", "pydantic", "re", "typing"),
 }
+CORE_MAY_SHARE = ("muster.daemon.coordinator.core", "muster.daemon.bargain")
+"""The core's own modules, and the numbers that it and the agents must hold alike."""
 
 
 def _files(*folders: str) -> Iterator[Path]:
@@ -169,7 +171,11 @@ def test_the_core_knows_no_outside_world() -> None:
         roots = {full.partition(".")[0] for local, full in _imports(ast.parse(path.read_text())) if full and not local}
         muster = {full for full in names_used(path.read_text()) if full.startswith("muster.")}
         assert roots - CORE_MAY_IMPORT - {"muster"} == set(), path
-        assert all(full.startswith("muster.daemon.coordinator.core") for full in muster), path
+        assert all(full.startswith(CORE_MAY_SHARE) for full in muster), path
+
+
+def test_what_the_core_shares_with_the_agents_knows_nothing_at_all() -> None:
+    assert list(_imports(ast.parse((ROOT / "daemon/bargain.py").read_text()))) == []
 
 
 @pytest.mark.parametrize(
