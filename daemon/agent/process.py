@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -68,18 +69,18 @@ def tell(pid: int, signum: int) -> None:
     _signal(os.kill, pid, signum)
 
 
-def end_orphans(keep: set[int]) -> int:
+def end_orphans(keep: set[int], listed: Callable[[], list[int]] = children) -> int:
     """SIGKILL every child of this process but `keep`, reap what has ended, and return how many are left.
 
     Call again after SIGCHLD until 0: the children of the ended arrive only then.
     """
-    left = 0
-    for pid in children():
-        if pid in keep:
-            continue
-        kill(pid, group=False)
-        left += not _reap(pid)
-    return left
+    while True:
+        ending = [pid for pid in listed() if pid not in keep]
+        for pid in ending:
+            kill(pid, group=False)
+        # Who ended since they were listed has left us children that are not on the list.
+        if not any([_reap(pid) for pid in ending]):
+            return len(ending)
 
 
 def exit_status(status: int) -> int:

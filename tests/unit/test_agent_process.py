@@ -1,0 +1,30 @@
+"""Ending whole trees of processes, in an interpreter of its own: it adopts what the ended leave behind."""
+
+import subprocess
+import sys
+
+ORPHANED_WHILE_LISTED = """
+import os, signal, subprocess, sys
+from muster.daemon.agent import process
+
+process.adopt_orphans()
+family = "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
+parent = subprocess.Popen([sys.executable, "-c", family], stdout=subprocess.PIPE)
+parent.stdout.readline()
+early = process.children()
+parent.kill()
+os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
+lists = [process.children, lambda: early]
+left = process.end_orphans(set(), lambda: (lists.pop() if len(lists) > 1 else lists[0])())
+print(left, len(process.children()))
+while process.end_orphans(set()):
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+"""
+
+
+def test_orphans_that_came_after_the_children_were_listed_are_counted() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", ORPHANED_WHILE_LISTED], capture_output=True, text=True, timeout=30, check=True
+    )
+    left, there = map(int, ran.stdout.split())
+    assert left == there
