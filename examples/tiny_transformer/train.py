@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
-    parser.add_argument("--bucket-cap-mb", type=float, default=2.0, help="size of DDP's gradient buckets")
+    parser.add_argument("--bucket-cap-mb", type=float, default=25.0, help="size of DDP's gradient buckets")
     parser.add_argument("--text", type=Path, default=HERE / "keepers_log.txt")
     parser.add_argument("--digest", type=Path, help="write the final weights' SHA-256 to DIGEST.RANK")
     parser.add_argument("--sample", type=int, default=0, help="characters to write with the trained model")
