@@ -191,8 +191,9 @@ class Cluster:
         if not re.match(r"\d+,\d+,\d+,", line):
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             line = f"3,{now},{now},-;{line}"
-        # The stamp is taken inside, just before: getting there takes longer than the write.
-        said = self.exec(node, "sh", "-c", f"date +%s.%N; cat >>{KMSG}", stdin=f"{line}\n".encode()).stdout
+        # The stamp is taken inside, with the line in hand: getting there takes longer than the write.
+        write = f'line=$(cat); date +%s.%N; printf "%s\\n" "$line" >>{KMSG}'
+        said = self.exec(node, "sh", "-c", write, stdin=line.encode()).stdout
         return float(said)
 
     # Services

@@ -62,6 +62,14 @@ async def node_of(world: World, name: str) -> Node:
     return found
 
 
+async def registered(world: World, name: str, seconds: float = 10) -> None:
+    for _ in range(int(seconds / 0.1)):
+        if (await node_of(world, name)).boot_time is not None:
+            return
+        await world.wait(0.1)
+    raise AssertionError(f"not within {seconds} s: {await node_of(world, name)} says when it booted")
+
+
 async def until(world: World, id: int, what: Callable[[Job], bool], seconds: float = 10) -> Job:
     """The job once `what` holds of it."""
     for _ in range(int(seconds / 0.1)):
@@ -86,7 +94,8 @@ async def nodes_are_all_shown(world: World) -> None:
         assert node.address
         assert NodeState.IDLE in node.states
         assert not node.unrecognised
-        assert node.boot_time is not None
+        # Known once the node has registered, which may come after it was put back into service.
+        await registered(world, name)
 
 
 async def a_node_that_is_not_there_is_gone(world: World) -> None:
