@@ -89,13 +89,13 @@ def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> F
         before = sum(n.service.put_bytes for n in gang.nodes.values())
         for rank in ranks:
             seed = step * 1000 + (0 if alike else rank.rank)
-            slot = rank.link.free_slot(10)
+            slot = rank.link.any_slot(step, 1, 10)
             assert slot is not None
             rank.write(slot, seed.to_bytes(8, "little") * (size // 8), b"own %d" % (step * nodes + rank.rank))
         start = time.perf_counter()
         for rank in ranks:
             rank.link.progress(step)
-            slot = rank.link.free_slot()
+            slot = rank.link.any_slot(step, 1, 0)
             assert slot is not None
             rank.link.filled(slot, step)
         loop.run(_until(gang, Stamp(1, step)))

@@ -139,30 +139,37 @@ class AgentLink:
             every: steps between snapshots.
         """
         self.listen()
-        before = (step - 1) // every * every
         for slot, start in sorted(self._free.items()):
             if start > step:
                 continue
-            if start == 0 or start > before:
+            if not self._missed(start, step, every):
                 return slot
-            # It came too late: all others have kept that step.
             del self._free[slot]
-            self.progress(-(-start // every) * every, skipped=True)
         return None
 
-    def free_slot(self, wait_s: float = 0.0) -> int | None:
+    def any_slot(self, step: int, every: int, wait_s: float) -> int | None:
         """Any slot that may be written, whatever step it was meant for; None where none comes within `wait_s` seconds.
 
-        For a step that all ranks keep out of turn: the first one, the last one.
+        For a `step` that all ranks keep out of turn: the first one, the last one. `every`: as in `granted_slot`.
         """
         end = time.monotonic() + wait_s
         while True:
             self.listen()
             if self._free:
-                return min(self._free)
+                slot = min(self._free)
+                self._missed(self._free[slot], step, every)
+                return slot
             if not self.alive or not self.slots or time.monotonic() >= end:
                 return None
             self._receive(end)
+
+    def _missed(self, start: int, step: int, every: int) -> bool:
+        """A slot for the due step from `start` on came too late: say so, for all others have kept that step, and have
+        no slot for another before it is settled."""
+        if start == 0 or start > (step - 1) // every * every:
+            return False
+        self.progress(-(-start // every) * every, skipped=True)
+        return True
 
     def close(self) -> None:
         """Let go of the line and the slots."""

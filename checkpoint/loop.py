@@ -149,8 +149,9 @@ class Checkpoint:
     def _write(self, n: int, captured: Captured, wait_s: float) -> bool:
         """Fill a slot; False where none is free."""
         assert self._link is not None
+        every = self._every
         while self._snapshots is not None:
-            slot = self._link.free_slot(wait_s) if wait_s else self._link.granted_slot(n, self._every)
+            slot = self._link.any_slot(n, every, wait_s) if wait_s else self._link.granted_slot(n, every)
             if slot is None:
                 return False
             try:

@@ -71,7 +71,7 @@ class RehearsedRank:
     def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0) -> bool:
         """Finish a step and snapshot it, out of turn where `wait_s` is given; False where no slot was free."""
         self.link.progress(step)
-        slot = self.link.free_slot(wait_s) if wait_s else self.link.granted_slot(step, 1)
+        slot = self.link.any_slot(step, 1, wait_s) if wait_s else self.link.granted_slot(step, 1)
         if slot is None:
             self.link.progress(step, skipped=True)
             return False

@@ -171,16 +171,16 @@ async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> Non
     first, second = gang.ranks[0], gang.ranks[1]
     await asyncio.to_thread(first.step, 1, replica(1)(0), own(0, 1), 5.0)
     await until(lambda: (OWN, 0, 1, 1) in held(gang, "n0"))
-    assert first.link.free_slot() is None, "one step at a time"
+    assert first.link.any_slot(2, 1, 0) is None, "one step at a time"
     await asyncio.to_thread(second.step, 1, replica(1)(1), own(1, 1), 5.0)
     await gang.committed(Stamp(1, 1))
     await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
-    assert first.link.free_slot() is None, "step 1 is the committed one and must stay"
+    assert first.link.any_slot(3, 1, 0) is None, "step 1 is the committed one and must stay"
     assert (OWN, 0, 1, 1) in held(gang, "n0")
     await asyncio.to_thread(second.step, 2, replica(2)(1), own(1, 2), 5.0)
     await gang.committed(Stamp(1, 2))
-    assert await asyncio.to_thread(first.link.free_slot, 5.0) is not None
+    assert await asyncio.to_thread(first.link.any_slot, 3, 1, 5.0) is not None
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -200,6 +200,20 @@ async def test_steps_that_a_rank_misses_are_void_and_block_nobody(gang: Gang, la
     await gang.step(step, replica(step))
     await gang.committed(Stamp(1, step))
     assert {h[3] for node in gang.nodes for h in held(gang, node)} == {step}
+
+
+async def test_the_last_step_is_kept_also_where_a_rank_has_missed_one_unheard(gang: Gang) -> None:
+    """A slot for step 2 that reaches its rank after that step is what the rank keeps its last step in."""
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, replica(1))
+    await gang.committed(Stamp(1, 1))
+    first, second = gang.ranks[0], gang.ranks[1]
+    await until(lambda: first.link.granted_slot(2, 1) is not None)
+    assert await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2))
+    last = [asyncio.to_thread(one.step, 3, replica(3)(r), own(r, 3), 10.0) for r, one in ((0, first), (1, second))]
+    assert await asyncio.gather(*last) == [True, True]
+    await gang.committed(Stamp(1, 3))
 
 
 async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang: Gang) -> None:
@@ -242,7 +256,7 @@ async def test_memory_checkpoints_that_are_off_are_refused_in_words(gang: Gang) 
     rank = RehearsedRank(link, 0, 1)
     assert await asyncio.to_thread(rank.join) == Start()
     assert await asyncio.to_thread(rank.layout, SHARED) == "job.toml says so"
-    assert link.free_slot() is None
+    assert link.any_slot(1, 1, 0) is None
     link.close()
     await keeper.close()
 
@@ -252,7 +266,7 @@ async def test_a_rank_that_runs_outside_its_slot_is_ignored(gang: Gang) -> None:
     await gang.run({0: "n0"})
     link = gang.ranks[0].link
     link.filled(7, 1)
-    slot = link.free_slot(5.0)
+    slot = link.any_slot(1, 1, 5.0)
     assert slot is not None
     link.slots[slot][-64:] = bytes(64)
     link.filled(slot, 1)
@@ -352,7 +366,7 @@ async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     gang.ranks[0].write(0, replica(1)(0), own(0, 1))
-    slot = gang.ranks[1].link.free_slot(5.0)
+    slot = gang.ranks[1].link.any_slot(1, 1, 5.0)
     assert slot is not None
     gang.ranks[1].write(slot, replica(1)(1), own(1, 1))
     gang.ranks[1].link.filled(slot, 1)
