@@ -62,7 +62,7 @@ class Training:
             self.job["generation"] = gang.generation
             self.job["ranks"] = {rank: gang.socket(rank, node) for rank, node in places.items()}
         fds = [fd for fd in self.job["ranks"].values() if fd >= 0]
-        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         env = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")} | port
         with (self.out / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(

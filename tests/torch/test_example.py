@@ -39,6 +39,7 @@ def train(world: int, *arguments: str) -> str:
         "MASTER_PORT": str(free_port()),
         "USE_LIBUV": "0",
         "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",  # as torchrun sets it; OpenBLAS spins on more than there are cores
     }
     ranks = [
         subprocess.Popen(
