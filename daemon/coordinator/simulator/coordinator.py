@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.world import World
 
 SNAPSHOT_EVERY = (1, 5, 40)
-"""Facts between two snapshots: one of these for each life."""
+"""Facts between two snapshots, however big they are: one of these for each life."""
 _KNOCK_AGAIN_S = 0.15
 
 
@@ -49,7 +49,7 @@ class Coordinator(Process):
     def __init__(self, world: World, folder: Path) -> None:
         super().__init__(world.schedule, None)
         self.world = world
-        self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY))
+        self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY), snapshot_share=0.0)
         self.core = Core(self.journal.load(), self._clock())
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}

@@ -69,14 +69,14 @@ MUTANTS: dict[str, Mutant] = {
     "forget-who-is-out": Mutant(
         "a restarted coordinator takes nodes that are out for spares",
         _JOURNAL,
-        "                _fold(ledger, Record(*row))",
-        "                _fold(ledger, Record(*row)) if row[4] != 'MemberOut' else None",
+        "                _fold(ledger, Record(*row), position, crc)",
+        "                _fold(ledger, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
     ),
     "snapshot-too-far": Mutant(
         "a snapshot claims a fact that it does not hold",
         _JOURNAL,
-        "(self.position, ledger.dump()))",
-        "(self.position + 1, ledger.dump()))",
+        "            row = (self.position, text, _crc(self.position, text))",
+        "            row = (self.position + 1, text, _crc(self.position + 1, text))",
     ),
     "trust-one-witness": Mutant(
         "nobody's answer counts but the one to the coordinator's own probe",
