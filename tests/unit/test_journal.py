@@ -52,6 +52,7 @@ def _story() -> list[f.Fact]:
         f.GangEnded("g", Phase.FAILED, 95, "nobody came"),
         f.JobOver("g", "FAILED"),
         f.GangRegistered("h", 8, 1000, "next", SPEC, "{}"),
+        f.GangForgotten("g"),
     ]
 
 
@@ -202,12 +203,14 @@ def test_a_missing_record_is_named(tmp_path: Path) -> None:
     again.close()
 
 
-def test_whose_a_gang_was_is_known(tmp_path: Path) -> None:
+def test_whose_a_gang_was_is_known_when_it_has_left_the_ledger(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    _fill(journal, _story())
+    ledger = _fill(journal, _story())
+    assert "g" not in ledger.gangs
     assert journal.owner("g") == journal.owner(job=7) == ("g", 1000)
     assert journal.owner(job=8) == ("h", 1000)
     assert journal.owner("nobody") is journal.owner(job=9) is None
+    assert journal.history("g", 0, 100)[-1].name == "GangForgotten"
     journal.close()
 
 

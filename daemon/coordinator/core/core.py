@@ -10,6 +10,8 @@ from muster.daemon.coordinator.core.sight import Sight, observe
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, Phase, Verdict
 from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
 
+KEPT_S, KEPT = 7 * 86400.0, 1000
+"""A gang that is over stays in the ledger for so long (seconds), while not so many newer ones are."""
 ECHO_S = 2.5
 """A signal that may be the echo of a peer's loss waits this long for that loss to show."""
 ECHO = ""
@@ -57,7 +59,7 @@ class Core:
                 if ECHO in due:
                     self._due.pop(ECHO)
                     return [g for g in gangs.values() if not g.final]
-                return [gangs[g] for g in due]
+                return [gangs[g] for g in due if g in gangs]
             case e.AgentHeard() | e.NodeHeard() | e.NodeGone():
                 return []
             case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen():
@@ -88,6 +90,18 @@ def _consequences(turn: Turn, event: e.Event) -> None:
 def _submitted(turn: Turn, event: e.GangSubmitted) -> None:
     if event.gang not in turn.ledger.gangs:
         turn.record(f.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json))
+        _forget(turn)
+
+
+def _forget(turn: Turn) -> None:
+    """Let old gangs go. The ledger grows by submissions alone, so that is when."""
+    owing = {call.gang for call in turn.ledger.owed.values()}
+    over = [g for g in turn.ledger.gangs.values() if g.final and g.job_over and g.id not in owing]
+    over.sort(key=lambda gang: gang.phase_at, reverse=True)
+    for place, gang in enumerate(over):
+        if place >= KEPT or turn.now - gang.phase_at > KEPT_S:
+            turn.record(f.GangForgotten(gang.id))
+            turn.sight.gangs.pop(gang.id, None)
 
 
 def _job_seen(turn: Turn, event: e.JobSeen) -> None:
