@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,10 @@ from muster.daemon.coordinator.core.ledger import apply
 from muster.daemon.coordinator.core.states import Verdict
 from muster.daemon.coordinator.core.turn import Outcome
 from muster.daemon.coordinator.journal import Journal
-from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.simulator import many
+from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.identity import SecretCredentials
-from muster.v1 import agent_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES, GANGS = 12_500, 1_000
@@ -121,25 +122,27 @@ def one_gang(nodes: int) -> Figures:
 
 
 class Telling:
-    """Makes the orders that are news to some agent, as the coordinator does."""
+    """Puts orders into the agents' outboxes, as the coordinator does."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._told: dict[str, pb.Order] = {}
+        self._streams = AgentStreams()
+        self._book = OrderBook(fleet.core.ledger, 1, self._streams.of, self._later)
+        self._late: list[tuple[float, Callable[[str], None], str]] = []
 
     def __call__(self, event: e.Event, outcome: Outcome) -> None:
         """What follows from one event."""
-        ledger = self._fleet.core.ledger
+        while self._late and self._late[0][0] <= self._fleet.now:
+            _, action, gang = self._late.pop(0)
+            action(gang)
+        self._book.follow(outcome.facts)
         if isinstance(event, e.AgentAttached):
-            self._told[event.node] = order_for(ledger, event.gang, event.node)
-        for gang in {fact.gang for fact in outcome.facts if not isinstance(fact, f.NodeRegistered | f.NodeJudged)}:
-            built: dict[tuple[object, ...], pb.Order] = {}
-            for node, told in self._told.items():
-                key = duty_key(ledger.gangs[gang], node)
-                if key not in built:
-                    built[key] = order_for(ledger, gang, node)
-                if told is not built[key] and told != built[key]:
-                    self._told[node] = built[key]
+            stream = AgentStream(event.gang, event.node, event.incarnation)
+            self._streams.add(stream)
+            self._book.tell(stream)
+
+    def _later(self, delay: float, action: Callable[[str], None], gang: str) -> None:
+        self._late.append((self._fleet.now + delay, action, gang))
 
 
 async def restart(fleet: Fleet, folder: Path) -> Figures:

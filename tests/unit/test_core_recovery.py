@@ -482,7 +482,7 @@ def test_a_gang_that_begins_again_is_seen_to_move() -> None:
 
 def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> None:
     world = training(max_failures=1)
-    world.cut(*[(node, "n1") for node in ("coordinator", "n0", "n2", "n3", "n4", "n5")])
+    world.cut(*[(node, "n1") for node in ("coordinator", "n2", "n3", "n4", "n5")])  # n0 is no majority
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     assert "n1 was cut off" in world.gang.recoveries[-1].cause
     world.run_until(recovered(world, 3))

@@ -25,7 +25,7 @@ FAULTS: dict[Fault, float] = {
     wire.blind_spot: 3, wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 5, wire.split: 1.5, wire.flap: 1.5,
     service.crash_coordinator: 5, service.stall_coordinator: 1.5, service.slurm_mute: 1, service.slurm_odd: 1,
     service.slurm_requeues: 0.7, service.cancel: 0.5, service.scancel: 0.5, service.batch_script: 0.3,
-    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 10, service.ask_flush: 1, service.storage: 0.7,
+    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 12, service.ask_flush: 1, service.storage: 0.7,
     service.slander: 1,
 }  # fmt: skip
 """With the weight of each."""

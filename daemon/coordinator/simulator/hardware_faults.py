@@ -82,7 +82,7 @@ def unfit_then_worse(world: World, gang: str) -> None:
     cut(world, [(COORDINATOR, node)], 10.0)
     _signal(world, node, "unfit")
     delay = 0.1 * world.chance.random()
-    if world.chance.random() < 0.5:
+    if world.chance.random() < 0.6:
         world.schedule.later(delay, freeze_for_long, world, node)
     else:
         world.schedule.later(delay, go_down, world, node, False)
