@@ -45,9 +45,11 @@ _EVENTS: dict[type, TypeAdapter[object]] = {}
 class Engine:
     """The running coordinator, without its servers."""
 
-    def __init__(self, journal: Journal, slurm: Slurm, credentials: Credentials) -> None:
+    def __init__(
+        self, journal: Journal, slurm: Slurm, credentials: Credentials, clock: SteadyClock | None = None
+    ) -> None:
         """Raises JournalError: the journal can't be read."""
-        self.clock = SteadyClock(journal.last_at)
+        self.clock = clock or SteadyClock(journal.last_at)
         self.core = Core(journal.load(), self.clock.now())
         self.journal = journal
         self.streams = AgentStreams()
@@ -62,6 +64,7 @@ class Engine:
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
+        self._awake_at = self.clock.now()
         self._pulse: asyncio.Task[None] | None = None
 
     @property
@@ -71,6 +74,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin: carry out what is owed since before the restart."""
+        self._awake_at = self.clock.now()
         self._pulse = asyncio.create_task(self._feel_pulse())
         self._calls.start_owed(self.core.ledger)
         self.post(e.Tick())
@@ -109,7 +113,9 @@ class Engine:
         self._orders.tell(stream)
 
     def _take(self, event: e.Event) -> None:
-        take(self.core, self.journal, self, event, self.clock.now(), _cause)
+        now = self.clock.now()
+        self._wake_up(now)
+        take(self.core, self.journal, self, event, now, _cause)
         if not isinstance(event, e.AgentHeard | e.NodeHeard):
             self.watchers.touch(getattr(event, "gang", ""))
 
@@ -155,14 +161,16 @@ class Engine:
         self.post(e.Tick())
 
     async def _feel_pulse(self) -> None:
-        last = self.clock.now()
         while True:
             await asyncio.sleep(PULSE_S)
-            now = self.clock.now()
-            if now - last > ASLEEP_S:
-                _log.warning("stood still for %.1f s; contacts before that don't count", now - last)
-                self.core.sight.since = now
-            last = now
+            self._wake_up(self.clock.now())
+
+    def _wake_up(self, now: float) -> None:
+        """Notice before anything is decided that this process has stood still."""
+        if now - self._awake_at > ASLEEP_S:
+            _log.warning("stood still for %.1f s; contacts before that don't count", now - self._awake_at)
+            self.core.sight.since = now
+        self._awake_at = now
 
     def _fail(self, error: BaseException) -> None:
         self._orders.close()

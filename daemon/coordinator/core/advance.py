@@ -143,7 +143,8 @@ def _await_agents(gt: GangTurn) -> None:
 
 def _gather(gt: GangTurn) -> None:
     gang, spec = gt.gang, gt.gang.spec
-    waited = gt.now - gang.phase_at
+    since = max(gang.phase_at, gt.turn.sight.since)  # after a restart every agent has to attach anew
+    waited = gt.now - since
     usable = [m for m in gt.usable() if gt.seen.attached(m.node)]
     if len(usable) >= spec.nodes + spec.spares or (
         len(usable) >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)
@@ -153,7 +154,7 @@ def _gather(gt: GangTurn) -> None:
         end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, usable))
     else:
         complete = len(usable) >= spec.nodes
-        gt.turn.wake(gang.phase_at + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+        gt.turn.wake(since + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
 
 
 def _first_store(gt: GangTurn, usable: list[Member]) -> str:
@@ -445,14 +446,15 @@ def _flush_progress(gt: GangTurn) -> None:
     reports = {n: gt.seen.status(n) for n in writers}
     over = [n for n, s in reports.items() if s.flushed_serial >= flush.serial]
     error = next((f"{n}: {reports[n].flush_error}" for n in over if reports[n].flush_error), "")
-    if not error and gt.now > flush.asked_at + FLUSH_S:
+    late_at = max(flush.asked_at, gt.turn.sight.since) + FLUSH_S  # after a restart its writers have to tell anew
+    if not error and gt.now > late_at:
         error = f"not written within {FLUSH_S:.0f} s"
     if error:
         gt.turn.record(f.Flushed(gang.id, flush.serial, "", error))
     elif len(over) == len(writers):
         gt.turn.record(f.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
     else:
-        gt.turn.wake(flush.asked_at + FLUSH_S + 0.01)
+        gt.turn.wake(late_at + 0.01)
 
 
 def durable_path(gang: Gang, version: Version) -> str:

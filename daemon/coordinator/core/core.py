@@ -25,7 +25,8 @@ class Core:
         """Take up where `ledger` ends, at time `now` (seconds); nothing is seen yet."""
         self.ledger = ledger
         self.sight = Sight(since=now)
-        self._due: dict[str, float] = {}
+        # Who does not come back after a restart has to be missed.
+        self._due = {gang.id: now for gang in ledger.gangs.values() if not gang.final}
 
     def decide(self, event: e.Event, now: float) -> Outcome:
         """Note `event`, decide what follows, apply it to the ledger.

@@ -80,7 +80,8 @@ def _outlives_kill(gt: GangTurn, member: Member) -> bool:
     reached, reached_at = gt.seen.own_probes.get(member.node, (False, gt.now))
     if agent is None or not agent.attached or not reached:
         return False
-    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S
+    since = max(gt.gang.phase_at, gt.turn.sight.since)  # what came while the coordinator stood still is unread yet
+    return gt.now - max(since, agent.attached_at, reached_at) > KILL_S
 
 
 def _suspect_unheard(gt: GangTurn) -> None:

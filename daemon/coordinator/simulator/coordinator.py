@@ -20,7 +20,7 @@ from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
-from muster.daemon.coordinator.loop import ASLEEP_S, PULSE_S
+from muster.daemon.coordinator.loop import ASLEEP_S
 from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.simulator.machine import Process
 from muster.daemon.coordinator.simulator.network import COORDINATOR, END, Stream
@@ -356,14 +356,11 @@ class Coordinator(Process):
     # -- standing still --
 
     def resume(self, since: float) -> None:
-        """It stood still since then, and goes on; its pulse notices within a moment."""
+        """It stood still since then, goes on, and notices."""
         self.stopped = False
-        self.go_on()
         if self.schedule.now - since > ASLEEP_S:
-            self.later(PULSE_S * self.world.chance.random(), self._notice)
-
-    def _notice(self) -> None:
-        self.core.sight.since = self.schedule.now
+            self.core.sight.since = self.schedule.now
+        self.go_on()
 
 
 def _cause(event: e.Event) -> str:

@@ -105,8 +105,8 @@ MUTANTS: dict[str, Mutant] = {
     "blame-a-late-order": Mutant(
         "a node is unfit because it had no order to obey",
         f"{_CORE}.suspicion",
-        "    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S",
-        "    return gt.now - gt.gang.phase_at > KILL_S",
+        "    return gt.now - max(since, agent.attached_at, reached_at) > KILL_S",
+        "    return gt.now - since > KILL_S",
     ),
     "commit-without-a-shard": Mutant(
         "a version is committed though a node has not stored it",
