@@ -43,7 +43,7 @@ from muster.daemon.identity import SecretCredentials
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES, GANGS = 12_500, 1_000
-SIZES = (64, 128)
+SIZES = (64, 256, 1_024)
 HEARTBEATS = 100_000
 EVENTS = 2_000
 REPORTS = 400

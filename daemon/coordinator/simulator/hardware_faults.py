@@ -40,6 +40,14 @@ def rack(world: World, gang: str) -> None:
             go_down(world, node, closes=False)
 
 
+def buddies(world: World, gang: str) -> None:
+    """A node and the one that keeps its copies die at once."""
+    known, node = world.gang(gang), aim.node(world, gang)
+    seat = next((seat for seat in known.seats if seat.node == node), None) if known else None
+    for name in dict.fromkeys((node, seat.buddy or node) if seat else (node,)):
+        go_down(world, name, closes=False)
+
+
 def pause(world: World, gang: str) -> None:
     """A node's processes stop; its kernel answers. They go on after a while."""
     node = aim.node(world, gang)
