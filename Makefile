@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery clean
+.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-core clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -68,3 +68,6 @@ test: image ## everything that is promised: unit tests, simulated worlds, PyTorc
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_recovery
+
+bench-core: setup ## what the coordinator's decisions, its journal, a restart and a simulated world cost
+	@$(BIN)/python -m benchmarks.bench_core

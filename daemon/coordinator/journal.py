@@ -4,7 +4,8 @@ One SQLite file in the state folder. `append` writes the facts of one event, and
 that is on the disk when it returns. `load` folds the newest snapshot and the tail behind it into a ledger, through the
 same `apply` that the running core uses. A term is counted up at each start. The events API reads the same rows.
 
-A journal that can't be written or read raises JournalError; whoever gets one stops acting.
+A journal that can't be written or read, or that lacks what was written, raises JournalError; whoever gets one stops
+acting. Each row has a checksum, positions have no gaps, and `journal.end` beside the file says how far it had come.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +25,19 @@ from sqlite_utils import Database
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.core.states import IllegalMove
+from muster.daemon.coordinator.journal_end import JournalEnd
+from muster.daemon.coordinator.journal_format import FORMAT, STEPS
 from muster.daemon.coordinator.text import describe
 
-SCHEMA = 1
-SNAPSHOT_EVERY = 200
-"""Facts between two snapshots: some milliseconds of folding at a start."""
+SNAPSHOT_EVERY, SNAPSHOT_SHARE = 200, 1.0
+"""Facts between two snapshots, at least; there are more where they take less room than this share of the last
+snapshot's: so snapshots cost no more than the facts do, and a start reads no more than two snapshots' worth."""
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS facts (
-    position INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, gang TEXT NOT NULL, node TEXT NOT NULL,
-    name TEXT NOT NULL, json TEXT NOT NULL, text TEXT NOT NULL, cause TEXT NOT NULL) STRICT;
-CREATE INDEX IF NOT EXISTS facts_of_gang ON facts (gang, position);
-CREATE TABLE IF NOT EXISTS snapshots (position INTEGER PRIMARY KEY, ledger TEXT NOT NULL) STRICT;
-"""
 _COLUMNS = "position, at, gang, node, name, json, text, cause"
-_INSERT = "INSERT INTO facts (at, gang, node, name, json, text, cause) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "INSERT INTO facts (at, gang, node, name, json, text, cause, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_TAIL = f"SELECT {_COLUMNS}, crc FROM facts WHERE position > ? ORDER BY position"
+_TAIL_BYTES = "SELECT total(length(json)) FROM facts WHERE position > ?"
 # A gang's history holds the verdicts on its nodes as well.
 _HISTORY = f"""
 SELECT {_COLUMNS} FROM facts WHERE position > :after AND (:gang = '' OR gang = :gang OR (
@@ -73,25 +72,33 @@ class Journal:
         JournalError: it can't be opened, another coordinator has it, or a newer version wrote it.
     """
 
-    def __init__(self, folder: Path, snapshot_every: int = SNAPSHOT_EVERY) -> None:
-        self._snapshot_every = snapshot_every
+    def __init__(
+        self, folder: Path, snapshot_every: int = SNAPSHOT_EVERY, snapshot_share: float = SNAPSHOT_SHARE
+    ) -> None:
+        self._snapshot_every, self._snapshot_share = snapshot_every, snapshot_share
         self.path = folder / "journal.db"
-        with self._guard("open"):
+        with self._guard("open"), ExitStack() as held:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _hold(folder / "lock")
+            held.callback(os.close, _hold(folder / "lock"))
+            self._end = JournalEnd(folder / "journal.end")
+            held.callback(self._end.close)
             # Specs hold the users' environment: nobody else reads them. SQLite's side files follow this one's mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = Database(sqlite3.connect(self.path, check_same_thread=False))
+            held.callback(self._db.close)
             self._prepare()
-            row = self._one("SELECT max(position), max(at) FROM facts")
-            self.position, self.last_at = int(row[0] or 0), float(row[1] or 0.0)
-            self._snapshot_at = int(self._one("SELECT max(position) FROM snapshots")[0] or 0)
+            self.position, self.last_at = self._last()
+            self._compare_end()
+            newest = self._one("SELECT max(position), length(ledger) FROM snapshots")
+            self._snapshot_at, self._snapshot_bytes = int(newest[0] or 0), int(newest[1] or 0)
+            self._tail_bytes = int(self._one(_TAIL_BYTES, self._snapshot_at)[0])
             self.term = self._next_term()
+            self._end.write(self.term, self.position)
+            self._held = held.pop_all()
 
     def close(self) -> None:
         """Let go of the file; the object is not used again."""
-        self._db.close()
-        os.close(self._lock)
+        self._held.close()
 
     def append(self, facts: Sequence[f.Fact], at: float, cause: str) -> list[Record]:
         """Write `facts`, decided at `at` because of `cause`, in one transaction, and return their records.
@@ -102,10 +109,14 @@ class Journal:
         records = []
         with self._guard("write"), self._db.atomic():
             for fact in facts:
-                row = (at, getattr(fact, "gang", ""), getattr(fact, "node", ""), *f.encode(fact), describe(fact), cause)
-                position = self._db.execute(_INSERT, row).lastrowid
+                gang, node = getattr(fact, "gang", ""), getattr(fact, "node", "")
+                row = (float(at), gang, node, *f.encode(fact), describe(fact), cause)
+                position = self._db.execute(_INSERT, (*row, _crc(*row))).lastrowid
                 records.append(Record(int(position), *row))
         self.position, self.last_at = records[-1].position, at
+        self._tail_bytes += sum(len(record.json) for record in records)
+        with self._guard("write"):
+            self._end.write(self.term, self.position)
         return records
 
     def snapshot_if_due(self, ledger: Ledger) -> bool:
@@ -114,29 +125,34 @@ class Journal:
         Raises:
             JournalError: it can't be written.
         """
-        if self.position - self._snapshot_at < self._snapshot_every:
+        due_bytes = self._snapshot_share * self._snapshot_bytes
+        if self.position - self._snapshot_at < self._snapshot_every or self._tail_bytes < due_bytes:
             return False
+        text = ledger.dump()
         with self._guard("write"), self._db.atomic():
-            self._db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (self.position, ledger.dump()))
+            row = (self.position, text, _crc(self.position, text))
+            self._db.execute("INSERT OR REPLACE INTO snapshots (position, ledger, crc) VALUES (?, ?, ?)", row)
             # The one before is kept: should the newest be damaged, removing its row is the whole repair.
             self._db.execute("DELETE FROM snapshots WHERE position < ?", (self._snapshot_at,))
-        self._snapshot_at = self.position
+        self._snapshot_at, self._snapshot_bytes, self._tail_bytes = self.position, len(text), 0
         return True
 
     def load(self, *, use_snapshot: bool = True) -> Ledger:
         """The ledger: newest snapshot, and the fold of the facts behind it (of all facts without `use_snapshot`).
 
         Raises:
-            JournalError: a record is damaged.
+            JournalError: a record is damaged, or one is missing.
         """
-        ledger, start = Ledger(), 0
+        ledger, position = Ledger(), 0
         with self._guard("read"):
-            newest = self._one("SELECT position, ledger FROM snapshots ORDER BY position DESC LIMIT 1")
+            newest = self._one("SELECT position, ledger, crc FROM snapshots ORDER BY position DESC LIMIT 1")
             if use_snapshot and newest:
-                start, ledger = int(newest[0]), _snapshot(*newest)
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM facts WHERE position > ? ORDER BY position", (start,))
-            for row in rows:
-                _fold(ledger, Record(*row))
+                position, ledger = int(newest[0]), _snapshot(*newest)
+            for *row, crc in self._db.execute(_SELECT_TAIL, (position,)):
+                position += 1
+                _fold(ledger, Record(*row), position, crc)
+        if position != self.position:
+            raise JournalError(f"{self.path} ends at record {self.position}, but its snapshot at record {position}")
         return ledger
 
     def history(self, gang: str, after: int, limit: int) -> list[Record]:
@@ -149,29 +165,70 @@ class Journal:
             rows = self._db.execute(_HISTORY, {"gang": gang, "after": after, "limit": limit})
             return [Record(*row) for row in rows]
 
+    def owner(self, gang: str = "", job: int = 0) -> tuple[str, int] | None:
+        """The gang of that id, or the newest of that Slurm job, that was ever registered: its id and its owner's uid.
+
+        Raises:
+            JournalError: it can't be read.
+        """
+        which, value = ("gang = ?", gang) if gang else ("json_extract(json, '$.job') = ?", job)
+        with self._guard("read"):
+            row = self._one(
+                "SELECT gang, json_extract(json, '$.owner_uid') FROM facts "
+                f"WHERE name = 'GangRegistered' AND {which} ORDER BY position DESC LIMIT 1",
+                value,
+            )
+        return (str(row[0]), int(row[1])) if row else None
+
     def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
         found = self._one("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
-        version = int(self._one("SELECT value FROM meta WHERE key = 'schema'")[0]) if found else SCHEMA
-        if version > SCHEMA:
+        version = self._meta("schema") if found else 0
+        if version > FORMAT:
             raise JournalError(
-                f"{self.path} was written by a newer muster (format {version}, this one knows {SCHEMA}): "
+                f"{self.path} was written by a newer muster (format {version}, this one knows {FORMAT}): "
                 "install that version again, or give another --state-dir"
             )
-        if not found:
-            self._db.conn.executescript(_TABLES)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if version < FORMAT:
             with self._db.atomic():
-                self._db.execute("INSERT INTO meta VALUES ('schema', ?), ('term', 0)", (SCHEMA,))
+                for step in STEPS[version:]:
+                    self._db.executescript(step)
+                self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (FORMAT,))
+
+    def _last(self) -> tuple[int, float]:
+        """Position and time of the newest record; zeros where there is none."""
+        row = self._one(f"SELECT {_COLUMNS}, crc FROM facts ORDER BY position DESC LIMIT 1")
+        if row is None:
+            return 0, 0.0
+        record = Record(*row[:-1])
+        _check(record, row[-1])
+        return record.position, record.at
+
+    def _compare_end(self) -> None:
+        noted_term, noted = self._end.read()
+        term = self._meta("term")
+        if self.position < noted or term < noted_term:
+            raise JournalError(
+                f"{self.path} ends at record {self.position} of term {term}, but record {noted} of term {noted_term} "
+                "was written: what came after is lost. Cancel the jobs that ran meanwhile, or bring back the whole "
+                f"folder from before; then remove {self.path.with_name('journal.end')} to go on from what is there"
+            )
 
     def _next_term(self) -> int:
         with self._db.atomic():
             self._db.execute("UPDATE meta SET value = value + 1 WHERE key = 'term'")
-        return int(self._one("SELECT value FROM meta WHERE key = 'term'")[0])
+        return self._meta("term")
 
-    def _one(self, sql: str) -> Any:
+    def _meta(self, key: str) -> int:
+        row = self._one("SELECT value FROM meta WHERE key = ?", key)
+        if row is None or not isinstance(row[0], int):
+            raise JournalError(f"{self.path} is damaged: its {key} is not there")
+        return row[0]
+
+    def _one(self, sql: str, *values: object) -> Any:
         """First row, None where there is none."""
-        return self._db.execute(sql).fetchone()
+        return self._db.execute(sql, values).fetchone()
 
     @contextmanager
     def _guard(self, verb: str) -> Iterator[None]:
@@ -193,15 +250,32 @@ def _hold(path: Path) -> int:
     return handle
 
 
-def _snapshot(position: int, text: str) -> Ledger:
+def _crc(*values: object) -> int:
+    return zlib.crc32("\0".join(map(str, values)).encode())
+
+
+def _snapshot(position: int, text: str, crc: int | None) -> Ledger:
+    if crc not in (None, _crc(position, text)):
+        raise JournalError(f"the snapshot at position {position} is damaged: its checksum is wrong")
     try:
         return Ledger.load(text)
     except ValidationError as error:
         raise JournalError(f"the snapshot at position {position} is damaged: {error}") from error
 
 
-def _fold(ledger: Ledger, record: Record) -> None:
+def _check(record: Record, crc: int | None) -> None:
+    """`crc` is None for what was written before format 2."""
+    values = (record.at, record.gang, record.node, record.name, record.json, record.text, record.cause)
+    if crc not in (None, _crc(*values)):
+        raise JournalError(f"record {record.position} ({record.name}) is damaged: its checksum is wrong")
+
+
+def _fold(ledger: Ledger, record: Record, position: int, crc: int | None) -> None:
+    """Fold `record`, which should be the one at `position`."""
+    if record.position != position:
+        raise JournalError(f"record {position} is missing; the next one is {record.position}")
+    _check(record, crc)
     try:
         apply(ledger, f.decode(record.name, record.json), record.at)
-    except (ValidationError, KeyError) as error:
-        raise JournalError(f"record {record.position} ({record.name}) can't be read: {error}") from error
+    except (ValidationError, KeyError, IllegalMove) as error:
+        raise JournalError(f"record {position} ({record.name}) can't be read: {error}") from error

@@ -21,10 +21,9 @@ from muster.daemon.coordinator.changes import Followers, Watchers
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
-from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.probes import Prober
 from muster.daemon.coordinator.slurm_calls import SlurmCalls
 from muster.daemon.coordinator.steady import SteadyClock
@@ -32,7 +31,6 @@ from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.turnover import take
 from muster.daemon.identity import Credentials
 from muster.slurm.client.types import Slurm
-from muster.v1 import agent_pb2 as pb
 
 _log = logging.getLogger(__name__)
 _facts_log = logging.getLogger("muster.facts")
@@ -47,12 +45,16 @@ _EVENTS: dict[type, TypeAdapter[object]] = {}
 class Engine:
     """The running coordinator, without its servers."""
 
-    def __init__(self, journal: Journal, slurm: Slurm, credentials: Credentials) -> None:
+    def __init__(
+        self, journal: Journal, slurm: Slurm, credentials: Credentials, clock: SteadyClock | None = None
+    ) -> None:
         """Raises JournalError: the journal can't be read."""
-        self.clock = SteadyClock(journal.last_at)
+        self.clock = clock or SteadyClock(journal.last_at)
         self.core = Core(journal.load(), self.clock.now())
         self.journal = journal
         self.streams = AgentStreams()
+        call_later = asyncio.get_running_loop().call_later
+        self._orders = OrderBook(self.core.ledger, journal.term, self.streams.of, call_later)
         self.followers = Followers()
         self.watchers = Watchers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -61,6 +63,8 @@ class Engine:
         self._waiting: deque[e.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
+        self._awake_at = self.clock.now()
         self._pulse: asyncio.Task[None] | None = None
 
     @property
@@ -70,6 +74,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin: carry out what is owed since before the restart."""
+        self._awake_at = self.clock.now()
         self._pulse = asyncio.create_task(self._feel_pulse())
         self._calls.start_owed(self.core.ledger)
         self.post(e.Tick())
@@ -79,6 +84,7 @@ class Engine:
         if not self.failed.done():
             self.failed.set_result(None)
         self.failed.exception()  # whoever closes has seen it
+        self._orders.close()
         if self._timer:
             self._timer.cancel()
         if self._pulse:
@@ -104,10 +110,12 @@ class Engine:
 
     def tell(self, stream: AgentStream) -> None:
         """Send the agent behind `stream` its order."""
-        stream.put(self._order(stream.gang, stream.node))
+        self._orders.tell(stream)
 
     def _take(self, event: e.Event) -> None:
-        take(self.core, self.journal, self, event, self.clock.now(), _cause)
+        now = self.clock.now()
+        self._wake_up(now)
+        take(self.core, self.journal, self, event, now, _cause)
         if not isinstance(event, e.AgentHeard | e.NodeHeard):
             self.watchers.touch(getattr(event, "gang", ""))
 
@@ -121,9 +129,7 @@ class Engine:
 
     def order(self, facts: Sequence[f.Fact]) -> None:
         """See turnover.Hands."""
-        for id in {fact.gang for fact in facts if not isinstance(fact, f.NodeRegistered | f.NodeJudged)}:
-            if gang := self.core.ledger.gangs.get(id):
-                self._push(gang)
+        self._orders.follow(facts)
 
     def drop(self, facts: Sequence[f.Fact]) -> None:
         """See turnover.Hands. A cut link would leave such a stream open for ever."""
@@ -141,37 +147,33 @@ class Engine:
 
     def arm(self, due: float | None, now: float) -> None:
         """See turnover.Hands."""
+        if due == self._due:
+            return
+        self._due = due
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if due is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - now), self.post, e.Tick())
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._tick)
 
-    def _push(self, gang: Gang) -> None:
-        """Send every agent of `gang` its order, where that differs from the one it was sent last."""
-        built: dict[tuple[object, ...], pb.CoordinatorMessage] = {}
-        for stream in self.streams.of(gang.id):
-            key = duty_key(gang, stream.node)
-            if key not in built:
-                built[key] = self._order(gang.id, stream.node)
-            if stream.ordered is not built[key] and stream.ordered != built[key]:
-                stream.put(built[key])
-
-    def _order(self, gang: str, node: str) -> pb.CoordinatorMessage:
-        return pb.CoordinatorMessage(term=self.journal.term, order=order_for(self.core.ledger, gang, node))
+    def _tick(self) -> None:
+        self._due = self._timer = None
+        self.post(e.Tick())
 
     async def _feel_pulse(self) -> None:
-        last = self.clock.now()
         while True:
             await asyncio.sleep(PULSE_S)
-            now = self.clock.now()
-            if now - last > ASLEEP_S:
-                _log.warning("stood still for %.1f s; contacts before that don't count", now - last)
-                self.core.sight.since = now
-            last = now
+            self._wake_up(self.clock.now())
+
+    def _wake_up(self, now: float) -> None:
+        """Notice before anything is decided that this process has stood still."""
+        if now - self._awake_at > ASLEEP_S:
+            _log.warning("stood still for %.1f s; contacts before that don't count", now - self._awake_at)
+            self.core.sight.since = now
+        self._awake_at = now
 
     def _fail(self, error: BaseException) -> None:
+        self._orders.close()
         _log.critical("not safe to go on: %s", error, exc_info=error)
         if not self.failed.done():
             self.failed.set_exception(error)

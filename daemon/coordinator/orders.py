@@ -1,14 +1,16 @@
-"""What each agent shall do, as a pure function of the ledger: `order_for(ledger, gang, node)`.
+"""What each agent shall do, as a pure function of the ledger: `Orders(gang).of(node)`.
 
 An order is a level, not an edge: it states the whole duty. The same ledger gives the same order, so a restarted
-coordinator says again what it said before. Nodes with the same duty get equal orders.
+coordinator says again what it said before. Nodes with the same duty get the same order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Version
-from muster.daemon.coordinator.core.ledger import Flush, Gang, Ledger, Member
+from muster.daemon.coordinator.core.ledger import Flush, Gang, Member
 from muster.daemon.coordinator.core.states import Phase
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import common_pb2
@@ -17,46 +19,51 @@ _FENCING = frozenset({Phase.PREFLIGHT, Phase.RECOVERING, Phase.DRAINING})
 _GOING = frozenset({Phase.STARTING, Phase.RUNNING})
 
 
-def order_for(ledger: Ledger, gang: str, node: str) -> pb.Order:
-    """The order for the agent of `gang` on `node`.
+class Orders:
+    """The orders of one gang, as of now: to be made anew when anything but who its members are has changed.
 
-    Within one serial it changes only in what need not be done any more: a flush that is over, memory to be kept.
-
-    Raises:
-        KeyError: there is no such gang.
+    Within one serial an order changes only in what need not be done any more: a flush that is over, memory to be kept.
     """
-    return _order(ledger.gangs[gang], node)
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._serial = gang.serial
+        self._carriers = {seat.node for seat in gang.seats}
+        self._kept = {name for name, member in gang.members.items() if _kept(gang, member)}
+        self._members = _members(gang, self._kept)
+        self._built: dict[tuple[str, bool, bool], pb.Order] = {}
+
+    def of(self, node: str) -> pb.Order:
+        """The order for the agent on `node`: the very same object for all nodes of one duty."""
+        member = self._gang.members.get(node)
+        duty = (member.out if member else "", node in self._kept, node in self._carriers)
+        if duty not in self._built:
+            self._built[duty] = self._order(*duty)
+        return self._built[duty]
+
+    def _order(self, out: str, kept: bool, carries: bool) -> pb.Order:
+        gang = self._gang
+        order = pb.Order(serial=self._serial, generation=max(gang.generation, 0), members=self._members)
+        if _flushing(gang) and gang.flush:
+            order.flush.CopyFrom(_flush(gang.flush))
+        if gang.final:
+            _leave(order, gang.exit_code, gang.reason)
+        elif out and not kept:
+            _leave(order, 0, out)
+        elif gang.phase in _FENCING:
+            order.duty = pb.DUTY_FENCE
+            order.generation, order.store_node = max(gang.fenced, 0), gang.store_node
+        elif gang.phase in _GOING and carries:
+            _run(order, gang)
+        else:
+            order.duty = pb.DUTY_HOLD
+        return order
 
 
-def duty_key(gang: Gang, node: str) -> tuple[object, ...]:
-    """Equal for nodes of one gang whose orders are equal: who has built one need not build the other."""
-    member = gang.members.get(node)
-    return (member.out if member else "", _kept(gang, member), any(seat.node == node for seat in gang.seats))
-
-
-def _order(gang: Gang, node: str) -> pb.Order:
-    order = pb.Order(serial=gang.serial, generation=max(gang.generation, 0), members=_members(gang))
-    if _flushing(gang) and gang.flush:
-        order.flush.CopyFrom(_flush(gang.flush))
-    member = gang.members.get(node)
-    if gang.final:
-        _leave(order, gang.exit_code, gang.reason)
-    elif member and member.out and not _kept(gang, member):
-        _leave(order, 0, member.out)
-    elif gang.phase in _FENCING:
-        order.duty = pb.DUTY_FENCE
-        order.generation, order.store_node = max(gang.fenced, 0), gang.store_node
-    elif gang.phase in _GOING and any(seat.node == node for seat in gang.seats):
-        _run(order, gang)
-    else:
-        order.duty = pb.DUTY_HOLD
-    return order
-
-
-def _kept(gang: Gang, member: Member | None) -> bool:
+def _kept(gang: Gang, member: Member) -> bool:
     """A member that is out and lives stays while its memory may be wanted: until sources are chosen, until the
     generation that draws on it has made a step, until the flush that it writes a part of is over."""
-    if member is None or not member.out or not member.alive:
+    if not member.out or not member.alive:
         return False
     if gang.phase in _FENCING or gang.keeps(member.node):
         return True
@@ -90,11 +97,11 @@ def _run(order: pb.Order, gang: Gang) -> None:
         order.restore.durable_path = gang.durable_path
 
 
-def _members(gang: Gang) -> list[common_pb2.Member]:
+def _members(gang: Gang, kept: Collection[str]) -> list[common_pb2.Member]:
     seats = {seat.node: seat for seat in (*gang.spares, *gang.seats)}
     # One that is kept for its memory is counted among them: whoever fetches from it needs its address.
-    kept = [member for _, member in sorted(gang.members.items()) if _kept(gang, member)]
-    return [_member(member, seats.get(member.node)) for member in (*gang.present(), *kept)]
+    staying = [gang.members[node] for node in sorted(kept)]
+    return [_member(member, seats.get(member.node)) for member in (*gang.present(), *staying)]
 
 
 def _member(member: Member, seat: f.Seat | None) -> common_pb2.Member:

@@ -99,17 +99,15 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @streams
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
         """See api.proto. Live events of one gang end when nothing more can come."""
-        gang = self._find(request.gang) if request.gang.WhichOneof("ref") else None
-        if gang is None and not self._rights.is_operator(current_caller()):
-            raise not_permitted("the events of all gangs are for operators: name a job")
-        id, position = gang.id if gang else "", request.after
+        id, position = self._whose_events(request.gang), request.after
+        gang = self._engine.core.ledger.gangs.get(id)
         with self._engine.followers.subscribe() as live:
             while page := self._history(id, position):
                 for record in page:
                     position = record.position
                     yield _record(record)
             yield pb.EventRecord(sentinel=True, position=position)
-            while request.follow and not self._over(gang, live):
+            while request.follow and not self._over(id, live):
                 fresh = await live.get()
                 if fresh is None:
                     raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too slow: go on after position {position}")
@@ -150,20 +148,37 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _find(self, ref: pb.GangRef, *, steer: bool = False) -> Gang:
         """The gang meant by `ref`, the newest of a job, if the caller may see (or steer) it."""
+        gang = self._known(ref)
+        if gang is None:
+            raise _unknown(ref)
+        self._allow(ref, gang.owner_uid, steer=steer)
+        return gang
+
+    def _known(self, ref: pb.GangRef) -> Gang | None:
         gangs = self._engine.core.ledger.gangs
         if ref.WhichOneof("ref") == "gang_id":
-            gang, words = gangs.get(ref.gang_id), f"gang {ref.gang_id}"
-        else:
-            of_job = [gang for gang in gangs.values() if gang.job == ref.slurm_job_id]
-            gang = max(of_job, key=lambda gang: gang.registered_at, default=None)
-            words = f"Slurm job {ref.slurm_job_id}"
-        if gang is None:
-            raise not_found(f"{words} is not known here: was it submitted with muster submit?")
+            return gangs.get(ref.gang_id)
+        of_job = [gang for gang in gangs.values() if gang.job == ref.slurm_job_id]
+        return max(of_job, key=lambda gang: gang.registered_at, default=None)
+
+    def _whose_events(self, ref: pb.GangRef) -> str:
+        """The id of the gang meant by `ref`, be it long over; empty for all, if the caller may see them."""
+        if not ref.WhichOneof("ref"):
+            if not self._rights.is_operator(current_caller()):
+                raise not_permitted("the events of all gangs are for operators: name a job")
+            return ""
+        gang = self._known(ref)
+        found = (gang.id, gang.owner_uid) if gang else self._registered(ref)
+        if found is None:
+            raise _unknown(ref)
+        self._allow(ref, found[1])
+        return found[0]
+
+    def _allow(self, ref: pb.GangRef, owner_uid: int, *, steer: bool = False) -> None:
         caller = current_caller()
         allowed = self._rights.may_steer if steer else self._rights.may_read
-        if not allowed(caller, gang.owner_uid):
-            raise not_permitted(f"{words} belongs to uid {gang.owner_uid}; you are uid {caller.uid}")
-        return gang
+        if not allowed(caller, owner_uid):
+            raise not_permitted(f"{_words(ref)} belongs to uid {owner_uid}; you are uid {caller.uid}")
 
     async def _must_own(self, job: int, caller: Caller) -> None:
         found = await self._lookup.job(job, since=clock.monotonic())
@@ -190,11 +205,30 @@ class MusterService(api_pb2_grpc.MusterServicer):
         except JournalError as error:
             raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
 
-    def _over(self, gang: Gang | None, live: asyncio.Queue[Record | None]) -> bool:
+    def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
+        """Id and owner of a gang that has left the ledger."""
+        try:
+            return self._engine.journal.owner(ref.gang_id, ref.slurm_job_id)
+        except JournalError as error:
+            raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
+
+    def _over(self, id: str, live: asyncio.Queue[Record | None]) -> bool:
         """Nothing more can come: the gang is final and owes nothing."""
-        if gang is None or not gang.final or not live.empty():
+        ledger = self._engine.core.ledger
+        gang = ledger.gangs.get(id)
+        if gang is None:
+            return bool(id)  # it has left the ledger; what comes concerns others
+        if not gang.final or not live.empty():
             return False
-        return all(call.gang != gang.id for call in self._engine.core.ledger.owed.values())
+        return all(call.gang != id for call in ledger.owed.values())
+
+
+def _words(ref: pb.GangRef) -> str:
+    return f"gang {ref.gang_id}" if ref.WhichOneof("ref") == "gang_id" else f"Slurm job {ref.slurm_job_id}"
+
+
+def _unknown(ref: pb.GangRef) -> Refused:
+    return not_found(f"{_words(ref)} is not known here: was it submitted with muster submit?")
 
 
 def _name(caller: Caller) -> str:

@@ -50,6 +50,7 @@ class SlurmWatch:
     async def look_at_jobs(self) -> None:
         """Ask for the jobs once."""
         gangs = [gang for gang in self._ledger.gangs.values() if not (gang.final and gang.job_over)]
+        self._jobs = {gang.id: seen for gang in gangs if (seen := self._jobs.get(gang.id))}
         if not gangs:
             return
         found = await self._slurm.jobs({gang.job for gang in gangs})

@@ -121,5 +121,7 @@ def _of_gang(fact: f.Fact) -> str:
             return f"Slurm gives the job {_names(fact.nodes)}"
         case f.JobOver():
             return f"Slurm calls the job {fact.state}"
+        case f.GangForgotten():
+            return "leaves the ledger; its history stays"
         case _:
             return f.encode(fact)[1]

@@ -7,8 +7,7 @@ import json
 from muster.daemon.coordinator.core.events import RankState
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, Member, Recovery
 from muster.daemon.coordinator.core.sight import GangSight, Sight
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.core.suspicion import ACTIVE
+from muster.daemon.coordinator.core.states import ACTIVE, Phase, Verdict
 from muster.daemon.coordinator.text import call_words
 from muster.v1 import api_pb2, common_pb2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -68,6 +69,23 @@ async def test_what_can_not_be_is_said_in_one_line(tmp_path: Path, flags: list[s
     process = await _start(*given, *flags)
     await _said(process, words)
     assert await asyncio.wait_for(process.wait(), DEADLINE_S) == status
+
+
+async def test_on_a_full_disk_it_ends_with_the_reason(tmp_path: Path) -> None:
+    credentials = SecretCredentials.create(tmp_path / "secret")
+    flags = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
+    process = await _start(*flags)
+    port = (await _said(process, "listens on port")).partition(",")[0]
+    # Python ignores SIGXFSZ: a write beyond the limit fails, as on a full disk.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    agent = ScriptedAgent("a", spec(), credentials, job=7, batch_host=True)
+    await agent.open()
+    attached = asyncio.create_task(agent.attach(f"127.0.0.1:{port}"))
+    await _said(process, "muster-coordinator: not safe to go on: can't write the journal")
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 74
+    await asyncio.gather(attached, return_exceptions=True)
+    assert agent.orders == []
+    await agent.die()
 
 
 async def test_a_taken_port_is_said(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec, Status, Version
-from muster.daemon.coordinator.core.ledger import Gang, Ledger, apply
+from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.sight import AgentSight, Sight
 from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.orders import Orders
 from muster.daemon.coordinator.text import describe
 from muster.daemon.coordinator.views import gang_view
 from muster.v1 import agent_pb2 as pb
@@ -42,9 +42,13 @@ def _ledger(*story: f.Fact) -> Ledger:
     return ledger
 
 
+def _order(ledger: Ledger, node: str) -> pb.Order:
+    return Orders(ledger.gangs["g"]).of(node)
+
+
 def _duties(*story: f.Fact) -> list[str]:
     """The duty of n1, n2 and n3."""
-    orders = [order_for(_ledger(*story), "g", node) for node in NODES]
+    orders = [_order(_ledger(*story), node) for node in NODES]
     return [f"{pb.Duty.Name(o.duty).removeprefix('DUTY_')} {o.generation}" for o in orders]
 
 
@@ -73,7 +77,7 @@ def test_the_duty_of_every_node(story: tuple[f.Fact, ...], duties: list[str]) ->
 
 
 def test_a_run_names_places_store_and_sources() -> None:
-    order = order_for(_ledger(*UNFIT, SWAP), "g", "n3")
+    order = _order(_ledger(*UNFIT, SWAP), "n3")
     assert [(p.rank, p.node, p.local_rank) for p in order.places] == [
         (0, "n1", 0), (1, "n1", 1), (2, "n3", 0), (3, "n3", 1)
     ]  # fmt: skip
@@ -91,34 +95,39 @@ def test_a_run_names_places_store_and_sources() -> None:
 def test_a_start_from_durable_storage_names_the_folder() -> None:
     start = f.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "/d/step_8", 2.0, "start")
     flushed = f.Flushing("g", 1, Version(0, 8), (), "the job is done"), f.Flushed("g", 1, "/d/step_8", "")
-    order = order_for(_ledger(*PREFLIGHT, *flushed, start), "g", "n1")
+    order = _order(_ledger(*PREFLIGHT, *flushed, start), "n1")
     assert order.restore.durable_path == "/d/step_8"
     assert not order.restore.HasField("version")
-    assert not order_for(_ledger(*STARTED), "g", "n1").HasField("restore")
+    assert not _order(_ledger(*STARTED), "n1").HasField("restore")
 
 
 def test_the_end_carries_code_and_reason() -> None:
-    order = order_for(_ledger(*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), "g", "n2")
+    order = _order(_ledger(*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), "n2")
     assert (order.exit_code, order.reason) == (93, "again and again")
-    order = order_for(_ledger(*LOST), "g", "n2")
+    order = _order(_ledger(*LOST), "n2")
     assert (order.exit_code, order.reason) == (0, "lost")
 
 
 def test_a_flush_is_carried_until_it_is_over() -> None:
-    order = order_for(_ledger(*RUNNING, FLUSH), "g", "n1")
+    order = _order(_ledger(*RUNNING, FLUSH), "n1")
     assert (order.flush.serial, order.flush.version.step, order.flush.reason) == (1, 8, "asked for")
-    assert not order_for(_ledger(*RUNNING, FLUSH, f.Flushed("g", 1, "", "no space")), "g", "n1").HasField("flush")
+    assert not _order(_ledger(*RUNNING, FLUSH, f.Flushed("g", 1, "", "no space")), "n1").HasField("flush")
 
 
 @pytest.mark.parametrize("length", range(len(UNFIT) + 3))
-def test_nodes_with_the_same_key_have_the_same_order(length: int) -> None:
+def test_an_order_that_is_shared_is_the_nodes_own(length: int) -> None:
     story = (*UNFIT, SWAP, f.FirstStep("g", 2, 9))[:length]
     ledger = _ledger(*story)
-    by_key: dict[object, pb.Order] = {}
     for gang in ledger.gangs.values():
+        orders = Orders(gang)
         for node in (*NODES, "n9"):
-            order = order_for(ledger, gang.id, node)
-            assert by_key.setdefault(duty_key(gang, node), order) == order
+            assert orders.of(node) == Orders(gang).of(node)
+
+
+def test_nodes_of_one_duty_share_one_order() -> None:
+    orders = Orders(_ledger(*RUNNING).gangs["g"])
+    assert orders.of("n1") is orders.of("n2")
+    assert orders.of("n1") is not orders.of("n3")
 
 
 def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None) -> str:
@@ -170,8 +179,3 @@ def test_every_fact_has_a_line() -> None:
     assert describe(f.SlurmOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
         "Slurm call 4: requeue job 7, without n2: no spare"
     )
-
-
-def test_a_gang_of_another_world_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        order_for(Ledger(gangs={"h": Gang("h", 1, 0, "", GangSpec(1, 0), "{}", 0.0)}), "g", "n1")

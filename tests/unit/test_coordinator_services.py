@@ -252,6 +252,17 @@ async def test_history_a_sentinel_then_live_events_until_the_end(world: World, a
     assert only_new[-1].sentinel
 
 
+async def test_events_are_told_of_a_job_that_has_left_the_ledger(world: World, api: Any) -> None:
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(e.GangSubmitted("old", 7, os.getuid(), "old", e.GangSpec(1, 0), "{}"))
+    engine.core.ledger.gangs.clear()
+    for ref in (api_pb2.GangRef(gang_id="old"), api_pb2.GangRef(slurm_job_id=7)):
+        told = [r async for r in api.Events(api_pb2.EventsRequest(gang=ref, follow=True))]
+        assert [record.name for record in told] == ["GangRegistered", ""]
+    assert (await _refusal(api.Describe(api_pb2.GangRef(gang_id="old"))))[0] is grpc.StatusCode.NOT_FOUND
+
+
 async def test_cancel_ends_the_gang_and_the_job(world: World, api: Any) -> None:
     await _running(world)
     reply = await api.Cancel(REF)

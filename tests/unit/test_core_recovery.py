@@ -6,8 +6,10 @@ import pytest
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 
 
@@ -482,8 +484,46 @@ def test_a_gang_that_begins_again_is_seen_to_move() -> None:
 
 def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> None:
     world = training(max_failures=1)
-    world.cut(*[(node, "n1") for node in ("coordinator", "n0", "n2", "n3", "n4", "n5")])
+    world.cut(*[(node, "n1") for node in ("coordinator", "n2", "n3", "n4", "n5")])  # n0 is no majority
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     assert "n1 was cut off" in world.gang.recoveries[-1].cause
     world.run_until(recovered(world, 3))
     assert world.gang.failures == 0
+
+
+def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_happens() -> None:
+    world = training()
+    core, now, asks = Core(world.folded(), world.now), world.now, list[Ask]()
+    while not asks:
+        outcome = core.decide(e.Tick(), now)
+        assert outcome.due is not None
+        asks, now = outcome.asks, outcome.due
+    assert now - world.now < 10
+
+
+def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
+    world = Rehearsal(3, 1, absent=["n3"], gather_timeout_s=20.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.world.restart_s = 30.0
+    world.restart_coordinator()
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+
+
+def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
+    world = training(nodes=2, spares=0, durable_dir="/d")
+    world.post(e.FlushAsked("g", "uid 1000"))
+    assert world.gang.flush is not None
+    world.world.restart_s = 130.0
+    world.world.coordinator_dies("as the script says")
+    world.run_until(lambda: world.gang.durable_path != "", 150)
+
+
+def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
+    world = training()
+    world.post(e.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
+    world.run_until(lambda: world.core.sight.gang("g").own_probes.get("n1", (False, 0.0))[0])
+    world.kill_rank("n2")
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    world.world.stall_coordinator(20.0)
+    world.run_until(recovered(world))
+    assert verbs(world) == []

@@ -51,6 +51,8 @@ def _story() -> list[f.Fact]:
         f.PhaseChanged("g", Phase.GATHERING, ""),
         f.GangEnded("g", Phase.FAILED, 95, "nobody came"),
         f.JobOver("g", "FAILED"),
+        f.GangRegistered("h", 8, 1000, "next", SPEC, "{}"),
+        f.GangForgotten("g"),
     ]
 
 
@@ -61,6 +63,14 @@ def _fill(journal: Journal, story: list[f.Fact]) -> Ledger:
         journal.append([fact], 100.0 + number, f"cause {number}")
         journal.snapshot_if_due(ledger)
     return ledger
+
+
+def _alter(folder: Path, sql: str) -> None:
+    """Change the journal behind the coordinator's back."""
+    db = sqlite3.connect(folder / "journal.db")
+    with db:
+        db.execute(sql)
+    db.close()
 
 
 @pytest.fixture
@@ -102,11 +112,10 @@ def test_each_start_has_a_term_of_its_own(tmp_path: Path) -> None:
 
 def test_facts_of_one_event_are_written_together_or_not_at_all(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    with sqlite3.connect(journal.path) as db:
-        db.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON facts WHEN NEW.node = 'n3' BEGIN SELECT RAISE(ABORT, 'no room'); END"
-        )
-    db.close()
+    _alter(
+        tmp_path,
+        "CREATE TRIGGER full BEFORE INSERT ON facts WHEN NEW.node = 'n3' BEGIN SELECT RAISE(ABORT, 'no room'); END",
+    )
     with pytest.raises(JournalError, match="no room"):
         journal.append([f.NodeRegistered(node, "b", "a:1") for node in ("n1", "n2", "n3")], 1.0, "")
     assert journal.history("", 0, 10) == []
@@ -136,10 +145,8 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path).close()
-    with sqlite3.connect(tmp_path / "journal.db") as db:
-        db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
-    db.close()
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 1\)"):
+    _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 2\)"):
         Journal(tmp_path)
 
 
@@ -178,10 +185,45 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     _fill(journal, _story())
     journal.close()
-    with sqlite3.connect(tmp_path / "journal.db") as db:
-        db.execute("UPDATE facts SET json = '{}' WHERE position = 4")
-    db.close()
+    _alter(tmp_path, "UPDATE facts SET json = '{}' WHERE position = 4")
     again = Journal(tmp_path)
-    with pytest.raises(JournalError, match=r"record 4 \(MemberJoined\)"):
+    with pytest.raises(JournalError, match=r"record 4 \(MemberJoined\) is damaged: its checksum is wrong"):
         again.load()
     again.close()
+
+
+def test_a_missing_record_is_named(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    _fill(journal, _story())
+    journal.close()
+    _alter(tmp_path, "DELETE FROM facts WHERE position = 9")
+    again = Journal(tmp_path)
+    with pytest.raises(JournalError, match="record 9 is missing; the next one is 10"):
+        again.load()
+    again.close()
+
+
+def test_whose_a_gang_was_is_known_when_it_has_left_the_ledger(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    ledger = _fill(journal, _story())
+    assert "g" not in ledger.gangs
+    assert journal.owner("g") == journal.owner(job=7) == ("g", 1000)
+    assert journal.owner(job=8) == ("h", 1000)
+    assert journal.owner("nobody") is journal.owner(job=9) is None
+    assert journal.history("g", 0, 100)[-1].name == "GangForgotten"
+    journal.close()
+
+
+def test_snapshots_grow_rarer_as_they_grow(tmp_path: Path) -> None:
+    journal, ledger, sizes = Journal(tmp_path, snapshot_every=1), Ledger(), []
+    for number in range(300):
+        fact = f.NodeRegistered(f"n{number}", "boot", "10.0.0.1:7071")
+        apply(ledger, fact, 1.0)
+        journal.append([fact], 1.0, "")
+        if journal.snapshot_if_due(ledger):
+            sizes.append(len(ledger.dump()))
+    written = sum(len(record.json) for record in journal.history("", 0, 300))
+    assert sum(sizes) < 4 * written
+    assert sizes == sorted(sizes)
+    assert len(sizes) < 20
+    journal.close()

@@ -4,11 +4,14 @@ Everything here is level-triggered: it looks at the ledger and at what is seen, 
 lost, doubled and reordered events change nothing but the moment.
 """
 
+from collections.abc import Collection
+
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement, restore, silence, suspicion
 from muster.daemon.coordinator.core.events import RankState, Version
-from muster.daemon.coordinator.core.ledger import Gang, Member
-from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.ledger import Flush, Gang
+from muster.daemon.coordinator.core.states import ACTIVE, Phase
+from muster.daemon.coordinator.core.tally import of_generation
 from muster.daemon.coordinator.core.turn import GangTurn
 
 SPARE_WAIT_S = 30.0
@@ -50,7 +53,7 @@ def _once(gt: GangTurn) -> None:
         return
     if _outside_end(gt) or _failing(gt):
         return
-    if gang.phase in suspicion.ACTIVE:
+    if gang.phase in ACTIVE:
         _remove_unfit(gt)
     suspicion.examine(gt)
     _flush_progress(gt)
@@ -143,25 +146,25 @@ def _await_agents(gt: GangTurn) -> None:
 
 def _gather(gt: GangTurn) -> None:
     gang, spec = gt.gang, gt.gang.spec
-    waited = gt.now - gang.phase_at
-    usable = [m for m in gt.usable() if gt.seen.attached(m.node)]
-    if len(usable) >= spec.nodes + spec.spares or (
-        len(usable) >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)
-    ):
-        gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, _first_store(gt, usable), 0, gt.now))
+    since = max(gang.phase_at, gt.turn.sight.since)  # after a restart every agent has to attach anew
+    waited = gt.now - since
+    here = len(gt.tally.here)
+    if here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
+        store = _first_store(gt)
+        gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
     elif waited > spec.gather_timeout_s:
-        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, usable))
+        end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
     else:
-        complete = len(usable) >= spec.nodes
-        gt.turn.wake(gang.phase_at + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+        complete = here >= spec.nodes
+        gt.turn.wake(since + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
 
 
-def _first_store(gt: GangTurn, usable: list[Member]) -> str:
-    return placement.first_seats(usable, gt.gang.spec.nodes)[0]
+def _first_store(gt: GangTurn) -> str:
+    here = [gt.gang.members[node] for node in gt.tally.here]
+    return placement.first_seats(here, gt.gang.spec.nodes)[0]
 
 
-def _missing(gang: Gang, usable: list[Member]) -> str:
-    here = {m.node for m in usable}
+def _missing(gang: Gang, here: Collection[str]) -> str:
     absent = [n for n in gang.job_nodes if n not in here]
     who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
     return (
@@ -175,7 +178,7 @@ def _missing(gang: Gang, usable: list[Member]) -> str:
 
 def _recover(gt: GangTurn) -> None:
     gang = gt.gang
-    if not all(suspicion.ended(gt, m) for m in (*gang.present(), *suspicion.leaving(gt))):
+    if not all(suspicion.ended(gt, gang.members[node]) for node in gt.tally.unfenced):
         return  # `suspicion.examine` asks after those that do not answer
     clear_at = silence.passed_at(gt)
     if gt.now < clear_at:
@@ -184,20 +187,20 @@ def _recover(gt: GangTurn) -> None:
     if gang.failures >= gang.spec.max_failures:
         end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
         return
-    ranked = _next_seats(gt)
-    if ranked is None:
+    if len(gt.tally.present) - len(gt.tally.unfit) < (len(gang.seats) or gang.spec.nodes):
         _no_nodes(gt)
-    elif gang.store_node not in {m.node for m in gt.usable()}:
+    elif gang.store_node not in gt.tally.present or gt.unfit(gang.store_node):
         gt.turn.record(f.StoreMoved(gang.id, suspicion.store_node(gt)))
-    else:
-        _start_when_store_listens(gt, ranked)
+    elif not gt.store_listens():
+        _move_late_store(gt)
+    elif ranked := _next_seats(gt):
+        _start(gt, ranked)
 
 
 def _remove_unfit(gt: GangTurn) -> None:
     """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
-    for member in gt.gang.present():
-        if gt.unfit(member.node):
-            suspicion.remove(gt, member, gt.turn.ledger.node(member.node).reason, alive=True)
+    for node in sorted(gt.tally.unfit):
+        suspicion.remove(gt, gt.gang.members[node], gt.turn.ledger.node(node).reason, alive=True)
 
 
 def _next_seats(gt: GangTurn) -> list[str] | None:
@@ -209,11 +212,8 @@ def _next_seats(gt: GangTurn) -> list[str] | None:
     return placement.first_seats(usable, gt.gang.spec.nodes)
 
 
-def _start_when_store_listens(gt: GangTurn, ranked: list[str]) -> None:
+def _start(gt: GangTurn, ranked: list[str]) -> None:
     gang = gt.gang
-    if not gt.store_listens():
-        _move_late_store(gt)
-        return
     version, sources = _state(gt, ranked)
     if version is None and _memory_may_return(gt):
         return
@@ -306,14 +306,9 @@ def _requeue(gt: GangTurn, reason: str) -> None:
 # -- running --
 
 
-def _ranks(gt: GangTurn) -> list[RankState]:
-    """Ranks of the running generation, as the agents of its seats report them."""
-    return [
-        rank
-        for seat in gt.gang.seats
-        for rank in gt.seen.status(seat.node).ranks
-        if rank.generation == gt.gang.generation
-    ]
+def _ranks_on(gt: GangTurn, node: str) -> list[RankState]:
+    """Ranks of the running generation, as the node's agent reports them."""
+    return of_generation(gt.seen.status(node).ranks, gt.gang.generation)
 
 
 def _failing(gt: GangTurn) -> bool:
@@ -321,12 +316,13 @@ def _failing(gt: GangTurn) -> bool:
 
     Slurm's own end of a job (scancel, the time limit) shows as such an error first: its word is waited for.
     """
-    words = [f"{m.node}: {w}" for m in gt.gang.present() if (w := gt.seen.status(m.node).failure)]
-    if not words or gt.gang.phase not in suspicion.ACTIVE | {Phase.GATHERING}:
+    failing = gt.tally.failing
+    if not failing or gt.gang.phase not in ACTIVE | {Phase.GATHERING}:
         return False
     gt.seen.failed_at = gt.seen.failed_at or gt.now
     if gt.now - gt.seen.failed_at >= SLURM_WORD_S:
-        end(gt, Phase.FAILED, EXIT_AGENT, words[0])
+        node = min(failing)
+        end(gt, Phase.FAILED, EXIT_AGENT, f"{node}: {gt.seen.status(node).failure}")
     else:
         gt.turn.wake(gt.seen.failed_at + SLURM_WORD_S)
     return True
@@ -336,15 +332,14 @@ def _run(gt: GangTurn) -> None:
     gang = gt.gang
     if _crashed(gt):
         return
-    ranks = _ranks(gt)
-    whole = len(ranks) == gang.spec.world_size
-    first = min((r.step for r in ranks if r.progressed), default=None)
+    tally = gt.tally
+    whole = tally.reported == gang.spec.world_size
     # Training moves only with every rank, though one may be out of the coordinator's reach.
-    if (whole or first is not None) and gang.phase is Phase.STARTING:
+    if (whole or tally.progressed) and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if first is not None and not _stepped(gt):
-        gt.turn.record(f.FirstStep(gang.id, gang.generation, first))
-    if whole and all(r.exit_code == 0 for r in ranks):
+    if tally.progressed and not _stepped(gt):
+        gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt)))
+    if whole and tally.done == tally.reported:
         _finish(gt)
     else:
         _release(gt)
@@ -355,11 +350,16 @@ def _stepped(gt: GangTurn) -> bool:
     return gt.gang.stepped == gt.gang.generation
 
 
+def _first_step(gt: GangTurn) -> int:
+    return min(rank.step for seat in gt.gang.seats for rank in _ranks_on(gt, seat.node) if rank.progressed)
+
+
 def _crashed(gt: GangTurn) -> bool:
-    failed = [(s.node, r) for s in gt.gang.seats for r in gt.seen.status(s.node).ranks
-              if r.generation == gt.gang.generation and not r.running and r.exit_code]  # fmt: skip
-    if not failed:
+    tally = gt.tally
+    if not tally.crashed:
         return False
+    nodes = sorted(tally.crashed, key=lambda node: tally.seats[node].group_rank)
+    failed = [(node, rank) for node in nodes for rank in _ranks_on(gt, node) if not rank.running and rank.exit_code]
     # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
     crashed = [(node, rank) for node, rank in failed if gt.seen.status(node).fenced < gt.gang.generation]
     if crashed:
@@ -380,10 +380,8 @@ def _exit_words(node: str, rank: RankState) -> str:
 def _release(gt: GangTurn) -> None:
     """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
     gang = gt.gang
-    if gang.phase is not Phase.RUNNING or _batch_host_dead(gang):
-        return
-    leaving = [m for m in gang.members.values() if m.out and m.alive and not m.released and not m.batch_host]
-    if not leaving:
+    leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
+    if not leaving or gang.phase is not Phase.RUNNING or _batch_host_dead(gang):
         return
     if not _stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
         gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
@@ -441,18 +439,22 @@ def _flush_progress(gt: GangTurn) -> None:
     flush = gang.flush
     if flush is None or _flush_over(gang):
         return
-    writers = dict.fromkeys(source.node for source in flush.sources)
-    reports = {n: gt.seen.status(n) for n in writers}
-    over = [n for n, s in reports.items() if s.flushed_serial >= flush.serial]
-    error = next((f"{n}: {reports[n].flush_error}" for n in over if reports[n].flush_error), "")
-    if not error and gt.now > flush.asked_at + FLUSH_S:
+    tally = gt.tally
+    error = _flush_error(gt, flush) if tally.botched else ""
+    late_at = max(flush.asked_at, gt.turn.sight.since) + FLUSH_S  # after a restart its writers have to tell anew
+    if not error and gt.now > late_at:
         error = f"not written within {FLUSH_S:.0f} s"
     if error:
         gt.turn.record(f.Flushed(gang.id, flush.serial, "", error))
-    elif len(over) == len(writers):
+    elif not tally.unwritten:
         gt.turn.record(f.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
     else:
-        gt.turn.wake(flush.asked_at + FLUSH_S + 0.01)
+        gt.turn.wake(late_at + 0.01)
+
+
+def _flush_error(gt: GangTurn, flush: Flush) -> str:
+    node = next(source.node for source in flush.sources if source.node in gt.tally.botched)
+    return f"{node}: {gt.seen.status(node).flush_error}"
 
 
 def durable_path(gang: Gang, version: Version) -> str:

@@ -5,15 +5,21 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import suspicion
 from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end
+from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.sight import Sight, observe
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, Phase, Verdict
+from muster.daemon.coordinator.core.tallies import Tallies
 from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
 
+KEPT_S, KEPT = 7 * 86400.0, 1000
+"""A gang that is over stays in the ledger for so long (seconds), while not so many newer ones are."""
 ECHO_S = 2.5
 """A signal that may be the echo of a peer's loss waits this long for that loss to show."""
 ECHO = ""
 """Key of the deadlines that belong to no gang."""
+
+_ABOUT_A_NODE = e.AgentAttached | e.AgentGone | e.AgentReported | e.NeighbourAccused | e.Probed | e.NodeEvent
 
 
 class Core:
@@ -23,45 +29,52 @@ class Core:
         """Take up where `ledger` ends, at time `now` (seconds); nothing is seen yet."""
         self.ledger = ledger
         self.sight = Sight(since=now)
-        self._due: dict[str, float] = {}
+        self.tallies = Tallies(ledger, self.sight)
+        self._due = Deadlines()
+        for gang in ledger.gangs.values():
+            if not gang.final:
+                self._due.set(gang.id, now)  # who does not come back after a restart has to be missed
 
     def decide(self, event: e.Event, now: float) -> Outcome:
         """Note `event`, decide what follows, apply it to the ledger.
 
         Returns: the facts, to be journaled before anything is done about them; the probes to make; when to tick.
         """
-        turn = Turn(self.ledger, self.sight, now)
         observe(self.sight, event, now)
+        if isinstance(event, e.AgentHeard | e.NodeHeard | e.NodeGone):
+            return Outcome(due=self._due.nearest)  # moves no gang
+        self.tallies.note(event)
+        about = event.node if isinstance(event, _ABOUT_A_NODE) else None
+        turn = Turn(self.ledger, self.sight, self.tallies, now, about)
         _consequences(turn, event)
         if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
-            self._due[ECHO] = now + ECHO_S
+            self._due.set(ECHO, now + ECHO_S)
         for gang in self._touched(event, now):
             turn.outcome.due = None
             advance(GangTurn(turn, gang))
-            self._arm(gang, turn.outcome.due, now)
-        turn.outcome.due = min(self._due.values(), default=None)
+            self._arm(gang, turn)
+        turn.outcome.due = self._due.nearest
         return turn.outcome
 
-    def _arm(self, gang: Gang, due: float | None, turn_now: float) -> None:
-        if due is None:
-            self._due.pop(gang.id, None)
-        else:
-            self._due[gang.id] = max(due, turn_now + 0.005)  # a deadline of the past is due at the next turn
+    def _arm(self, gang: Gang, turn: Turn) -> None:
+        due, before = turn.outcome.due, self._due.get(gang.id)
+        if due is not None:
+            due = max(due, turn.now + 0.005)  # a deadline of the past is due at the next turn
+        if turn.about is not None and before is not None:
+            due = before if due is None else min(due, before)  # only one node was looked at: the others' deadlines hold
+        self._due.set(gang.id, due)
 
     def _touched(self, event: e.Event, now: float) -> list[Gang]:
-        """The gangs that this event may move; a heartbeat moves none."""
+        """The gangs that this event may move."""
         gangs = self.ledger.gangs
         match event:
             case e.Tick():
-                due = [g for g, at in self._due.items() if at <= now]
+                due = self._due.take(now)
                 if ECHO in due:
-                    self._due.pop(ECHO)
-                    return [g for g in gangs.values() if not g.final]
-                return [gangs[g] for g in due]
-            case e.AgentHeard() | e.NodeHeard() | e.NodeGone():
-                return []
-            case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen():
-                return [g for g in gangs.values() if not g.final and event.node in g.members]
+                    return [g for g in gangs.values() if not g.final or g.id in due]
+                return [gangs[g] for g in due if g in gangs]
+            case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen() | e.NodeHeard() | e.NodeGone():
+                return self.tallies.homes(event.node)
             case _:
                 return [gangs[event.gang]] if event.gang in gangs else []
 
@@ -88,6 +101,18 @@ def _consequences(turn: Turn, event: e.Event) -> None:
 def _submitted(turn: Turn, event: e.GangSubmitted) -> None:
     if event.gang not in turn.ledger.gangs:
         turn.record(f.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json))
+        _forget(turn)
+
+
+def _forget(turn: Turn) -> None:
+    """Let old gangs go. The ledger grows by submissions alone, so that is when."""
+    owing = {call.gang for call in turn.ledger.owed.values()}
+    over = [g for g in turn.ledger.gangs.values() if g.final and g.job_over and g.id not in owing]
+    over.sort(key=lambda gang: gang.phase_at, reverse=True)
+    for place, gang in enumerate(over):
+        if place >= KEPT or turn.now - gang.phase_at > KEPT_S:
+            turn.record(f.GangForgotten(gang.id))
+            turn.sight.gangs.pop(gang.id, None)
 
 
 def _job_seen(turn: Turn, event: e.JobSeen) -> None:
@@ -177,17 +202,21 @@ def _signalled(turn: Turn, event: e.NodeSignalled) -> None:
 
 def _unfit(turn: Turn, node: str, reason: str) -> None:
     turn.record(f.NodeJudged(node, Verdict.UNFIT, reason))
-    gang = next((g for g in turn.ledger.gangs.values() if not g.final and node in g.members), None)
+    gang = next(iter(turn.tallies.homes(node)), None)
     turn.owe("drain", gang.id if gang else "", gang.job if gang else 0, f"muster: {reason}", node=node)
 
 
 def _echoes(turn: Turn) -> None:
     """Signals that no peer's loss explains are the node's own."""
-    for name, seen in turn.sight.nodes.items():
-        if seen.judgement != "echo" or turn.now - seen.signalled_at < ECHO_S:
+    for name in sorted(turn.sight.echoing):
+        seen = turn.sight.nodes[name]
+        if turn.now - seen.signalled_at < ECHO_S:
             continue
+        turn.sight.echoing.discard(name)
+        if seen.judgement != "echo":
+            continue  # it has told of something worse meanwhile
         seen.judgement = ""
-        lost = [n for n in turn.ledger.nodes.values() if n.name != name and n.verdict in OUT_OF_SERVICE]
+        lost = [turn.ledger.node(out) for out in turn.tallies.out if out != name]
         explained = any(abs(n.judged_at - seen.signalled_at) < 2 * ECHO_S for n in lost)
         if not explained and turn.ledger.node(name).verdict not in OUT_OF_SERVICE:
             _unfit(turn, name, seen.reason)

@@ -173,6 +173,13 @@ class JobOver:
 
 
 @dataclass(frozen=True, slots=True)
+class GangForgotten:
+    """The gang is over, with its job: it leaves the ledger, its history stays."""
+
+    gang: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRegistered:
     node: str
     boot_id: str
@@ -212,8 +219,8 @@ class SlurmSettled:
 
 Fact = (
     GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
-    | FirstStep | Flushing | Flushed | GangEnded | JobRestarted | JobChanged | JobOver | NodeRegistered | NodeJudged
-    | SlurmOwed | SlurmSettled
+    | FirstStep | Flushing | Flushed | GangEnded | JobRestarted | JobChanged | JobOver | GangForgotten | NodeRegistered
+    | NodeJudged | SlurmOwed | SlurmSettled
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}

@@ -185,6 +185,8 @@ def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
                 fact.gang,
                 Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, fact.spec_json, at, phase_at=at),
             )
+        case f.GangForgotten():
+            ledger.gangs.pop(fact.gang, None)
         case _:
             _apply_gang(ledger.gangs[fact.gang], fact, at)
 

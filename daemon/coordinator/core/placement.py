@@ -5,7 +5,8 @@ neighbours that watch a node sit in other leaves wherever there are any.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from muster.daemon.coordinator.core.facts import Seat
 from muster.daemon.coordinator.core.ledger import Member
@@ -13,6 +14,7 @@ from muster.daemon.coordinator.core.ledger import Member
 NEIGHBOURS = 4
 
 
+@lru_cache(maxsize=65_536)  # every node of a big site, sorted again and again
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key under which n2 comes before n10."""
     parts = re.findall(r"\d+|\D+", name)
@@ -23,9 +25,14 @@ def _fabric_order(member: Member) -> tuple[object, ...]:
     return (natural(member.leaf), natural(member.node))
 
 
+def by_fabric(members: Iterable[Member]) -> list[Member]:
+    """Members in the order of the fabric: nodes of one leaf together."""
+    return sorted(members, key=_fabric_order)
+
+
 def first_seats(members: Sequence[Member], count: int) -> list[str]:
     """The nodes of the first generation, in group rank order; the rest are spares."""
-    return [m.node for m in sorted(members, key=_fabric_order)[:count]]
+    return [m.node for m in by_fabric(members)[:count]]
 
 
 def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str]) -> list[str] | None:
@@ -38,7 +45,8 @@ def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str]) 
         leaves: leaf of every member, the lost ones too.
     """
     names = {m.node for m in fit}
-    free = [m for m in sorted(fit, key=_fabric_order) if m.node not in seats]
+    seated = set(seats)
+    free = [m for m in by_fabric(fit) if m.node not in seated]
     placed = []
     for node in seats:
         if node not in names:
@@ -55,18 +63,16 @@ def _ring(members: Sequence[Member]) -> list[Member]:
     """Members with the leaves interleaved, so that the next in the ring mostly sits elsewhere."""
     depth: dict[str, int] = {}
     keyed = []
-    for member in sorted(members, key=_fabric_order):
+    for member in by_fabric(members):
         depth[member.leaf] = depth.get(member.leaf, 0) + 1
         keyed.append((depth[member.leaf], natural(member.leaf), member))
     return [member for _, _, member in sorted(keyed, key=lambda k: k[:2])]
 
 
-def _next(ring: Sequence[Member], member: Member, count: int) -> list[str]:
-    """Up to `count` members after `member` in the ring, those of other leaves first."""
-    at = ring.index(member)
-    others = [*ring[at + 1 :], *ring[:at]]
-    others.sort(key=lambda m: m.leaf == member.leaf and m.leaf != "")
-    return [m.node for m in others[:count]]
+def _next(ring: Sequence[Member], at: int, count: int) -> list[str]:
+    """Up to `count` members after position `at` of the ring, those of other leaves first."""
+    others = (ring[(at + step) % len(ring)] for step in range(1, len(ring)))
+    return _across(others, ring[at].leaf, count)
 
 
 def arrange(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
@@ -78,25 +84,37 @@ def arrange(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Sea
     """
     by_node = {m.node: m for m in members}
     whole, carriers = _ring(members), _ring([by_node[n] for n in ranked])
+    at = {m.node: position for position, m in enumerate(whole)}
+    among = {m.node: position for position, m in enumerate(carriers)}
     seats = tuple(
         Seat(
             node=node,
             group_rank=position,
-            buddy=next(iter(_next(carriers, by_node[node], 1)), ""),
-            neighbours=tuple(_next(whole, by_node[node], NEIGHBOURS)),
+            buddy=next(iter(_next(carriers, among[node], 1)), ""),
+            neighbours=tuple(_next(whole, at[node], NEIGHBOURS)),
         )
         for position, node in enumerate(ranked)
     )
     spares = tuple(
-        Seat(m.node, -1, "", tuple(_next(whole, m, NEIGHBOURS)))
-        for m in sorted(members, key=_fabric_order)
-        if m.node not in ranked
+        Seat(m.node, -1, "", tuple(_next(whole, at[m.node], NEIGHBOURS)))
+        for m in by_fabric(members)
+        if m.node not in among
     )
     return seats, spares
 
 
-def witnesses(candidates: Sequence[Member], node: str, leaf: str, count: int) -> list[str]:
-    """Up to `count` members to ask after `node`, those of other leaves first."""
-    others = [m for m in sorted(candidates, key=_fabric_order) if m.node != node]
-    others.sort(key=lambda m: m.leaf == leaf and leaf != "")
-    return [m.node for m in others[:count]]
+def witnesses(candidates: Iterable[Member], node: str, leaf: str, count: int) -> list[str]:
+    """Up to `count` of `candidates` (in the order of the fabric) to ask after `node`, those of other leaves first."""
+    others = (m for m in candidates if m.node != node)
+    return _across(others, leaf, count)
+
+
+def _across(members: Iterable[Member], leaf: str, count: int) -> list[str]:
+    """The first `count` members, those of other leaves than `leaf` before those of it."""
+    far: list[str] = []
+    near: list[str] = []
+    for member in members:
+        (near if member.leaf == leaf and leaf else far).append(member.node)
+        if len(far) == count:
+            break
+    return (far + near)[:count]

@@ -101,14 +101,20 @@ class Sight:
     nodes: dict[str, NodeSight] = field(default_factory=dict)
     gangs: dict[str, GangSight] = field(default_factory=dict)
     probes: int = 0
+    echoing: set[str] = field(default_factory=set)
+    """Nodes with a signal that may be the echo of a peer's loss."""
 
     def node(self, name: str) -> NodeSight:
         """The sight of that node, made if there is none."""
-        return self.nodes.setdefault(name, NodeSight())
+        if (found := self.nodes.get(name)) is None:
+            found = self.nodes[name] = NodeSight()
+        return found
 
     def gang(self, gang: str) -> GangSight:
         """The sight of that gang, made if there is none."""
-        return self.gangs.setdefault(gang, GangSight())
+        if (found := self.gangs.get(gang)) is None:
+            found = self.gangs[gang] = GangSight()
+        return found
 
     def heard_at(self, gang: str, node: str) -> float:
         """When the coordinator last heard the agent of `gang` on `node`; not earlier than `since`."""
@@ -143,6 +149,8 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
             _job_seen(sight.gang(event.gang), event, now)
         case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSignalled():
             _observe_node(sight.node(event.node), event, now)
+            if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
+                sight.echoing.add(event.node)
         case _:
             pass
 

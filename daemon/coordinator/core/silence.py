@@ -21,15 +21,17 @@ def passed_at(gt: GangTurn) -> float:
     Such a node lets its ranks live for as long as a majority answers it. So all who may have answered it must know that
     it is out, and say when they last took it for a member.
     """
-    gang = gt.gang
-    present = [m.node for m in gang.present()]
+    gang, tally = gt.gang, gt.tally
     left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
-    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gt, m, len(present))]
+    others = len(tally.present)
+    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gt, m, others)]
     if not silent:
         return 0.0
-    if any(gt.seen.status(node).order_serial < gang.serial for node in present):
+    if tally.behind(gang, gt.seen):
         return gt.now + ACK_S
-    return max(_last_contact(gt, member.node) for member in silent) + SILENT_S + KILL_MARGIN_S
+    if gt.now >= tally.quiet_at:  # what was reported since is looked at before anything starts
+        tally.quiet_at = max(_last_contact(gt, member.node) for member in silent) + SILENT_S + KILL_MARGIN_S
+    return tally.quiet_at
 
 
 def _last_contact(gt: GangTurn, node: str) -> float:

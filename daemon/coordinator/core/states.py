@@ -25,6 +25,10 @@ class Phase(StrEnum):
 
 
 FINAL = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
+FENCING = frozenset({Phase.PREFLIGHT, Phase.RECOVERING})
+"""All ranks shall have ended; the next generation's store opens."""
+ACTIVE = FENCING | {Phase.STARTING, Phase.RUNNING}
+"""Every member is expected to be in touch."""
 CUT_SHORT = frozenset({Phase.FAILED, Phase.CANCELLED})
 """Ends that may come at any moment."""
 

@@ -4,12 +4,12 @@ A suspicion arises from an accusation, a stream that ended, or a fence that is n
 probes and to nothing else; only the finding of a round (`verdict`) takes a node from its gang.
 """
 
-from muster.daemon.bargain import ACCUSE_S
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear
-from muster.daemon.coordinator.core.states import NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.states import ACTIVE, FENCING, NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.tally import silent_neighbours
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 from muster.daemon.coordinator.core.verdict import Finding, find
 
@@ -36,37 +36,66 @@ HOLD_S = 60.0
 MANY_WINDOW_S = 10.0
 """Two leases: nodes that fall silent within this count as falling silent at once."""
 
-FENCING = frozenset({Phase.PREFLIGHT, Phase.RECOVERING})
-ACTIVE = FENCING | {Phase.STARTING, Phase.RUNNING}
-
 
 def examine(gt: GangTurn) -> None:
     """Raise suspicions that the phase gives rise to, judge finished rounds, ask anew where that is due."""
     if gt.gang.phase not in ACTIVE:
         return
-    asked_after = [*gt.gang.present(), *leaving(gt)]
-    for gone in gt.seen.suspected.keys() - {m.node for m in asked_after}:
-        gt.seen.suspected.pop(gone)
-    _suspect_unheard(gt)
-    for member in asked_after:
+    if gt.turn.about is not None and _may_be_taken(gt, gt.turn.about):
+        gt.turn.about = None  # who else is silent by now counts
+    suspected, about = gt.seen.suspected, gt.turn.about
+    looked_at = suspected.keys() if about is None else suspected.keys() & {about}
+    for gone in looked_at - gt.tally.expected:
+        suspected.pop(gone)
+    pending = _suspect_unheard(gt) | (_lacking(gt) if about is None else {about})
+    for member in [gt.gang.members[node] for node in sorted(pending & gt.tally.expected)]:
         _suspect_unattached(gt, member)
         _suspect_unfenced(gt, member)
-        if member.node in gt.seen.suspected:
+        if member.node in suspected:
             _judge(gt, member)
-        if member.node in gt.seen.suspected:
+        if member.node in suspected:
             _ask(gt, member)
-    if gt.seen.suspected:
+    if suspected:
         gt.turn.wake(gt.now + 0.05)
 
 
-def leaving(gt: GangTurn) -> list[Member]:
-    """Who went out alive with ranks of the fenced generation: these must have ended as everybody's."""
-    if gt.gang.phase not in FENCING or not gt.gang.recoveries:
-        return []
-    out = gt.gang.recoveries[-1].nodes_out
-    seats = {seat.node for seat in gt.gang.seats}
-    members = (gt.gang.members.get(node) for node in out if node in seats)
-    return [m for m in members if m and m.out and m.alive]
+def _may_be_taken(gt: GangTurn, node: str) -> bool:
+    """All witnesses find it silent, and it is not known yet that too many are."""
+    probe = gt.seen.probes.get(node)
+    silent = probe is not None and find(probe, gt.seen.moved_at) in (Finding.HUNG, Finding.LOST)
+    return silent and len(gt.seen.suspected) <= _few(gt)
+
+
+def _lacking(gt: GangTurn) -> set[str]:
+    """Who may have to be asked after, whatever the event told of."""
+    return gt.tally.unattached | gt.seen.suspected.keys() | _late(gt) | _mute(gt)
+
+
+def _late(gt: GangTurn) -> set[str]:
+    """Who might have answered the fence by now and did not, or opened no store."""
+    gang, unfenced = gt.gang, gt.tally.unfenced
+    if gang.phase not in FENCING or (not unfenced and gt.store_listens()):
+        return set()
+    gt.turn.wake(gt.now + 0.05)
+    early = gt.now - max(gang.phase_at, gt.turn.sight.since) <= ANSWER_FENCE_S
+    return set() if early else {*unfenced, gang.store_node}
+
+
+def _mute(gt: GangTurn) -> set[str]:
+    """Whose stream is open and brings nothing. All are looked at only when the first of them may be overdue."""
+    tally = gt.tally
+    overdue = set()
+    if gt.now >= tally.lease_at:
+        since = {node: _in_touch_at(gt, node) for node in tally.expected - tally.unattached}
+        overdue = {node for node, at in since.items() if gt.now - at >= LEASE_S}
+        tally.lease_at = min((at for node, at in since.items() if node not in overdue), default=gt.now) + LEASE_S
+    gt.turn.wake(tally.lease_at)
+    return overdue
+
+
+def _in_touch_at(gt: GangTurn, node: str) -> float:
+    """When an agent whose stream is open was last heard, or cleared."""
+    return max(gt.turn.sight.heard_at(gt.gang.id, node), gt.seen.cleared_at.get(node, 0.0))
 
 
 def ended(gt: GangTurn, member: Member) -> bool:
@@ -80,31 +109,35 @@ def _outlives_kill(gt: GangTurn, member: Member) -> bool:
     reached, reached_at = gt.seen.own_probes.get(member.node, (False, gt.now))
     if agent is None or not agent.attached or not reached:
         return False
-    return gt.now - max(gt.gang.phase_at, agent.attached_at, reached_at) > KILL_S
+    since = max(gt.gang.phase_at, gt.turn.sight.since)  # what came while the coordinator stood still is unread yet
+    return gt.now - max(since, agent.attached_at, reached_at) > KILL_S
 
 
-def _suspect_unheard(gt: GangTurn) -> None:
-    """A neighbour's silence stands in its watchers' statuses too: an accusation survives a coordinator's restart."""
-    for seat in (*gt.gang.seats, *gt.gang.spares):
-        agent = gt.seen.agents.get(seat.node)
-        if agent is None or not agent.attached:
-            continue
-        for node in seat.neighbours:
-            member = gt.gang.members.get(node)
-            silent = agent.status.heard_s.get(node, 0.0) >= ACCUSE_S
-            if member and not member.out and silent and agent.reported_at > gt.seen.cleared_at.get(node, 0.0):
-                gt.seen.suspected.setdefault(node, agent.reported_at)
+def _suspect_unheard(gt: GangTurn) -> set[str]:
+    """A neighbour's silence stands in its watchers' statuses too: an accusation survives a coordinator's restart.
+
+    Returns: who is suspected by that, as of now.
+    """
+    tally, about, seen = gt.tally, gt.turn.about, gt.seen
+    unheard = set()
+    for watcher in sorted(tally.watchers if about is None else tally.watchers & {about}):
+        agent = seen.agents[watcher]
+        for node in silent_neighbours(tally.seats[watcher], agent.status):
+            if node in tally.present and agent.reported_at > seen.cleared_at.get(node, 0.0):
+                unheard.add(node)
+                seen.suspected.setdefault(node, agent.reported_at)
+    return unheard
 
 
 def _suspect_unattached(gt: GangTurn, member: Member) -> None:
     """An agent that is out of touch for longer than attaching anew takes is asked after; so is one whose stream is
     open and brings nothing: a node that loses power closes no stream."""
     agent = gt.seen.agents.get(member.node)
-    since = max(gt.turn.sight.since, gt.seen.cleared_at.get(member.node, 0.0))
     if agent and agent.attached:
-        since, patience = max(since, agent.heard_at), LEASE_S
+        since, patience = _in_touch_at(gt, member.node), LEASE_S
     else:
-        since, patience = max(since, agent.gone_at if agent else 0.0), REATTACH_S
+        since = max(gt.turn.sight.since, gt.seen.cleared_at.get(member.node, 0.0), agent.gone_at if agent else 0.0)
+        patience = REATTACH_S
     if gt.now - since >= patience:
         gt.seen.suspected.setdefault(member.node, gt.now)
     else:
@@ -153,7 +186,7 @@ def _judge(gt: GangTurn, member: Member) -> None:
 def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
     """Besides the coordinator two other agents have found it silent. Where fewer are left that can be asked, one will
     do, after the longest wait: the coordinator's word alone never does, for its own link may be what is cut."""
-    others = len(gt.gang.present()) - 1
+    others = len(gt.tally.present) - 1
     asked = len(set(probe.witnesses) - {AGENT, MUSTERD})
     if asked >= min(2, others) > 0:
         return True
@@ -208,7 +241,8 @@ def _ask(gt: GangTurn, member: Member) -> None:
 
 
 def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
-    candidates = [m for m in gt.gang.present() if gt.seen.attached(m.node) and m.node not in gt.seen.suspected]
+    away, suspected = gt.tally.unattached, gt.seen.suspected
+    candidates = (m for m in gt.tally.by_fabric(gt.gang) if m.node not in away and m.node not in suspected)
     others = placement.witnesses(candidates, member.node, member.leaf, 2)
     gt.turn.sight.probes += 1
     number = gt.turn.sight.probes
@@ -220,17 +254,25 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
 
 def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
     """Many nodes silent at once may be the observer's own trouble: hold until the suspicion is a minute old."""
-    lately = {
-        n.name
-        for n in gt.turn.ledger.nodes.values()
-        if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S
-    }
-    silent = lately | gt.seen.suspected.keys()  # who answers is cleared at once
-    known = max(len(gt.turn.ledger.nodes), len(gt.gang.members))
-    if len(silent) > max(2, known // 10) and gt.now - gt.seen.suspected[member.node] < HOLD_S:
+    if gt.now - gt.seen.suspected[member.node] < HOLD_S and _many_silent(gt):
         gt.turn.wake(gt.now + 1.0)
         return
     _take(gt, member, verdict, reason)
+
+
+def _many_silent(gt: GangTurn) -> bool:
+    """More nodes than fail by chance are silent, or were found so just now."""
+    few = _few(gt)
+    if len(gt.seen.suspected) > few:  # who answers is cleared at once
+        return True
+    out = [gt.turn.ledger.node(name) for name in gt.turn.tallies.out]
+    lately = {n.name for n in out if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S}
+    return len(lately | gt.seen.suspected.keys()) > few
+
+
+def _few(gt: GangTurn) -> int:
+    """So many nodes may fall silent at once by chance."""
+    return max(2, max(len(gt.turn.ledger.nodes), len(gt.gang.members)) // 10)
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:

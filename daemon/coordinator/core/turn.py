@@ -6,7 +6,8 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Shard
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, Member, apply
 from muster.daemon.coordinator.core.sight import GangSight, Sight
-from muster.daemon.coordinator.core.states import OUT_OF_SERVICE
+from muster.daemon.coordinator.core.tallies import Tallies
+from muster.daemon.coordinator.core.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,24 @@ class Outcome:
 
 @dataclass(slots=True)
 class Turn:
-    """The ledger and sight that a decision reads, the time it is made at, and what it leads to."""
+    """The ledger and sight that a decision reads, the time it is made at, and what it leads to.
+
+    `about`: the one node that the event tells of; None where everything may have changed.
+    """
 
     ledger: Ledger
     sight: Sight
+    tallies: Tallies
     now: float
+    about: str | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
     def record(self, fact: f.Fact) -> None:
         """Decide `fact`: it holds from here on."""
         apply(self.ledger, fact, self.now)
+        self.tallies.note_fact(fact)
         self.outcome.facts.append(fact)
+        self.about = None
 
     def owe(self, verb: f.SlurmVerb, gang: str, job: int, text: str, node: str = "", **more: object) -> None:
         """Owe Slurm a call."""
@@ -70,13 +78,18 @@ class GangTurn:
         self.seen = self.turn.sight.gang(self.gang.id)
 
     @property
+    def tally(self) -> Tally:
+        """What is seen of the gang, counted."""
+        return self.turn.tallies.of(self.gang)
+
+    @property
     def now(self) -> float:
         """The time of the turn."""
         return self.turn.now
 
     def unfit(self, node: str) -> bool:
         """The node's verdict keeps ranks off it."""
-        return self.turn.ledger.node(node).verdict in OUT_OF_SERVICE
+        return node in self.turn.tallies.out
 
     def usable(self) -> list[Member]:
         """Members that may carry ranks and whose node is in service."""

@@ -7,7 +7,8 @@ down. What is left then is the journal alone; a new Coordinator takes over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,12 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
-from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
-from muster.daemon.coordinator.loop import ASLEEP_S, PULSE_S
-from muster.daemon.coordinator.orders import duty_key, order_for
+from muster.daemon.coordinator.loop import ASLEEP_S
+from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.simulator.machine import Process
 from muster.daemon.coordinator.simulator.network import COORDINATOR, END, Stream
 from muster.daemon.coordinator.simulator.slurm import drive
@@ -28,6 +29,7 @@ from muster.daemon.coordinator.slurm_calls import give
 from muster.daemon.coordinator.slurm_watch import JOBS_EVERY_S, NODES_EVERY_S, SlurmWatch
 from muster.daemon.coordinator.turnover import take
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
+from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.agent import Agent
@@ -35,12 +37,38 @@ if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.world import World
 
 SNAPSHOT_EVERY = (1, 5, 40)
-"""Facts between two snapshots: one of these for each life."""
+"""Facts between two snapshots, however big they are: one of these for each life."""
 _KNOCK_AGAIN_S = 0.15
 
 
 class Crashed(Exception):
     """The coordinator's process ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """See orderbook.Listener."""
+
+    coordinator: Coordinator
+    stream: Stream
+
+    @property
+    def gang(self) -> str:
+        gang: str = self.stream.key[0]
+        return gang
+
+    @property
+    def node(self) -> str:
+        node: str = self.stream.key[1]
+        return node
+
+    @property
+    def ordered(self) -> pb.CoordinatorMessage | None:
+        message: pb.CoordinatorMessage | None = self.stream.ordered
+        return message
+
+    def put(self, message: pb.CoordinatorMessage) -> None:
+        self.coordinator.send(self.stream, message)
 
 
 class Coordinator(Process):
@@ -49,10 +77,11 @@ class Coordinator(Process):
     def __init__(self, world: World, folder: Path) -> None:
         super().__init__(world.schedule, None)
         self.world = world
-        self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY))
+        self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY), snapshot_share=0.0)
         self.core = Core(self.journal.load(), self._clock())
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}
+        self._orders = OrderBook(self.core.ledger, self.journal.term, self._listeners, self._tell_late)
         self._watch = SlurmWatch(world.slurm, self.core.ledger, self.post)
         self._events: deque[e.Event] = deque()
         self._busy = False
@@ -137,10 +166,7 @@ class Coordinator(Process):
 
     def order(self, facts: Sequence[f.Fact]) -> None:
         """See turnover.Hands."""
-        about = [fact.gang for fact in facts if not isinstance(fact, f.NodeRegistered | f.NodeJudged)]
-        for id in dict.fromkeys(about):
-            if gang := self.core.ledger.gangs.get(id):
-                self._push(gang)
+        self._orders.follow(facts)
 
     def drop(self, facts: Sequence[f.Fact]) -> None:
         """See turnover.Hands."""
@@ -181,22 +207,19 @@ class Coordinator(Process):
         if number == self._timer:
             self.post(e.Tick())
 
-    def _push(self, gang: Gang) -> None:
-        built: dict[tuple[object, ...], Any] = {}
-        for (id, node), stream in list(self.streams.items()):
-            if id != gang.id:
-                continue
-            key = duty_key(gang, node)
-            if key not in built:
-                built[key] = order_for(self.core.ledger, id, node)
-            if stream.ordered is not built[key] and stream.ordered != built[key]:
-                self._point(f"before the order for {node}")
-                self._send(stream, gang, built[key])
+    def _listeners(self, gang: str) -> list[_Listener]:
+        return [_Listener(self, stream) for (id, _), stream in self.streams.items() if id == gang]
 
-    def _send(self, stream: Stream, gang: Gang, order: Any) -> None:
-        self.world.laws.ordered(gang, order)
-        stream.ordered = order
-        stream.down.put((self.journal.term, "order", order))
+    def _tell_late(self, delay: float, action: Callable[[str], None], gang: str) -> None:
+        self.later(delay, self._guarded, action, gang)
+
+    def send(self, stream: Stream, message: pb.CoordinatorMessage) -> None:
+        """Send an order, and perhaps die before."""
+        gang, node, _ = stream.key
+        self._point(f"before the order for {node}")
+        self.world.laws.ordered(self.core.ledger.gangs[gang], message.order)
+        stream.ordered = message
+        stream.down.put((message.term, "order", message.order))
 
     # -- Slurm --
 
@@ -275,9 +298,12 @@ class Coordinator(Process):
                     post.batch_host, agent.machine.leaf, status,
                 )
             )  # fmt: skip
-            gang = self.core.ledger.gangs.get(post.gang)
-            if self.alive and gang and self.streams.get((post.gang, agent.node)) is stream:
-                self._send(stream, gang, order_for(self.core.ledger, post.gang, agent.node))
+            if (
+                self.alive
+                and post.gang in self.core.ledger.gangs
+                and self.streams.get((post.gang, agent.node)) is stream
+            ):
+                self._guarded(self._orders.tell, _Listener(self, stream))
 
     # -- node daemons --
 
@@ -330,14 +356,11 @@ class Coordinator(Process):
     # -- standing still --
 
     def resume(self, since: float) -> None:
-        """It stood still since then, and goes on; its pulse notices within a moment."""
+        """It stood still since then, goes on, and notices."""
         self.stopped = False
-        self.go_on()
         if self.schedule.now - since > ASLEEP_S:
-            self.later(PULSE_S * self.world.chance.random(), self._notice)
-
-    def _notice(self) -> None:
-        self.core.sight.since = self.schedule.now
+            self.core.sight.since = self.schedule.now
+        self.go_on()
 
 
 def _cause(event: e.Event) -> str:

@@ -40,6 +40,14 @@ def rack(world: World, gang: str) -> None:
             go_down(world, node, closes=False)
 
 
+def buddies(world: World, gang: str) -> None:
+    """A node and the one that keeps its copies die at once."""
+    known, node = world.gang(gang), aim.node(world, gang)
+    seat = next((seat for seat in known.seats if seat.node == node), None) if known else None
+    for name in dict.fromkeys((node, seat.buddy or node) if seat else (node,)):
+        go_down(world, name, closes=False)
+
+
 def pause(world: World, gang: str) -> None:
     """A node's processes stop; its kernel answers. They go on after a while."""
     node = aim.node(world, gang)
@@ -82,7 +90,7 @@ def unfit_then_worse(world: World, gang: str) -> None:
     cut(world, [(COORDINATOR, node)], 10.0)
     _signal(world, node, "unfit")
     delay = 0.1 * world.chance.random()
-    if world.chance.random() < 0.5:
+    if world.chance.random() < 0.6:
         world.schedule.later(delay, freeze_for_long, world, node)
     else:
         world.schedule.later(delay, go_down, world, node, False)

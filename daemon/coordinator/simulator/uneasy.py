@@ -157,7 +157,7 @@ class Uneasy:
 
     def _heard(self) -> silence.Heard:
         others = self._circle.members - {self._agent.node}
-        contacts = {node: self.contact(node) for node in others}
+        contacts = {node: self.contact(node) for node in sorted(others)}  # each may draw from chance
         return silence.Heard(contacts, self._agent.contact, self.spell, self._awake)
 
     def _accuse(self, node: str, how: Silence) -> None:

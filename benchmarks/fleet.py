@@ -1,0 +1,194 @@
+"""Gangs that train, for measurements of the coordinator: the events of their agents, given to a real core.
+
+Nothing is sent anywhere: agents report what their orders ask of them, at the moment the measurement says. Virtual time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.events import RankState, Shard, Silence, Status, Version
+from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.turn import Ask, Outcome
+
+RANKS_PER_NODE = 8
+LEAF_NODES = 32
+"""Nodes on one leaf switch."""
+
+
+@dataclass
+class Fleet:
+    """One core and all that it decided. `after` is called with each event and its outcome: what a shell would do."""
+
+    core: Core = field(default_factory=lambda: Core(Ledger(), 1000.0))
+    now: float = 1000.0
+    written: list[tuple[float, list[f.Fact]]] = field(default_factory=list)
+    after: Callable[[e.Event, Outcome], None] = lambda event, outcome: None
+    cpu_s: float = 0.0
+    """CPU time of this process in the core and in `after`."""
+
+    def post(self, event: e.Event) -> Outcome:
+        """Give the core an event now."""
+        start = time.process_time()
+        outcome = self.core.decide(event, self.now)
+        self.after(event, outcome)
+        self.cpu_s += time.process_time() - start
+        if outcome.facts:
+            self.written.append((self.now, outcome.facts))
+        return outcome
+
+    def train(self, nodes: int, gangs: int) -> list[TrainingGang]:
+        """`gangs` gangs on `nodes` nodes, each with one spare; all of them train."""
+        names = [f"node{number:05d}" for number in range(nodes)]
+        share = [names[nodes * i // gangs : nodes * (i + 1) // gangs] for i in range(gangs)]
+        made = [TrainingGang(self, f"gang{i:04d}", 10_000 + i, own) for i, own in enumerate(share)]
+        for gang in made:
+            gang.begin()
+        return made
+
+
+@dataclass
+class TrainingGang:
+    """The agents of one gang on `nodes`; the last `spares` of them carry no rank at first."""
+
+    fleet: Fleet
+    id: str
+    job: int
+    nodes: Sequence[str]
+    spares: int = 1
+    version: Version = field(default_factory=lambda: Version(1, 0))
+    """Of the newest snapshot: generation and finished steps."""
+    silent: set[str] = field(default_factory=set)
+
+    @property
+    def gang(self) -> Gang:
+        """The gang in the ledger."""
+        return self.fleet.core.ledger.gangs[self.id]
+
+    def begin(self) -> None:
+        """From the submission to the first finished step."""
+        spec = e.GangSpec(len(self.nodes) - self.spares, self.spares, RANKS_PER_NODE, durable_dir="/durable")
+        self.fleet.post(e.GangSubmitted(self.id, self.job, 1000, self.id, spec, '{"run_dir":"/run/gang"}'))
+        for node in self.nodes:
+            self.fleet.post(e.NodeAttached(node, "boot", "d1", f"{node}:7071"))
+            self.attach(node)
+        self.report_all()
+        self.advance(1)
+
+    def attach(self, node: str) -> None:
+        """The node's agent opens its stream."""
+        position = self.nodes.index(node)
+        leaf = f"leaf{int(node.lstrip('node')) // LEAF_NODES}"
+        event = e.AgentAttached(
+            self.id, node, self.job, 0, "a1", f"{node}:9000", position == 0, leaf, self.status(node)
+        )
+        self.fleet.post(event)
+
+    def report_all(self) -> None:
+        """Every agent that can tells its status, once for each order that changed it."""
+        for phase in (Phase.PREFLIGHT, Phase.RECOVERING, Phase.STARTING, Phase.RUNNING):
+            if self.gang.phase is phase:
+                for event in self.reports():
+                    self.fleet.post(event)
+
+    def reports(self) -> list[e.Event]:
+        """What the agents that can would report now."""
+        return [e.AgentReported(self.id, n, "a1", self.status(n)) for n in self.nodes if n not in self.silent]
+
+    def advance(self, steps: int) -> None:
+        """Every rank finishes `steps` steps, and snapshots."""
+        self.version = Version(self.gang.generation, self.version.step + steps)
+        self.report_all()
+
+    def status(self, node: str) -> Status:
+        """What the agent on `node` has, now."""
+        gang = self.fleet.core.ledger.gangs.get(self.id)
+        if gang is None or gang.phase is Phase.GATHERING:
+            return Status()
+        fencing = gang.phase in (Phase.PREFLIGHT, Phase.RECOVERING)
+        store = fencing and gang.store_node == node
+        seat = next((seat for seat in gang.seats if seat.node == node), None)
+        first = seat.group_rank * RANKS_PER_NODE if seat else 0
+        own = range(first, first + RANKS_PER_NODE) if seat else range(0)
+        step = self.version.step
+        ranks = tuple(RankState(rank, gang.generation, True, step=step, progressed=step > 0) for rank in own)
+        return Status(
+            fenced=max(gang.fenced, 0),
+            ranks=() if fencing else ranks,
+            shards=self._shards(gang, seat),
+            store_port=20_000 + gang.generation if store else 0,
+            store_generation=gang.fenced + 1 if store else 0,
+            heard_s=dict.fromkeys(self.silent, 3.0) if seat and fencing else {},
+            order_serial=gang.serial,
+        )
+
+    def _shards(self, gang: Gang, seat: f.Seat | None) -> tuple[Shard, ...]:
+        """Own shards and the buddy's copies of the newest step."""
+        if seat is None or not self.version.step:
+            return ()
+        count = len(gang.seats)
+        kept = [((seat.group_rank - back) % count, back == 0) for back in (0, 1)]
+        return tuple(
+            Shard(place * RANKS_PER_NODE + local, self.version, own, f"{self.version.step:032x}")
+            for place, own in kept
+            for local in range(RANKS_PER_NODE)
+        )
+
+    # -- a node that dies without a word --
+
+    def lose(self, node: str) -> None:
+        """From the accusations to the order that starts the next generation."""
+        self.silent.add(node)
+        watchers = [seat.node for seat in self.gang.seats if node in seat.neighbours]
+        asks = [ask for w in watchers for ask in self._accuse(w, node)]
+        while not self._starting():
+            before = self.gang.phase
+            for ask in asks:
+                self._answer(ask)
+            if self.gang.phase is not before:
+                self.report_all()
+            asks = [] if self._starting() else self._tick()
+
+    def _starting(self) -> bool:
+        return self.gang.phase is Phase.STARTING
+
+    def lose_many(self, nodes: Sequence[str], seconds: float) -> None:
+        """A switch dies: the streams of `nodes` break, and nobody hears them for so long."""
+        self.silent.update(nodes)
+        asks = [ask for node in nodes for ask in self.fleet.post(e.AgentGone(self.id, node, "a1")).asks]
+        end = self.fleet.now + seconds
+        while self.fleet.now < end:
+            if any(self._behind(node) for node in self.nodes):
+                self.report_all()
+            asks = [following for ask in asks for following in self._answers(ask)] + self._tick()
+
+    def _behind(self, node: str) -> bool:
+        """An agent that can has not told of its newest order yet."""
+        return node not in self.silent and self.fleet.core.sight.gang(self.id).status(node).fenced < self.gang.fenced
+
+    def _answers(self, ask: Ask) -> list[Ask]:
+        events = [
+            e.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER)
+            for witness in ask.witnesses
+            if witness not in self.silent
+        ]
+        return [following for event in events for following in self.fleet.post(event).asks]
+
+    def _accuse(self, witness: str, node: str) -> list[Ask]:
+        return self.fleet.post(e.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).asks
+
+    def _answer(self, ask: Ask) -> None:
+        """All witnesses find the node silent, at the probe's deadline."""
+        self.fleet.now += ask.deadline_s
+        for witness in ask.witnesses:
+            self.fleet.post(e.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER))
+
+    def _tick(self) -> list[Ask]:
+        self.fleet.now += 0.05
+        return self.fleet.post(e.Tick()).asks

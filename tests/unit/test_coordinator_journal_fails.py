@@ -1,0 +1,51 @@
+"""A coordinator whose journal can't be written acts on nothing that is not in it, and says so; training goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.journal import JournalError
+from muster.daemon.coordinator.scripted_world import NODES, World
+
+NO_ROOM = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A job of three nodes runs in Slurm; no coordinator yet."""
+    made = World.make(tmp_path)
+    yield made
+    await made.close()
+
+
+def _alter(world: World, sql: str) -> None:
+    db = sqlite3.connect(world.folder / "journal.db")
+    with db:
+        db.execute(sql)
+    db.close()
+
+
+async def test_nobody_is_ordered_what_could_not_be_written(world: World) -> None:
+    await world.begin()
+    await world.join(NODES)
+    await world.ordered("RUN 1", ["n1", "n2"])
+    await world.facts(f.GenerationStarted)
+    coordinator, told = await world.live(), len(world.agents["n2"].orders)
+    _alter(world, NO_ROOM)
+    await world.agents["n1"].end_ranks(-9)
+    with pytest.raises(JournalError, match=r"can't write the journal .*journal\.db: database or disk is full"):
+        await coordinator.wait()
+    assert not coordinator.engine.running
+    await world.end()
+    assert len(world.agents["n2"].orders) == told
+    assert world.agents["n2"].duty == "RUN 1"
+    # There is room again: the next start takes up where the journal ends.
+    _alter(world, "DROP TRIGGER full")
+    await world.begin()
+    await world.ordered("RUN 2", ["n1", "n2"])

@@ -1,0 +1,75 @@
+"""Gangs that are over leave the ledger, once nothing is owed for them and their job has ended; no sooner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.core import KEPT, KEPT_S, Core
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+
+SPEC = e.GangSpec(1, 0)
+
+
+@dataclass
+class Desk:
+    """A core, its journal, and a clock."""
+
+    now: float = 1000.0
+    core: Core = field(default_factory=lambda: Core(Ledger(), 1000.0))
+    journal: list[tuple[float, f.Fact]] = field(default_factory=list)
+
+    def post(self, *events: e.Event) -> None:
+        """Give the core events now."""
+        for event in events:
+            self.journal += [(self.now, fact) for fact in self.core.decide(event, self.now).facts]
+
+    def over(self, gang: str, job: int) -> None:
+        """A gang is registered and over at once."""
+        self.post(e.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"), e.JobSeen(gang, job, (), 0, "CANCELLED"))
+        assert self.core.ledger.gangs[gang].job_over
+
+    def gangs(self) -> set[str]:
+        """Who is in the ledger, which is what the journal gives; no more are in sight."""
+        ledger = Ledger()
+        for at, fact in self.journal:
+            apply(ledger, fact, at)
+        assert ledger == self.core.ledger
+        assert self.core.sight.gangs.keys() <= ledger.gangs.keys()
+        return set(ledger.gangs)
+
+
+def test_a_week_after_its_end_a_gang_leaves() -> None:
+    desk = Desk()
+    desk.post(e.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"))
+    desk.over("old", 2)
+    desk.now += KEPT_S - 10
+    desk.over("young", 3)
+    assert desk.gangs() == {"g", "old", "young"}
+    desk.now += 20
+    desk.over("new", 4)
+    assert desk.gangs() == {"g", "young", "new"}
+
+
+def test_no_more_than_so_many_are_kept() -> None:
+    desk = Desk()
+    for number in range(KEPT + 3):
+        desk.now += 1
+        desk.over(f"over{number}", 10 + number)
+    assert desk.gangs() == {f"over{number}" for number in range(2, KEPT + 3)}
+
+
+def test_who_owes_or_whose_job_runs_is_not_forgotten() -> None:
+    desk = Desk()
+    desk.post(e.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"), e.CancelAsked("g", "alice"))
+    assert desk.core.ledger.gangs["g"].final
+    desk.now += 2 * KEPT_S
+    desk.over("new", 2)
+    assert "g" in desk.gangs()  # its job still runs
+    desk.post(e.JobSeen("g", 1, (), 0, "CANCELLED"))
+    desk.over("newer", 3)
+    assert "g" in desk.gangs()  # its cancel is owed
+    desk.post(e.SlurmAnswered("g", 1, None))
+    desk.over("newest", 4)
+    assert "g" not in desk.gangs()

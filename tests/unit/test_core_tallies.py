@@ -1,0 +1,152 @@
+"""What is counted as reports come in is what counting afresh gives; a report costs the same in a gang of any size."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.events import Silence
+from muster.daemon.coordinator.core.ledger import Ledger
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.tallies import Tallies
+from muster.daemon.coordinator.core.tally import Tally
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+
+HOW_FAR = ("quiet_at", "lease_at", "marked", "_ranks", "_by_fabric", "_serial", "_behind")
+"""What says how far counting has come, not what was counted."""
+CORE = "coordinator/core/"
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    return {f.name: getattr(tally, f.name) for f in fields(Tally) if f.name not in HOW_FAR}
+
+
+def _compare(core: Core) -> None:
+    """Every count is what counting afresh gives."""
+    afresh = Tallies(core.ledger, core.sight)
+    assert core.tallies.out == afresh.out
+    for gang in core.ledger.gangs.values():
+        kept, counted, seen = core.tallies.of(gang), afresh.of(gang), core.sight.gang(gang.id)
+        assert _counts(kept) == _counts(counted)
+        assert kept.behind(gang, seen) == counted.behind(gang, seen)
+        assert kept.by_fabric(gang) == counted.by_fabric(gang)
+        for node in gang.members:
+            assert core.tallies.homes(node) == afresh.homes(node)
+
+
+def _accuse(world: Rehearsal, node: str) -> None:
+    world.post(e.NeighbourAccused("g", "n0", node, Silence.CLOSED))
+
+
+def _restart(world: Rehearsal, node: str) -> None:
+    world.restart_coordinator()
+
+
+FAULTS: tuple[Callable[[Rehearsal, str], None], ...] = (
+    Rehearsal.crash, Rehearsal.power_off, Rehearsal.pause, Rehearsal.signal, Rehearsal.kill_rank, Rehearsal.kill_agent,
+    _restart, _accuse,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_counting_as_it_comes_is_counting_afresh(seed: int) -> None:
+    chance = random.Random(seed)
+    world = Rehearsal(chance.randint(2, 5), chance.randint(0, 3), durable_dir="/d", max_failures=99)
+    for fault in (*chance.choices(FAULTS, k=3), None):
+        moment = world.now + (chance.uniform(1, 6) if fault else 15.0)
+        while not _idle(world) and (at := world.world.schedule.next_at()) is not None and at < moment:
+            world.world.schedule.step()
+            _compare(world.core)
+        alive = [name for name, machine in world.machines.items() if machine.kernel and not machine.frozen]
+        if fault and alive and not _idle(world):
+            fault(world, chance.choice(alive))
+
+
+def _idle(world: Rehearsal) -> bool:
+    gang = world.core.ledger.gangs.get("g")
+    return gang is not None and (gang.final or gang.phase is Phase.REQUEUED)
+
+
+# -- what an event costs --
+
+
+def _steps(core: Core, event: e.Event, now: float) -> int:
+    """Lines of the core, turns of loops among them, that a decision takes; not what is tidied up meanwhile."""
+    count = 0
+
+    def trace(frame: FrameType, what: str, _: object) -> Any:
+        nonlocal count
+        count += what == "line"
+        return trace if CORE in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        core.decide(event, now)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def _training(nodes: int) -> Rehearsal:
+    world = Rehearsal(nodes, 1)
+    world.run_until(lambda: world.gang.stepped == 1 and world.core.sight.gang("g").step > 2)
+    return world
+
+
+def _costs(nodes: int) -> list[int]:
+    """Of what happens all the time in a gang of `nodes` nodes that trains: a report, heartbeats, an agent that comes
+    back and one that goes, a node daemon's return, Slurm's answer."""
+    world = _training(nodes)
+    core, now = world.core, world.now
+    status = core.sight.gang("g").agents["n1"].status
+    events = [
+        e.AgentReported("g", "n1", "n1-r0", status),
+        e.AgentHeard("g", "n1"),
+        e.NodeHeard("n1"),
+        e.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
+        e.AgentGone("g", "n1", "n1-r0"),
+        e.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
+        e.NodeAttached("n1", "boot1", "d1", "n1:7071"),
+        e.SlurmAnswered("g", 99, None),
+    ]
+    for event in events:
+        core.decide(event, now)  # what is counted once is counted now
+    return [_steps(core, event, now) for event in events]
+
+
+def test_an_event_costs_the_same_in_a_gang_of_any_size() -> None:
+    assert _costs(8) == _costs(40)
+
+
+def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
+    def cost(nodes: int) -> int:
+        world = _training(nodes)
+        world.kill_rank("n2")
+        world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+        answers = [e.AgentReported("g", n, f"{n}-r0", e.Status(fenced=1)) for n in ("n0", "n1")]
+        world.core.decide(answers[0], world.now)
+        return _steps(world.core, answers[1], world.now)
+
+    assert cost(8) == cost(40)
+
+
+def test_an_arrival_costs_the_same_in_a_gang_of_any_size() -> None:
+    def cost(nodes: int) -> int:
+        core = Core(Ledger(), 0.0)
+        core.decide(e.GangSubmitted("g", 1, 1000, "job", e.GangSpec(nodes, 0), "{}"), 0.0)
+        arrivals = [
+            e.AgentAttached("g", f"n{i}", 1, 0, "i", f"n{i}:9", i == 0, f"s{i % 2}", e.Status())
+            for i in range(nodes - 1)
+        ]
+        return [_steps(core, event, 1.0) for event in arrivals][-1]
+
+    assert cost(8) == cost(40)

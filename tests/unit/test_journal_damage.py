@@ -1,0 +1,256 @@
+"""What a power cut, a killed process, another version or a bad disk does to the journal: what was acknowledged is
+there, or it is said that it is not. Never a guess."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.core.states import Verdict
+from muster.daemon.coordinator.journal import Journal, JournalError
+from muster.daemon.coordinator.journal_end import JournalEnd
+from muster.daemon.coordinator.journal_format import FORMAT, STEPS
+from muster.daemon.coordinator.text import describe
+
+EVENTS = 16
+
+
+def _event(number: int) -> list[f.Fact]:
+    """Facts that one event decides: two, so that half an event would show."""
+    node = f"n{number}"
+    return [f.NodeRegistered(node, f"boot {number}", "10.0.0.1:7071"), f.NodeJudged(node, Verdict.LOST, "silent")]
+
+
+def _ledgers() -> list[Ledger]:
+    """The ledger after each number of events, from none to all."""
+    ledgers, ledger = [Ledger()], Ledger()
+    for number in range(EVENTS):
+        for fact in _event(number):
+            apply(ledger, fact, float(number))
+        ledgers.append(Ledger.load(ledger.dump()))
+    return ledgers
+
+
+def _written(folder: Path, *, closed: bool = True) -> Path:
+    """The folder of a journal with all events; not `closed`: as a killed process leaves it."""
+    journal, ledger = Journal(folder, snapshot_every=10), Ledger()
+    for number in range(EVENTS):
+        for fact in _event(number):
+            apply(ledger, fact, float(number))
+        journal.append(_event(number), float(number), "an event")
+        journal.snapshot_if_due(ledger)
+    if closed:
+        journal.close()
+        return folder
+    copy = folder.with_name("left behind")
+    shutil.copytree(folder, copy)
+    journal.close()
+    return copy
+
+
+def _read(folder: Path) -> Ledger:
+    """The ledger that a coordinator would start from; every part of the file is read."""
+    journal = Journal(folder)
+    try:
+        ledger = journal.load()
+        assert journal.load(use_snapshot=False) == ledger
+        return ledger
+    finally:
+        journal.close()
+
+
+# -- torn and garbled --
+
+
+def _cut(folder: Path, name: str, length: int) -> Path:
+    """A copy of the folder in which a file ends early."""
+    copy = folder.with_name("cut")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    with open(copy / name, "r+b") as file:
+        file.truncate(length)
+    return copy
+
+
+def test_a_log_torn_anywhere_ends_with_a_whole_event(tmp_path: Path) -> None:
+    """A power cut tears only what was not acknowledged: what stands before is there, and events are whole."""
+    left, ledgers = _written(tmp_path / "state", closed=False), _ledgers()
+    (left / "journal.end").unlink()  # not synced: a power cut may take it
+    length, seen = (left / "journal.db-wal").stat().st_size, set[int]()
+    for at in range(0, length, 2063):  # a prime: frames are torn at ever other places
+        ledger = _read(_cut(left, "journal.db-wal", at))
+        assert ledger in ledgers
+        seen.add(ledgers.index(ledger))
+    assert seen >= set(range(1, EVENTS))
+    assert _read(_cut(left, "journal.db-wal", length)) == ledgers[-1]
+
+
+def test_a_log_that_lost_what_was_acknowledged_is_refused(tmp_path: Path) -> None:
+    left = _written(tmp_path / "state", closed=False)
+    assert _read(_cut(left, "journal.db-wal", (left / "journal.db-wal").stat().st_size)) == _ledgers()[-1]
+    cut = _cut(left, "journal.db-wal", (left / "journal.db-wal").stat().st_size // 2)
+    with pytest.raises(JournalError, match=rf"but record {2 * EVENTS} of term 1 was written: what came after is lost"):
+        Journal(cut)
+    (cut / "journal.end").unlink()  # as the message says
+    assert _read(cut) in _ledgers()
+
+
+def test_a_garbled_page_is_found_or_harmless(tmp_path: Path) -> None:
+    folder = _written(tmp_path / "state")
+    whole, chance = (folder / "journal.db").read_bytes(), random.Random(1)
+    page, found = 4096, 0
+    for start in range(0, len(whole), page):
+        for filling in (bytes(page), chance.randbytes(page), whole[:page], whole[start + 1 : start + page] + b"\0"):
+            found += _found(folder, whole[:start] + filling + whole[start + page :])
+    assert found > len(whole) / page
+
+
+def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+    folder = _written(tmp_path / "state")
+    whole, chance, found = (folder / "journal.db").read_bytes(), random.Random(2), 0
+    for _ in range(150):
+        at = chance.randrange(len(whole))
+        found += _found(folder, whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :])
+    assert found > 15
+
+
+def _found(folder: Path, content: bytes) -> bool:
+    """The damage is found when a coordinator starts on this file, rather than without consequence."""
+    end = (folder / "journal.end").read_bytes()
+    (folder / "journal.db").write_bytes(content)
+    try:
+        assert _read(folder) == _ledgers()[-1]
+    except JournalError:
+        return True
+    finally:
+        for name in ("journal.db-wal", "journal.db-shm"):
+            (folder / name).unlink(missing_ok=True)
+        (folder / "journal.end").write_bytes(end)
+    return False
+
+
+def test_a_journal_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
+    """By the file's own word (write version 3), which holds for root too."""
+    folder = _written(tmp_path / "state")
+    with open(folder / "journal.db", "r+b") as file:
+        file.seek(18)
+        file.write(b"\3")
+    with pytest.raises(JournalError, match=r"can't open the journal .*readonly database"):
+        Journal(folder)
+
+
+@pytest.mark.parametrize("words", [b"", bytes(41), b"00000000000000000001", b"not a note, and not of ours"])
+def test_a_note_that_a_power_cut_took_says_nothing(tmp_path: Path, words: bytes) -> None:
+    (tmp_path / "journal.end").write_bytes(words)
+    end = JournalEnd(tmp_path / "journal.end")
+    assert end.read() == (0, 0)
+    end.write(3, 12)
+    assert end.read() == (3, 12)
+    end.close()
+
+
+# -- killed --
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.journal import Journal
+
+journal, number = Journal(Path(sys.argv[1]), snapshot_every=10), 0
+ledger = journal.load()
+while True:
+    facts = [f.NodeRegistered(f"n{number}{half}", "boot", "10.0.0.1:7071") for half in "ab"]
+    for fact in facts:
+        apply(ledger, fact, 1.0)
+    journal.append(facts, 1.0, "")
+    journal.snapshot_if_due(ledger)
+    print(number, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 2, 7, 40, 150])
+def test_what_a_killed_process_had_acknowledged_is_there(tmp_path: Path, acknowledged: int) -> None:
+    command = [sys.executable, "-Ic", WRITER, str(tmp_path / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if int(line) + 1 == acknowledged:
+                process.send_signal(signal.SIGKILL)
+    ledger = _read(tmp_path / "state")
+    events = {name[1:-1] for name in ledger.nodes}
+    assert len(events) >= acknowledged
+    assert set(ledger.nodes) == {f"n{number}{half}" for number in range(len(events)) for half in "ab"}
+
+
+# -- other versions --
+
+
+def _of_format_1(folder: Path) -> Ledger:
+    """A journal as the first release wrote it, with a snapshot and a tail."""
+    folder.mkdir()
+    db, ledger = sqlite3.connect(folder / "journal.db"), Ledger()
+    db.executescript(STEPS[0])
+    for number in range(EVENTS):
+        for fact in _event(number):
+            apply(ledger, fact, float(number))
+            row = (float(number), "", f"n{number}", *f.encode(fact), describe(fact), "")
+            db.execute("INSERT INTO facts (at, gang, node, name, json, text, cause) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        if number == EVENTS // 2:
+            db.execute("INSERT INTO snapshots VALUES (?, ?)", (2 * (number + 1), ledger.dump()))
+    db.execute("UPDATE meta SET value = 4 WHERE key = 'term'")
+    db.commit()
+    db.close()
+    return ledger
+
+
+def test_an_older_format_is_brought_up(tmp_path: Path) -> None:
+    ledger = _of_format_1(tmp_path / "state")
+    journal = Journal(tmp_path / "state")
+    assert journal.term == 5
+    assert journal.load() == journal.load(use_snapshot=False) == ledger
+    journal.append([f.NodeRegistered("new", "boot", "a:1")], 100.0, "")
+    assert len(journal.history("", 0, 1000)) == 2 * EVENTS + 1
+    journal.close()
+    assert set(_read(tmp_path / "state").nodes) == {*ledger.nodes, "new"}
+    db = sqlite3.connect(tmp_path / "state" / "journal.db")
+    assert db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (FORMAT,)
+    db.close()
+
+
+def test_a_migration_that_is_cut_short_is_done_again(tmp_path: Path) -> None:
+    """The journal of before, or the new one; nothing between them."""
+    ledger = _of_format_1(tmp_path / "state")
+    journal = Journal(tmp_path / "state")
+    left = tmp_path / "left behind"
+    shutil.copytree(tmp_path / "state", left)
+    journal.close()
+    (left / "journal.end").unlink()
+    length = (left / "journal.db-wal").stat().st_size
+    assert length > 0
+    for at in range(0, length + 1, 1031):
+        assert _read(_cut(left, "journal.db-wal", at)) == ledger
+
+
+def test_a_newer_journal_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = _written(tmp_path / "state")
+    db = sqlite3.connect(folder / "journal.db")
+    with db:
+        db.execute(f"UPDATE meta SET value = {FORMAT + 1} WHERE key = 'schema'")
+    db.close()
+    before = (folder / "journal.db").read_bytes()
+    with pytest.raises(JournalError, match=rf"a newer muster \(format {FORMAT + 1}, this one knows {FORMAT}\)"):
+        Journal(folder)
+    assert (folder / "journal.db").read_bytes() == before
