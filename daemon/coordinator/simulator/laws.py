@@ -346,7 +346,9 @@ class Laws:
             self._blind(COORDINATOR, gang.id, node),
             f"law 3: {node} is called {fact.verdict}, and the coordinator could reach it",
         )
-        others = [n for (id, n), a in world.agents.items() if id == gang.id and n != node and a.awake()]
+        # Who is out, or never joined, is nobody's witness: nodes go out because they are no longer trusted.
+        members = {m.node for m in gang.present()} - {node}
+        others = [n for (id, n), a in world.agents.items() if id == gang.id and n in members and a.awake()]
         blind = [n for n in others if self._blind(n, gang.id, node)]
         self._must(
             len(blind) >= min(2, len(others)),
