@@ -6,6 +6,7 @@ import resource
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,10 @@ def test_snapshot_and_tail_are_the_fold_of_all(tmp_path: Path, every: int) -> No
     again = Journal(tmp_path, snapshot_every=every)
     assert again.load() == ledger
     assert again.load(use_snapshot=False) == ledger
-    snapshots = sqlite3.connect(again.path).execute("SELECT count(*) FROM snapshots").fetchone()[0]
-    assert bool(snapshots) == (every <= len(_story()))
     again.close()
+    with closing(sqlite3.connect(again.path)) as db:
+        snapshots = db.execute("SELECT count(*) FROM snapshots").fetchone()[0]
+    assert bool(snapshots) == (every <= len(_story()))
 
 
 def test_each_start_has_a_term_of_its_own(tmp_path: Path) -> None:

@@ -110,10 +110,11 @@ class Run:
     def until(self, words: str) -> None:
         """Wait for a line on standard output that holds `words`."""
         assert self.popen.stdout
+        assert self.popen.stderr
         for line in self.popen.stdout:
             if words in line:
                 return
-        raise AssertionError(f"ended without {words!r}")
+        raise AssertionError(f"ended without {words!r}: {self.popen.stderr.read()}")
 
     def left(self, seconds: float = 5.0) -> list[str]:
         """Processes of this run that are still there after `seconds`: every one has its mark in the environment."""
