@@ -43,7 +43,8 @@ class LocalCluster:
     def __init__(self, folder: Path, spec: JobSpec, gang: str) -> None:
         self._folder, self._spec, self._gang = folder, spec, gang
         self.secret = folder / "secret"
-        self.address = f"{_LOOPBACK}:{_free_port()}"
+        self._place = _kept_place()
+        self.address = f"{_LOOPBACK}:{self._place.getsockname()[1]}"
         self.coordinator: Program | None = None
         self.nodes: dict[str, Node] = {}
 
@@ -122,6 +123,7 @@ class LocalCluster:
         processes.stop(agents, _STOP_S)
         others = [node.daemon for node in self.nodes.values()]
         processes.stop([*others, self.coordinator] if self.coordinator else others, _STOP_S)
+        self._place.close()
 
 
 def _slurm_environment(index: int) -> dict[str, str]:
@@ -131,7 +133,10 @@ def _slurm_environment(index: int) -> dict[str, str]:
     return {"SLURM_JOB_ID": str(JOB), "SLURM_NODEID": str(index), **gpu}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+def _kept_place() -> socket.socket:
+    """A bound socket for which the system gives its port to nobody who asks for any; the coordinator's own can share
+    it, for neither listens when it is bound."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind((_LOOPBACK, 0))
+    return place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,10 +14,14 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent import process
+from muster.daemon.channel import bind, make_server
+from muster.daemon.identity import SecretCredentials
 from muster.launcher.errors import WrongInput
+from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault, Kind, due, parse
 from muster.launcher.local.run import check_faults
 from muster.v1.api_pb2 import GangView, RankView
+from muster.v1.common_pb2 import JobSpec
 
 
 @pytest.mark.parametrize(
@@ -160,6 +165,18 @@ def test_the_scripts_failure_is_the_runs(tmp_path: Path) -> None:
     logs = (tmp_path / "kept" / "logs").glob("g*/rank*.log")
     assert "cannot go on\n" in {log.read_text() for log in logs}
     assert run.left() == []
+
+
+async def test_the_coordinators_port_is_kept_for_it(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, JobSpec(), "gang")
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", int(cluster.address.rpartition(":")[2])))
+    SecretCredentials.create(cluster.secret)
+    server = make_server(SecretCredentials(cluster.secret))
+    assert cluster.address.endswith(f":{bind(server, cluster.address)}")
+    await server.start()
+    await server.stop(None)
+    cluster.stop()
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
