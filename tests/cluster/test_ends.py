@@ -41,7 +41,8 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         dead = training.node_of(2)
         healthy.crash(dead)
         training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
-        healthy.sh(CONTROLLER, f"scontrol show job {job} | grep -q 'ExcNodeList={dead}'")
+        shown = f"scontrol show job {job}"
+        wait_until(lambda: f"ExcNodeList={dead}" in healthy.sh(CONTROLLER, shown), 20, f"{dead} is excluded")
         view = training.wait_final(240)
         assert view["phase"] == "DONE", view.get("reason")
         assert training.steps(training.generation)[0][0] > 15, "it resumed from the flushed step"
