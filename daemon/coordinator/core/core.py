@@ -41,7 +41,7 @@ class Core:
         Returns: the facts, to be journaled before anything is done about them; the probes to make; when to tick.
         """
         observe(self.sight, event, now)
-        if isinstance(event, e.AgentHeard | e.NodeHeard | e.NodeGone):
+        if isinstance(event, e.AgentHeard | e.NodeHeard | e.NodeGone) and not _returns(self.ledger, event):
             return Outcome(due=self._due.nearest)  # moves no gang
         self.tallies.note(event)
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
@@ -90,7 +90,7 @@ def _consequences(turn: Turn, event: e.Event) -> None:
             _job_seen(turn, event)
         case e.SlurmAnswered():
             _answered(turn, event)
-        case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen():
+        case e.NodeAttached() | e.NodeHeard() | e.NodeSignalled() | e.NodeSeen():
             _node(turn, event)
         case e.Tick():
             _echoes(turn)
@@ -174,14 +174,21 @@ def _answered(turn: Turn, event: e.SlurmAnswered) -> None:
         end(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
 
 
-def _node(turn: Turn, event: e.NodeAttached | e.NodeSignalled | e.NodeSeen) -> None:
+def _returns(ledger: Ledger, event: e.Event) -> bool:
+    """The event is a sign of life of a node that was given up. Its stream may have outlived a short silence."""
+    if not isinstance(event, e.NodeAttached | e.NodeHeard):
+        return False
+    return ledger.node(event.node).verdict in (Verdict.LOST, Verdict.HUNG)
+
+
+def _node(turn: Turn, event: e.NodeAttached | e.NodeHeard | e.NodeSignalled | e.NodeSeen) -> None:
     node = turn.ledger.node(event.node)
+    if _returns(turn.ledger, event):
+        turn.record(f.NodeJudged(event.node, Verdict.RETURNING, "its daemon is heard again"))
     match event:
         case e.NodeAttached():
             if (node.boot_id, node.probe_address) != (event.boot_id, event.probe_address):
                 turn.record(f.NodeRegistered(event.node, event.boot_id, event.probe_address))
-            if node.verdict in (Verdict.LOST, Verdict.HUNG):
-                turn.record(f.NodeJudged(event.node, Verdict.RETURNING, "its daemon is heard again"))
         case e.NodeSignalled():
             _signalled(turn, event)
         case e.NodeSeen():
