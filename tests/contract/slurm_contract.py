@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused, SlurmTimeout
 from muster.slurm.client.states import JobState, NodeState
@@ -44,6 +44,7 @@ class World(Protocol):
 
 
 Check = Callable[[World], Awaitable[None]]
+_Seen = TypeVar("_Seen", Job, Node)
 
 
 async def job_of(world: World, id: int) -> Job:
@@ -62,21 +63,25 @@ async def node_of(world: World, name: str) -> Node:
     return found
 
 
-async def registered(world: World, name: str, seconds: float = 10) -> None:
+async def _eventually(
+    world: World, look: Callable[[], Awaitable[_Seen]], what: Callable[[_Seen], bool], seconds: float = 10
+) -> _Seen:
+    """What `look` gives once `what` holds of it."""
     for _ in range(int(seconds / 0.1)):
-        if (await node_of(world, name)).boot_time is not None:
-            return
+        if what(seen := await look()):
+            return seen
         await world.wait(0.1)
-    raise AssertionError(f"not within {seconds} s: {await node_of(world, name)} says when it booted")
+    raise AssertionError(f"not within {seconds} s: {await look()}")
+
+
+async def registered(world: World, name: str) -> Node:
+    """The node once it has said when it booted."""
+    return await _eventually(world, lambda: node_of(world, name), lambda node: node.boot_time is not None)
 
 
 async def until(world: World, id: int, what: Callable[[Job], bool], seconds: float = 10) -> Job:
     """The job once `what` holds of it."""
-    for _ in range(int(seconds / 0.1)):
-        if what(job := await job_of(world, id)):
-            return job
-        await world.wait(0.1)
-    raise AssertionError(f"not within {seconds} s: {await job_of(world, id)}")
+    return await _eventually(world, lambda: job_of(world, id), what, seconds)
 
 
 async def running(world: World, *options: str) -> Job:
