@@ -87,6 +87,7 @@ class Keeper:
         self._recall = Recall(gang_id, node, self._shelf, self._slots, dial, self._work)
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._progress: dict[int, int] = {}
+        self._digesting: set[tuple[int, Stamp]] = set()
 
     # What the agent asks and tells.
 
@@ -130,6 +131,11 @@ class Keeper:
     def progress(self) -> dict[int, int]:
         """The newest step that each rank of this node has declared in this generation."""
         return dict(self._progress)
+
+    def behind(self, rank: int, generation: int) -> bool:
+        """Whether a rank, which may have ended, has filled a slot that is not among `shards` yet, but will be."""
+        self._sockets.hear(rank, generation)
+        return any(of == rank and stamp.generation == generation for of, stamp in self._digesting)
 
     def stop_ranks(self, reason: str) -> None:
         """Ask every rank for a planned stop: finish the step, snapshot, leave."""
@@ -309,6 +315,7 @@ class Keeper:
             return
         self._agreement.filled(rank, stamp)
         # Not bound to its generation: what was filled before a fence counts.
+        self._digesting.add((rank, stamp))
         self._spawn(1 << 62, self._digest(rank, stamp, slot))
 
     async def _digest(self, rank: int, stamp: Stamp, slot: Slot) -> None:
@@ -318,10 +325,14 @@ class Keeper:
             log.error("rank %d's snapshot of %s is void: %s", rank, stamp, error)
             self._agreement.give_up(stamp)
             self._slots.free(slot)
+            self._changed()
             return
+        finally:
+            self._digesting.discard((rank, stamp))
         shard = Shard(rank, stamp, TIER_OWN, pieces, shard_digest(pieces), slot.memory, lambda: self._slots.free(slot))
         if self._agreement.unwanted(stamp):
             shard.release()
+            self._changed()
             return
         self._shelf.put(shard)
         self._desk.news()

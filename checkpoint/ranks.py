@@ -69,11 +69,17 @@ class RankSockets:
         if self.generation(rank) == generation:
             self._drop(rank)
 
+    def hear(self, rank: int, generation: int) -> None:
+        """Take in at once what a rank of this generation has said so far."""
+        theirs, sock = self._ends.get(rank, (0, None))
+        if sock is not None and theirs == generation:
+            self._readable(rank, theirs, sock)
+
     def drop(self, generation: int) -> None:
         """Close the sockets of all ranks up to `generation`; what they have said before is heard."""
-        for rank, (theirs, sock) in list(self._ends.items()):
+        for rank, (theirs, _) in list(self._ends.items()):
             if theirs <= generation:
-                self._readable(rank, theirs, sock)
+                self.hear(rank, theirs)
                 self._drop(rank)
 
     def _drop(self, rank: int) -> None:

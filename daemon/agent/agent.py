@@ -34,6 +34,8 @@ from muster.v1.agent_pb2 import (
     Order,
     ProbeOrder,
     ProbeResult,
+    RankPhase,
+    RankStatus,
     ShardStatus,
     Silence,
 )
@@ -65,6 +67,7 @@ class Keeper(ShardKeeper, Protocol):
     def shards(self) -> list[ShardStatus]: ...
     def committed(self) -> Version | None: ...
     def progress(self) -> dict[int, int]: ...
+    def behind(self, rank: int, generation: int) -> bool: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str) -> None: ...
     async def close(self) -> None: ...
@@ -98,6 +101,7 @@ class Agent:
         self._channels = Channels(setting.credentials)
         self._keeper = make_keeper(self._channels, self._kept)
         self._moving: frozenset[int] = frozenset()
+        self._withheld = False
         self._crew = Crew(setting.job, self._keeper.rank_socket, self._progressed)
         self._order: Order | None = None
         self._fenced = 0
@@ -226,9 +230,9 @@ class Agent:
         self._changed()
 
     def _kept(self) -> None:
-        """Shards, commits and steps: news at every step, so told at leisure, but for the first step of a generation."""
+        """Shards, commits and steps: news at every step, so told at leisure, but for a generation's first and last."""
         moving = frozenset(self._keeper.progress())
-        if moving != self._moving:
+        if moving != self._moving or self._withheld:
             self._moving = moving
             self._changed()
         elif self._attachment is not None:
@@ -245,7 +249,7 @@ class Agent:
         done = order is not None and converge.settled(self._local(), order)
         return AgentStatus(
             fenced_generation=self._fenced,
-            ranks=self._crew.statuses(self._keeper.progress()),
+            ranks=self._ranks(),
             shards=self._keeper.shards(),
             committed=self._keeper.committed(),
             store_port=listening.port if listening is not None else 0,
@@ -258,6 +262,18 @@ class Agent:
             order_serial=order.serial if order is not None and done else 0,
             failure=self._failure or self._crew.failure,
         )
+
+    def _ranks(self) -> list[RankStatus]:
+        """The ranks' statuses. An end in good order is told no sooner than what was kept before it: where it is the
+        gang's, the last checkpoint is chosen among what is known then. A fault never waits."""
+        ended = [rank for rank in self._crew.statuses({}) if _in_order(rank)]
+        behind = {(r.rank, r.generation) for r in ended if self._keeper.behind(r.rank, r.generation)}
+        self._withheld = bool(behind)
+        ranks = list(self._crew.statuses(self._keeper.progress()))
+        for rank in ranks:
+            if (rank.rank, rank.generation) in behind:
+                rank.phase = RankPhase.RANK_PHASE_RUNNING
+        return ranks
 
     def _attach(self, port: int) -> Attachment:
         setting = self._setting
@@ -359,6 +375,10 @@ class Agent:
             log.error("%s", error, exc_info=error)
         elif not self._done.done():
             self._done.set_exception(error)
+
+
+def _in_order(rank: RankStatus) -> bool:
+    return rank.phase == RankPhase.RANK_PHASE_EXITED and rank.exit_code == 0
 
 
 def _words(order: Order) -> str:

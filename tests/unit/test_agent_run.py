@@ -124,6 +124,35 @@ async def test_a_crash_is_told_with_the_last_lines(gang: Gang) -> None:
     assert status.stderr_tail.endswith("RuntimeError: boom")
 
 
+LAST_STEP = """
+    import os, time
+    from muster.checkpoint.link import AgentLink
+    from muster.checkpoint.rehearsal import RehearsedRank
+    rank = RehearsedRank(AgentLink.from_environment(), 0, 1)
+    rank.join()
+    rank.layout(256 << 20)
+    rank.link.any_slot(7, 1, 30.0)
+    print(os.getpid(), flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    assert rank.step(7, b"the last", b"", wait_s=30.0)
+"""
+
+
+async def test_an_end_in_good_order_is_told_with_the_last_step_that_was_kept(gang: Gang) -> None:
+    await gang.start(1, PYTHON, gang.script(LAST_STEP), memory_checkpoint=True)
+    (rank,) = await gang.run(1)
+    agent = gang.agent_pid("n0")
+    # The agent hears of the snapshot and of the end at once, and has yet to digest the one.
+    os.kill(agent, signal.SIGSTOP)
+    (gang.folder / "go").touch()
+    await gone(rank)
+    os.kill(agent, signal.SIGCONT)
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    assert gang.rank("n0", 1).exit_code == 0, gang.rank("n0", 1).stderr_tail
+    assert [shard.version.step for shard in gang.status("n0").shards] == [7]
+
+
 async def test_exit_ends_everything_with_the_gangs_code(gang: Gang) -> None:
     await gang.start(2, PYTHON, "-c", WAIT)
     pids = await gang.run(1)

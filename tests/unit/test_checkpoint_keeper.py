@@ -376,6 +376,20 @@ async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang:
     assert held(gang, "n0") == set()
 
 
+async def test_a_rank_that_has_filled_a_slot_leaves_its_keeper_behind_until_that_stands(gang: Gang) -> None:
+    await gang.add("n0")
+    await gang.run({0: "n0"})
+    keeper = gang.nodes["n0"].keeper
+    assert not keeper.behind(0, 1)
+    # On this thread: the keeper's loop has had no time to hear of it.
+    assert gang.ranks[0].step(1, replica(1)(0), own(0, 1), wait_s=5.0)
+    assert keeper.behind(0, 1)
+    assert not keeper.behind(0, 2)
+    assert held(gang, "n0") == set()
+    await until(lambda: not keeper.behind(0, 1))
+    assert held(gang, "n0") == {(OWN, 0, 1, 1)}
+
+
 async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
