@@ -86,7 +86,7 @@ def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> F
     word = "alike" if alike else "sharded"
     figures: Figures = {f"commit_{word}_ms": [], f"sent_{word}_bytes": []}
     for step in range(1, rounds + 1):
-        before = sum(n.service.put_bytes for n in gang.nodes.values())
+        before = sum(n.service.sent_bytes for n in gang.nodes.values())
         for rank in ranks:
             seed = step * 1000 + (0 if alike else rank.rank)
             slot = rank.link.any_slot(step, 1, 10)
@@ -100,7 +100,7 @@ def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> F
             rank.link.filled(slot, step)
         loop.run(_until(gang, Stamp(1, step)))
         figures[f"commit_{word}_ms"].append((time.perf_counter() - start) * 1000)
-        sent = sum(n.service.put_bytes for n in gang.nodes.values()) - before
+        sent = sum(n.service.sent_bytes for n in gang.nodes.values()) - before
         figures[f"sent_{word}_bytes"].append(sent / nodes)
     figures |= _restores(loop, gang, places, rounds, word)
     for rank in ranks:

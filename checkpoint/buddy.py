@@ -1,7 +1,8 @@
 """The second copy: this node's shards go to its buddy, and the shards of those whose buddy it is come here.
 
-An offer names every piece's digest. The receiver answers which pieces it has nowhere; where its own ranks are about
-to fill their slots for that version, it waits a little rather than ask for bytes that it will hold in a moment.
+An offer names every piece's digest, and holds the bytes of short ones: replicas then need no second call. The receiver
+answers which pieces it has nowhere; where its own ranks are about to fill their slots for that version, it waits a
+little rather than ask for bytes that it will hold in a moment.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ async def replicate(gang_id: str, node: str, shard: Shard, stub: "PeerServiceAsy
     """Bring a second copy of `shard` to the buddy behind `stub`.
 
     Returns:
-        How many bytes had to be sent.
+        How many bytes of pieces were sent.
 
     Raises:
         Refused: the buddy won't have it. grpc.aio.AioRpcError: it can't be reached.
@@ -46,15 +47,17 @@ async def replicate(gang_id: str, node: str, shard: Shard, stub: "PeerServiceAsy
     """
     offer = transfer.offer_of(gang_id, node, shard)
     with shard.held():
-        need = await stub.Offer(offer, timeout=OFFER_TIMEOUT_S)
+        full = transfer.add_short(offer, shard)
+        along = sum(len(data) for data in transfer.short_of(full).values())
+        need = await stub.Offer(full, timeout=OFFER_TIMEOUT_S)
         if need.refused:
             raise Refused(need.refused)
         if not need.missing:
-            return 0
+            return along
         stored = await stub.Put(transfer.messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
     if stored.refused:
         raise Refused(stored.refused)
-    return sum(shard.pieces[n].length for n in need.missing)
+    return along + sum(shard.pieces[n].length for n in need.missing)
 
 
 class Desk:
@@ -88,17 +91,20 @@ class Desk:
         self._news = asyncio.Event()
 
     async def offer(self, offer: peer_pb2.ShardOffer) -> peer_pb2.ShardNeed:
-        """Say what is missing of a shard; where nothing is, its copy stands when this returns."""
+        """Say what is missing of a shard; where nothing is, its copy stands, verified, when this returns."""
         stamp = transfer.stamp_of(offer)
         if refused := self._refusal(offer.gang_id, stamp):
             return peer_pb2.ShardNeed(refused=refused)
         try:
             pieces = transfer.pieces_of(offer)
             await self._wait_for(stamp)
-            missing = self._copies.missing(stamp, pieces)
-            if not missing:
-                memory = self._copies.begin(offer.rank, offer.bytes, 0)
-                await asyncio.shield(self._copies.finish(offer.rank, stamp, memory, pieces, []))
+            missing, short = self._copies.missing(stamp, pieces), transfer.short_of(offer)
+            if short.keys() >= set(missing):
+                memory = self._copies.begin(offer.rank, offer.bytes, sum(pieces[n].length for n in missing))
+                for n in missing:
+                    memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = short[n]
+                came, missing = missing, []
+                await asyncio.shield(self._copies.finish(offer.rank, stamp, memory, pieces, came))
         except (BadShard, NoMemory) as error:
             return peer_pb2.ShardNeed(refused=str(error))
         return peer_pb2.ShardNeed(missing=missing, refused=self._withdraw(offer.rank, stamp))

@@ -5,7 +5,8 @@ version that some rank skipped can never be whole: it is void. Commits only move
 
 All ranks must keep the same step, and they finish steps and hear of commits at slightly different moments. So they
 don't choose: with each verdict the leader names the step that is kept next, far enough ahead for everyone to hear of it
-in time. How far is learned: a version that somebody missed makes it one step more, a run of commits one step less.
+in time. How far is learned: two versions that somebody missed, close together, make it one step more, a run of commits
+one step less. A single miss changes nothing: it costs one version, a longer lead would cost several.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Ballot:
     committed: Stamp | None = None
     next_step: int = 0
     _lead: int = 1
-    _calm: int = 0
+    _calm: int = CALM_COMMITS
     _stored: dict[Stamp, set[str]] = field(default_factory=dict)
     _void: set[Stamp] = field(default_factory=set)
 
@@ -74,8 +75,11 @@ class Ballot:
         return self.next_step
 
     def _learn(self, missed: bool) -> None:
-        self._calm = 0 if missed else self._calm + 1
         if missed:
-            self._lead = min(self._lead + 1, LEAD_MOST)
-        elif self._calm >= CALM_COMMITS:
-            self._lead, self._calm = max(1, self._lead - 1), 0
+            if self._calm < CALM_COMMITS:
+                self._lead = min(self._lead + 1, LEAD_MOST)
+            self._calm = 0
+            return
+        self._calm += 1
+        if self._calm >= CALM_COMMITS and self._lead > 1:
+            self._lead, self._calm = self._lead - 1, 0

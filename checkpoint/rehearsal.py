@@ -91,19 +91,23 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
-        self.put_bytes = 0
+        self.puts = 0
+        self.sent_bytes = 0
         self.deaf = False
 
     def Link(self, request_iterator: Any, context: Any) -> AsyncIterator[peer_pb2.LinkPong]:
         raise NotImplementedError("liveness is no part of this")
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
+        self.sent_bytes += sum(len(piece.data) for piece in request.pieces)
         return await self.keeper.Offer(request, context)
 
     async def Put(self, request_iterator: AsyncIterable[peer_pb2.ShardData], context: Any) -> peer_pb2.ShardStored:
+        self.puts += 1
+
         async def counted() -> AsyncIterator[peer_pb2.ShardData]:
             async for message in request_iterator:
-                self.put_bytes += len(message.data)
+                self.sent_bytes += len(message.data)
                 yield message
 
         return await self.keeper.Put(counted(), context)

@@ -10,6 +10,9 @@ from muster.v1 import peer_pb2
 
 MESSAGE_BYTES = 512 << 10
 
+SHORT_BYTES = 128 << 10
+"""A piece of no more bytes goes along with the offer. A shard has three such at most, one before each border."""
+
 
 def offer_of(gang_id: str, node: str, shard: Shard) -> peer_pb2.ShardOffer:
     """Describe a shard: its version, its size and the digest of every piece."""
@@ -24,6 +27,25 @@ def offer_of(gang_id: str, node: str, shard: Shard) -> peer_pb2.ShardOffer:
     )
 
 
+def add_short(offer: peer_pb2.ShardOffer, shard: Shard) -> peer_pb2.ShardOffer:
+    """The same offer with the bytes of short pieces in it.
+
+    Raises:
+        BadShard: a piece is not what its digest says.
+    """
+    full = peer_pb2.ShardOffer()
+    full.CopyFrom(offer)
+    for n, piece in enumerate(full.pieces):
+        if piece.length <= SHORT_BYTES:
+            piece.data = bytes(_verified(shard, n))
+    return full
+
+
+def short_of(offer: peer_pb2.ShardOffer) -> dict[int, bytes]:
+    """The bytes of pieces that came along with an offer, by the piece's number; not verified yet."""
+    return {n: piece.data for n, piece in enumerate(offer.pieces) if piece.data}
+
+
 def pieces_of(offer: peer_pb2.ShardOffer) -> tuple[Piece, ...]:
     """The pieces of an offer.
 
@@ -31,7 +53,8 @@ def pieces_of(offer: peer_pb2.ShardOffer) -> tuple[Piece, ...]:
         BadShard: they don't cover the shard, or don't give its digest.
     """
     pieces = tuple(Piece(p.offset, p.length, p.digest) for p in offer.pieces)
-    if not cover(offer.bytes, pieces) or shard_digest(pieces) != offer.digest:
+    whole = all(len(p.data) in (0, p.length) for p in offer.pieces)
+    if not whole or not cover(offer.bytes, pieces) or shard_digest(pieces) != offer.digest:
         raise BadShard(f"the offer of rank {offer.rank} from {offer.node} contradicts itself")
     return pieces
 
@@ -46,12 +69,17 @@ async def messages(
     """
     yield peer_pb2.ShardData(offer=offer)
     for n in numbers:
-        piece, data = shard.pieces[n], shard.piece(n)
-        if digest_of(data) != piece.digest:
-            raise BadShard(f"piece {n} of rank {shard.rank}'s shard of {shard.stamp} has changed in memory")
+        piece, data = shard.pieces[n], _verified(shard, n)
         for start in range(0, piece.length, MESSAGE_BYTES):
             part = bytes(data[start : start + MESSAGE_BYTES])
             yield peer_pb2.ShardData(offset=piece.offset + start, data=part)
+
+
+def _verified(shard: Shard, number: int) -> memoryview:
+    data = shard.piece(number)
+    if digest_of(data) != shard.pieces[number].digest:
+        raise BadShard(f"piece {number} of rank {shard.rank}'s shard of {shard.stamp} has changed in memory")
+    return data
 
 
 async def receive(stream: AsyncIterable[peer_pb2.ShardData], memory: Memory, pieces: Sequence[Piece]) -> list[int]:

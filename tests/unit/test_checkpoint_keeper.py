@@ -145,8 +145,9 @@ async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
     for step in range(1, 5):
         await gang.step(step, replica(step))
         await gang.committed(Stamp(1, step))
-    sent = [n.service.put_bytes for n in gang.nodes.values()]
+    sent = [n.service.sent_bytes for n in gang.nodes.values()]
     assert 0 < max(sent) < 5 * (1 << 17), sent
+    assert not any(n.service.puts for n in gang.nodes.values()), "short pieces go along with the offer"
 
 
 async def test_shards_that_differ_travel_whole(gang: Gang) -> None:
@@ -154,7 +155,7 @@ async def test_shards_that_differ_travel_whole(gang: Gang) -> None:
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
     await gang.committed(Stamp(1, 1))
-    assert all(n.service.put_bytes > SHARED for n in gang.nodes.values())
+    assert all(n.service.sent_bytes > SHARED for n in gang.nodes.values())
 
 
 async def test_one_node_commits_alone(gang: Gang) -> None:
@@ -426,6 +427,22 @@ async def test_pieces_that_arrive_damaged_or_astray_or_short_are_refused(
 
     stored = await gang.dial(gang.nodes["n1"].address).Put(stream())
     assert re.search(words, stored.refused)
+    assert held(gang, "n1") == set()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"wrong bytes", "piece 0 .* arrived damaged"), (b"right", "contradicts itself")]
+)
+async def test_short_pieces_that_arrive_damaged_are_refused(gang: Gang, data: bytes, words: str) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=0)
+    pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
+    offer = peer_pb2.ShardOffer(
+        gang_id=GANG, node="n0", version=Stamp(1, 1).version(), bytes=11, digest=shard_digest(pieces)
+    )
+    offer.pieces.add(offset=0, length=11, digest=pieces[0].digest, data=data)
+    need = await gang.dial(gang.nodes["n1"].address).Offer(offer)
+    assert re.search(words, need.refused)
     assert held(gang, "n1") == set()
 
 

@@ -82,20 +82,26 @@ class Piece(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     length: _builtins.int
     digest: _builtins.bytes
     """XXH3-128, 16 bytes."""
+    data: _builtins.bytes
+    """The bytes themselves. In an Offer only, and only of a short piece: a rank's own objects are such, and the other side
+    lacks them for certain. Empty: they are to be had by Put.
+    """
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "length", b"length", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "length", b"length", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
