@@ -99,13 +99,13 @@ def test_the_step_to_keep_next_is_the_one_under_way() -> None:
 
 def test_who_misses_steps_makes_the_lead_longer_and_calm_makes_it_shorter() -> None:
     b = ballot()
-    for lead in (1, 2, 3, 4, 5, 6, 7, 8, 8):
+    for lead in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024):
         step = max(b.next_step, 1)
         verdict = b.skipped("b", at(step), now=step)
         assert verdict is not None
         assert verdict.next_step == step + lead
     leads = []
-    for _ in range(40):
+    for _ in range(200):
         step = b.next_step
         leads.append(commit(b, step, now=step) - step)
     assert leads == sorted(leads, reverse=True)
