@@ -13,6 +13,7 @@ from muster.daemon import clock
 from muster.daemon.coordinator import convert, views
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.journal import JournalError, Record
 from muster.daemon.coordinator.loop import Engine
 from muster.daemon.coordinator.refused import (
@@ -130,6 +131,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self._find(request, steer=True)
         if not gang.spec.durable_dir:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "this job has no durable_dir to flush to")
+        if gang.phase is not Phase.RUNNING:
+            words = f"the gang is {gang.phase}: a checkpoint can be asked for while it is RUNNING"
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, words)
         before = gang.flush.serial if gang.flush else 0
         self._post(e.FlushAsked(gang.id, _name(current_caller())))
         if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):

@@ -275,7 +275,14 @@ async def test_cancel_ends_the_gang_and_the_job(world: World, api: Any) -> None:
 
 async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: Path) -> None:
     await world.join(NODES, durable_dir=str(tmp_path))
+    code, words = await _refusal(api.Flush(REF))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "can be asked for while it is RUNNING" in words
     await world.ordered("RUN 1", ["n1", "n2"])
+    async with asyncio.timeout(DEADLINE_S):
+        async for view in api.Watch(REF):
+            if view.phase == "RUNNING":
+                break
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "no step stands whole" in words

@@ -8,6 +8,7 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
+from muster.daemon.coordinator.core.ledger import apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
@@ -181,6 +182,28 @@ def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
     assert verbs(world) == [("requeue_off", "")]
 
 
+def test_generations_that_come_no_further_than_those_before_count_though_they_make_steps() -> None:
+    ledger = training().folded()
+    failures = []
+    for generation, step in enumerate((30, 30, 29, 31, 31), 1):
+        fenced = f.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", step, 0.0)
+        seats = ledger.gangs["g"].seats
+        started = f.GenerationStarted("g", generation + 1, seats, (), "n0", 1, None, (), "", 0.0, "restart in place")
+        for fact in (fenced, started, f.FirstStep("g", generation + 1, 1)):
+            apply(ledger, fact, 0.0)
+        failures.append(ledger.gangs["g"].failures)
+    assert failures == [1, 2, 3, 1, 2]
+
+
+def test_a_script_that_dies_now_and_then_but_comes_on_goes_on() -> None:
+    world = training(max_failures=2)
+    for generation in range(2, 8):
+        world.kill_rank(carriers(world)[0], 1)
+        world.run_until(recovered(world, generation))
+        world.run_for(1)
+    assert world.gang.failures == 1
+
+
 def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
     world = training()
     world.kill_agent("n1")
@@ -205,6 +228,44 @@ def test_no_spare_left_flushes_and_requeues_without_the_bad_nodes() -> None:
     requeue = next(call for call in world.slurm if call.verb == "requeue")
     assert requeue.exclude == ("n1",)
     assert world.gang.durable_path.startswith("/d/step_")
+
+
+def writing(**spec: object) -> Rehearsal:
+    """A job that is done, with its last checkpoint under way for some seconds."""
+    world = training(durable_dir="/d", flush_s=5.0, **spec)
+    world.finish()
+    world.run_until(lambda: world.gang.phase is Phase.DRAINING)
+    return world
+
+
+def test_a_node_lost_while_the_last_checkpoint_is_written_costs_nothing_of_it() -> None:
+    world = writing()
+    assert world.gang.flush is not None
+    version, before = world.gang.flush.version, world.now
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.durable_version) == (Phase.DONE, version)
+    assert {source.node for source in world.gang.flush.sources}.isdisjoint({"n1"})
+    assert world.core.ledger.node("n1").verdict is Verdict.LOST
+    assert world.now - before < 20
+
+
+def test_a_node_lost_while_a_requeue_waits_for_the_checkpoint_is_excluded_too() -> None:
+    world = training(nodes=4, spares=0, durable_dir="/d", flush_s=5.0)
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.phase is Phase.DRAINING)
+    world.power_off("n3")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert next(call.exclude for call in world.slurm if call.verb == "requeue") == ("n1", "n3")
+    assert world.gang.durable_path
+
+
+def test_a_last_checkpoint_that_can_not_be_written_fails_the_job() -> None:
+    world = writing()
+    world.world.flushes.broken_until = world.now + 60
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 97)
+    assert "the last checkpoint could not be written" in world.gang.reason
 
 
 def test_no_spare_left_and_no_requeue_fails() -> None:
@@ -235,14 +296,61 @@ def test_cancel_ends_the_gang_and_its_job() -> None:
     world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
 
 
-def test_an_agents_error_ends_the_gang_with_its_words() -> None:
+def fail(world: Rehearsal, *nodes: str, words: str = "no space left on /shared") -> None:
+    """Agents meet an error that no order can mend."""
+    for node in nodes:
+        world.agent(node).failure = words
+        world.agent(node).changed(0.0)
+
+
+def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
     world = training()
-    world.agent("n1").failure = "no space left on /shared"
-    world.kill_rank("n1", 1)
+    fail(world, "n0", "n1", "n2", "n4")
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 96)
-    assert "n1: no space left" in world.gang.reason
+    assert "n0: no space left" in world.gang.reason
     assert world.gang.generation == 1
+
+
+def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> None:
+    world = training()
+    fail(world, "n1", words="ended by SIGTERM")
+    world.run_until(recovered(world))
+    assert "n1" not in carriers(world)
+    assert "SIGTERM" in world.gang.recoveries[-1].cause
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.gang.failures == 0
+    world.run_until(lambda: bool(verbs(world)))
+    assert verbs(world) == [("let_go", "n1")]
+
+
+def test_an_error_of_a_spare_stops_nobody() -> None:
+    world = training()
+    fail(world, "n3")
+    world.run_until(lambda: bool(world.gang.members["n3"].out))
+    world.run_for(5)
+    assert world.gang.generation == 1
+
+
+def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them() -> None:
+    world = Rehearsal(3, 1, absent=["n3"])
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    fail(world, "n2", words="the run folder /nowhere does not exist on this node")
+    world.run_until(lambda: world.gang.final)
+    assert world.gang.exit_code == 96
+    assert "n2: the run folder" in world.gang.reason
+
+
+def test_slurms_word_is_waited_for_each_time_that_agents_are_ended() -> None:
+    world = training()
+    fail(world, *world.gang.members, words="ended by SIGTERM")
+    world.run_for(3)
+    fail(world, *world.gang.members, words="")
+    world.run_for(60)
+    fail(world, *world.gang.members, words="ended by SIGTERM")
+    world.run_for(3)
+    assert not world.gang.final
+    world.run_until(lambda: world.gang.final)
 
 
 def test_scancel_shows_as_cancelled_though_its_signal_comes_first() -> None:

@@ -34,7 +34,9 @@ EXIT_NO_NODES = 94
 EXIT_NEVER_GATHERED = 95
 """The nodes did not all report in time."""
 EXIT_AGENT = 96
-"""An agent met an error that no other node would mend."""
+"""Most agents met an error that no other node would mend."""
+EXIT_NOT_DURABLE = 97
+"""Every rank has ended well, but the last checkpoint could not be written."""
 
 
 def advance(gt: GangTurn) -> None:
@@ -207,8 +209,6 @@ def _next_seats(gt: GangTurn) -> list[str] | None:
     usable = gt.usable()
     if gt.gang.seats:
         return placement.reseat([s.node for s in gt.gang.seats], usable, gt.leaves())
-    if len(usable) < gt.gang.spec.nodes:
-        return None
     return placement.first_seats(usable, gt.gang.spec.nodes)
 
 
@@ -312,20 +312,29 @@ def _ranks_on(gt: GangTurn, node: str) -> list[RankState]:
 
 
 def _failing(gt: GangTurn) -> bool:
-    """An agent has met an error that no order can mend: the gang ends, nothing else is decided about it.
+    """Agents have met an error that no order can mend. Where most have, it is the job's, and the gang ends; a few
+    are taken out of it, as any node that can't carry ranks.
 
-    Slurm's own end of a job (scancel, the time limit) shows as such an error first: its word is waited for.
+    Slurm's own end of a job (scancel, the time limit) shows as such an error first: its word is waited for, and nothing
+    else is decided meanwhile.
     """
-    failing = gt.tally.failing
+    failing, seen = gt.tally.failing, gt.seen
     if not failing or gt.gang.phase not in ACTIVE | {Phase.GATHERING}:
+        seen.failed_at = 0.0
         return False
-    gt.seen.failed_at = gt.seen.failed_at or gt.now
-    if gt.now - gt.seen.failed_at >= SLURM_WORD_S:
-        node = min(failing)
-        end(gt, Phase.FAILED, EXIT_AGENT, f"{node}: {gt.seen.status(node).failure}")
-    else:
-        gt.turn.wake(gt.seen.failed_at + SLURM_WORD_S)
-    return True
+    seen.failed_at = seen.failed_at or gt.now
+    if gt.now - seen.failed_at < SLURM_WORD_S:
+        gt.turn.wake(seen.failed_at + SLURM_WORD_S)
+        return True
+    words = {node: f"{node}: {seen.status(node).failure}" for node in sorted(failing)}
+    present = len(gt.tally.present)
+    too_few = gt.gang.phase is Phase.GATHERING and present - len(words) < gt.gang.spec.nodes
+    if 2 * len(words) > present or too_few:
+        end(gt, Phase.FAILED, EXIT_AGENT, next(iter(words.values())))
+        return True
+    for node, reason in words.items():
+        suspicion.remove(gt, gt.gang.members[node], reason, alive=True)
+    return False
 
 
 def _run(gt: GangTurn) -> None:
@@ -440,6 +449,9 @@ def _flush_progress(gt: GangTurn) -> None:
     if flush is None or _flush_over(gang):
         return
     tally = gt.tally
+    if lost := sorted(node for node in tally.unwritten if _gone(gang, node)):
+        _flush_anew(gt, flush, f"{', '.join(lost)} went while it was written")
+        return
     error = _flush_error(gt, flush) if tally.botched else ""
     late_at = max(flush.asked_at, gt.turn.sight.since) + FLUSH_S  # after a restart its writers have to tell anew
     if not error and gt.now > late_at:
@@ -450,6 +462,22 @@ def _flush_progress(gt: GangTurn) -> None:
         gt.turn.record(f.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
     else:
         gt.turn.wake(late_at + 0.01)
+
+
+def _gone(gang: Gang, node: str) -> bool:
+    member = gang.members.get(node)
+    return member is None or (bool(member.out) and not member.alive)
+
+
+def _flush_anew(gt: GangTurn, flush: Flush, why: str) -> None:
+    """Writers are gone: have those write who hold the last checkpoint now. Nobody may: then it has failed."""
+    gang = gt.gang
+    version = restore.newest_complete(gt.held(), gang.spec.world_size)
+    older = gang.durable_version is not None and version is not None and version <= gang.durable_version
+    if gang.phase is not Phase.DRAINING or version is None or older:
+        gt.turn.record(f.Flushed(gang.id, flush.serial, "", why))
+    else:
+        _order_flush(gt, version, f"{flush.reason}; {why}")
 
 
 def _flush_error(gt: GangTurn, flush: Flush) -> str:
@@ -467,8 +495,10 @@ def _drain(gt: GangTurn) -> None:
     if gang.flush is not None and not _flush_over(gang):
         return
     error = gang.flush.error if gang.flush else ""
-    note = f" (the last checkpoint could not be written: {error})" if error else ""
+    words = f"the last checkpoint could not be written: {error}"
     if gang.drain_to is Phase.REQUEUED:
-        _requeue(gt, gang.reason + note)
+        _requeue(gt, f"{gang.reason} ({words})" if error else gang.reason)
+    elif error:
+        end(gt, Phase.FAILED, EXIT_NOT_DURABLE, f"every rank exited with 0, but {words}")
     else:
-        end(gt, Phase.DONE, 0, "every rank exited with 0" + note)
+        end(gt, Phase.DONE, 0, "every rank exited with 0")

@@ -104,6 +104,9 @@ class Gang:
     durable_version: Version | None = None
     recoveries: list[Recovery] = field(default_factory=list)
     failures: int = 0
+    """Generations in a row that the software ended and that came no further than those before."""
+    reached: int = 0
+    """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
     flush: Flush | None = None
     drain_to: Phase | None = None
@@ -217,7 +220,7 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
         case f.GenerationStarted():
             _start(gang, fact, at)
         case f.FirstStep():
-            gang.failures, gang.stepped = 0, fact.generation
+            gang.stepped = fact.generation
             if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
                 gang.recoveries[-1].first_step_at = at
         case f.Flushing():
@@ -273,7 +276,9 @@ def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
         _phase(gang, Phase.PREFLIGHT, at)
     else:
         _phase(gang, Phase.RECOVERING, at)
-        gang.failures += 0 if fact.hardware else 1
+        if not fact.hardware:
+            gang.failures = 1 if fact.step_before > gang.reached else gang.failures + 1
+        gang.reached = max(gang.reached, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
         gang.recoveries.append(recovery)
@@ -310,5 +315,6 @@ def _restart(gang: Gang, fact: f.JobRestarted) -> None:
     gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
     gang.job_nodes = ()
     gang.version = None
+    gang.reached = 0  # it may have to go back a long way
     gang.fenced = -1
     gang.serial += 1

@@ -77,8 +77,8 @@ class GangSight:
 
     @property
     def step(self) -> int:
-        """Newest finished step that any rank has declared."""
-        return max((r.step for a in self.agents.values() for r in a.status.ranks), default=0)
+        """Newest finished step that any rank has declared, of the newest generation that has finished one."""
+        return self.moved_to[1]
 
 
 @dataclass(slots=True)

@@ -28,7 +28,9 @@ FINAL = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
 FENCING = frozenset({Phase.PREFLIGHT, Phase.RECOVERING})
 """All ranks shall have ended; the next generation's store opens."""
 ACTIVE = FENCING | {Phase.STARTING, Phase.RUNNING}
-"""Every member is expected to be in touch."""
+"""Ranks run, or shall run: every member is expected to be in touch."""
+WATCHED = ACTIVE | {Phase.DRAINING}
+"""Who falls silent is asked after: it carries a rank, or holds a part of the last checkpoint."""
 CUT_SHORT = frozenset({Phase.FAILED, Phase.CANCELLED})
 """Ends that may come at any moment."""
 

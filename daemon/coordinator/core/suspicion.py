@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear
-from muster.daemon.coordinator.core.states import ACTIVE, FENCING, NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.states import FENCING, NODE_MOVES, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.core.tally import silent_neighbours
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 from muster.daemon.coordinator.core.verdict import Finding, find
@@ -39,7 +39,7 @@ MANY_WINDOW_S = 10.0
 
 def examine(gt: GangTurn) -> None:
     """Raise suspicions that the phase gives rise to, judge finished rounds, ask anew where that is due."""
-    if gt.gang.phase not in ACTIVE:
+    if gt.gang.phase not in WATCHED:
         return
     if gt.turn.about is not None and _may_be_taken(gt, gt.turn.about):
         gt.turn.about = None  # who else is silent by now counts

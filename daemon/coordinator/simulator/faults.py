@@ -26,7 +26,7 @@ FAULTS: dict[Fault, float] = {
     service.crash_coordinator: 5, service.stall_coordinator: 1.5, service.slurm_mute: 1, service.slurm_odd: 1,
     service.slurm_requeues: 0.7, service.cancel: 0.5, service.scancel: 0.5, service.batch_script: 0.3,
     service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 12, hardware.buddies: 2, service.ask_flush: 1,
-    service.storage: 0.7, service.slander: 1,
+    service.storage: 2.6, service.slander: 1,
 }  # fmt: skip
 """With the weight of each."""
 ENDERS: tuple[Fault, ...] = (

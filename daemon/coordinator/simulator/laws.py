@@ -48,6 +48,7 @@ _RUNG_OF_CODE = {
     94: "fail: no nodes",
     95: "fail: never gathered",
     96: "fail: an agent's error",
+    97: "fail: the last checkpoint",
 }
 
 
@@ -362,9 +363,10 @@ class Laws:
             self._told[gang] = (newest, self._world.schedule.now)
 
     def _no_progress(self, gang: Gang, fact: f.NodeJudged) -> None:
-        """Whoever was told of a new step within the shortest round of probes must not call anybody lost."""
-        if self._phases[gang.id] is Phase.RECOVERING:
-            return
+        """Whoever was told of a new step within the shortest round of probes must not call anybody lost who lives."""
+        agent = self._world.agents.get((gang.id, fact.node))
+        if self._phases[gang.id] is Phase.RECOVERING or agent is None or not agent.alive:
+            return  # closed connections prove an end at once, right after a step too
         ago = self._world.schedule.now - self._told.get(gang.id, ((0, 0), 0.0))[1]
         self._must(
             ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang"

@@ -97,9 +97,13 @@ def stuck_rank(world: World, gang: str) -> None:
 
 
 def agent_error(world: World, gang: str) -> None:
-    """An agent meets an error that no order mends."""
+    """An agent, or every one of the gang, meets an error that no order mends."""
     agent = aim.agent(world, gang)
-    if agent is not None:
-        world.note(f"FAULT: the agent on {agent.node} has a full disk")
-        agent.failure = "no space left on device"
-        agent.changed()
+    if agent is None:
+        return
+    everyone = world.chance.random() < 0.5
+    world.note(f"FAULT: {'every agent' if everyone else f'the agent on {agent.node}'} of {gang} has a full disk")
+    for (id, node), other in sorted(world.agents.items()):
+        if id == gang and (everyone or node == agent.node) and other.alive:
+            other.failure = "no space left on device"
+            other.changed()

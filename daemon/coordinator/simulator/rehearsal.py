@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from muster.daemon.coordinator.simulator.timing import Pace
 from muster.daemon.coordinator.simulator.world import Site, World
 
 _Fact = TypeVar("_Fact", bound=f.Fact)
-_PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, flush=0.2, launch=0.02, steady=True)
+_PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, launch=0.02, steady=True)
 
 
 class Rehearsal:
@@ -31,13 +32,16 @@ class Rehearsal:
 
     Args:
         absent: nodes whose agent never starts.
+        flush_s: seconds that writing a checkpoint takes.
         spec: more of the GangSpec.
     """
 
-    def __init__(self, nodes: int, spares: int, absent: Collection[str] = (), **spec: object) -> None:
+    def __init__(
+        self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1, **spec: object
+    ) -> None:
         folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares)]
-        self.world = World(Site(leaves, pace=_PACE), 0, folder)
+        self.world = World(Site(leaves, pace=replace(_PACE, flush=2 * flush_s)), 0, folder)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.never_start.update(absent)
         self.world.restart_s = 0.0

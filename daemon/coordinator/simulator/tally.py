@@ -17,6 +17,7 @@ RUNGS = (
     "fail: no nodes",
     "fail: never gathered",
     "fail: an agent's error",
+    "fail: the last checkpoint",
 )
 """The rungs of the recovery ladder that exist."""
 
