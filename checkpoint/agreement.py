@@ -1,7 +1,8 @@
 """How a version comes to be committed: each shard gets its second copy, each node reports, the leader decides.
 
 The leader of a generation is the agent of rank 0's node. What a version's fate is, everyone learns from its notice:
-committed, so that all that is older goes; or void, because some rank has no snapshot of it, so that its slots are free.
+committed, so that all that is older goes; or void, because some rank has no snapshot of it, so that its slots are free,
+and those of what is older and not committed.
 """
 
 import asyncio
@@ -14,9 +15,9 @@ import grpc
 from muster.checkpoint.buddy import Refused, replicate
 from muster.checkpoint.commit import Ballot, Verdict
 from muster.checkpoint.errors import BadShard
-from muster.checkpoint.shards import Shard, Shelf, Stamp
+from muster.checkpoint.shards import NOTHING, Shard, Shelf, Stamp
 from muster.v1 import peer_pb2
-from muster.v1.agent_pb2 import DUTY_RUN, TIER_OWN, Order
+from muster.v1.agent_pb2 import DUTY_RUN, Order
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -60,13 +61,14 @@ class Agreement:
         self.next_step = 0
         self._peers: dict[str, str] = {}
         self._stored: dict[Stamp, set[int]] = {}
-        self._void: set[Stamp] = set()
+        self._void = NOTHING
         self._ballot = Ballot(0, frozenset())
-        self.committed = Stamp(0, 0)
+        self.committed = NOTHING
         self.fenced = 0
         self.order = Order()
         self.local: frozenset[int] = frozenset()
-        self.skipped: set[Stamp] = set()
+        self.skipped = NOTHING
+        """The newest version that this node will never store; nor what was named before it and is not committed."""
 
     def enlist(self, order: Order) -> bool:
         """Take note of an order; returns whether it starts a generation that this node didn't know of."""
@@ -77,28 +79,30 @@ class Agreement:
         self.order = order
         self.local = frozenset(p.rank for p in order.places if p.node == self._node)
         self._ballot = Ballot(order.generation, frozenset(p.node for p in order.places))
-        self._stored, self.skipped = {}, set()
+        self._stored, self.skipped = {}, NOTHING
         self.next_step, self._answered = 0, set()
         return True
 
     def fence(self, generation: int) -> None:
         """Nothing up to this generation is agreed on any more."""
         self.fenced = generation
-        self._void = {s for s in self._void if s.generation > generation}
 
     def stale(self, stamp: Stamp) -> str:
         """Why nothing is done for a version any more; empty where it is alive."""
         if stamp.generation <= self.fenced:
             return f"generation {stamp.generation} is fenced on {self._node}"
-        if stamp in self._void:
-            return f"{stamp} is void: some rank has no snapshot of it"
         if stamp < self.committed:
             return f"{stamp} is older than what is committed ({self.committed})"
+        if self._is_void(stamp):
+            return f"{stamp} is void: some rank has no snapshot of it"
         return ""
+
+    def _is_void(self, stamp: Stamp) -> bool:
+        return stamp.generation == self._void.generation and self.committed < stamp <= self._void
 
     def unwanted(self, stamp: Stamp) -> bool:
         """Whether a slot that has just been filled with this version may be written again at once."""
-        return stamp in self._void or stamp <= self.committed
+        return self._is_void(stamp) or stamp <= self.committed
 
     # This node's shards.
 
@@ -112,16 +116,12 @@ class Agreement:
         if rank in self._answered or stamp.step < self.next_step:
             return
         self._answered.add(rank)
-        # What it holds besides the committed version takes the slot that it lacks, and is in nobody's plan.
-        self._shelf.drop(
-            lambda s: (s.tier, s.rank) == (TIER_OWN, rank) and self.committed < s.stamp < stamp, "it was in the way"
-        )
         self.give_up(stamp)
 
     def give_up(self, stamp: Stamp) -> None:
         """This node will never store a version: the leader shall know."""
-        if stamp not in self.skipped and not self.stale(stamp):
-            self.skipped.add(stamp)
+        if stamp > self.skipped and not self.stale(stamp):
+            self.skipped = stamp
             self._spawn(stamp.generation, self._report(stamp, skipped=True))
 
     def take_up(self, shard: Shard) -> None:
@@ -208,6 +208,7 @@ class Agreement:
             version=verdict.stamp.version(),
             void=verdict.void,
             next_step=verdict.next_step,
+            committed=verdict.committed.version(),
         )
         for delay in _delays():
             try:
@@ -227,7 +228,7 @@ class Agreement:
         stamp = Stamp.of(request.version)
         if request.gang_id != self._gang_id or stamp.generation <= self.fenced:
             return f"{self._node} has fenced generation {self.fenced} of gang {self._gang_id}"
-        self._settle(Verdict(stamp, request.void, request.next_step))
+        self._settle(Verdict(stamp, request.void, request.next_step, Stamp.of(request.committed)))
         return ""
 
     def _settle(self, verdict: Verdict) -> None:
@@ -235,18 +236,17 @@ class Agreement:
         if stamp.generation == self.order.generation and verdict.next_step > self.next_step:
             self.next_step = verdict.next_step
             self._answered.clear()
-        if stamp <= self.committed:
-            pass
-        elif verdict.void:
-            self._void.add(stamp)
-            self._shelf.drop(lambda s: s.stamp == stamp, "some rank has no snapshot of it")
-        else:
-            self.committed = stamp
-            self._shelf.drop(lambda s: s.stamp < stamp, "a newer version is committed")
-            self._void = {s for s in self._void if s > stamp}
-            self.skipped = {s for s in self.skipped if s > stamp}
-            self._stored = {s: ranks for s, ranks in self._stored.items() if s > stamp}
+        if verdict.committed > self.committed:
+            self._commit(verdict.committed)
+        if verdict.void and stamp > self._void:
+            self._void = stamp
+            self._shelf.drop(lambda s: self._is_void(s.stamp), "some rank has no snapshot of it")
         self._settled()
+
+    def _commit(self, stamp: Stamp) -> None:
+        self.committed = stamp
+        self._shelf.drop(lambda s: s.stamp < stamp, "a newer version is committed")
+        self._stored = {s: ranks for s, ranks in self._stored.items() if s > stamp}
 
     def _stub(self, node: str) -> "PeerServiceAsyncStub":
         if node not in self._peers:

@@ -1,7 +1,9 @@
 """When a version is committed, and which step is kept next: pure bookkeeping of a generation's leader (rank 0's agent).
 
 A version is committed when every node that carries ranks has stored it: each of its ranks' shards stands twice. A
-version that some rank skipped can never be whole: it is void. Commits only move forward; what is older needs no answer.
+version that some rank skipped can never be whole: it is void, and with it what is older and not committed. For a rank
+reports the first step that it skips since the one that all keep was named: it has nothing newer than that. Commits only
+move forward; what is older needs no answer.
 
 All ranks must keep the same step, and they finish steps and hear of commits at slightly different moments. So they
 don't choose: with each verdict the leader names the step that is kept next, far enough ahead for everyone to hear of it
@@ -12,7 +14,7 @@ step may take a millisecond or a minute: a notice takes the same time.
 
 from dataclasses import dataclass, field
 
-from muster.checkpoint.shards import Stamp
+from muster.checkpoint.shards import NOTHING, Stamp
 
 LEAD_MOST = 1024
 CALM_COMMITS = 4
@@ -20,11 +22,13 @@ CALM_COMMITS = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the leader tells the gang of a version; `next_step` is kept next."""
+    """What the leader tells the gang of a version; `next_step` is kept next, `committed` is the newest of its
+    generation that is (0, 0: none)."""
 
     stamp: Stamp
     void: bool
     next_step: int
+    committed: Stamp
 
 
 @dataclass
@@ -36,12 +40,12 @@ class Ballot:
 
     generation: int
     nodes: frozenset[str]
-    committed: Stamp | None = None
+    committed: Stamp = NOTHING
     next_step: int = 0
     _lead: int = 1
     _calm: int = CALM_COMMITS
     _stored: dict[Stamp, set[str]] = field(default_factory=dict)
-    _void: set[Stamp] = field(default_factory=set)
+    _void: Stamp = NOTHING
 
     def stored(self, node: str, stamp: Stamp, now: int) -> Verdict | None:
         """`node`'s ranks stand twice at `stamp`."""
@@ -52,21 +56,21 @@ class Ballot:
         if have != self.nodes:
             return None
         self.committed = stamp
-        self._stored = {s: n for s, n in self._stored.items() if s > stamp}
-        self._void = {s for s in self._void if s > stamp}
-        return Verdict(stamp, False, self._schedule(stamp, now, missed=False))
+        return self._verdict(stamp, now, void=False)
 
     def skipped(self, node: str, stamp: Stamp, now: int) -> Verdict | None:
-        """A rank of `node` has no snapshot of `stamp`."""
+        """A rank of `node` has no snapshot of `stamp`, nor of what was named before it and is not committed."""
         if node not in self.nodes or self._settled(stamp):
             return None
-        self._void.add(stamp)
-        self._stored.pop(stamp, None)
-        return Verdict(stamp, True, self._schedule(stamp, now, missed=True))
+        self._void = stamp
+        return self._verdict(stamp, now, void=True)
 
     def _settled(self, stamp: Stamp) -> bool:
-        older = self.committed is not None and stamp <= self.committed
-        return stamp.generation != self.generation or older or stamp in self._void
+        return stamp.generation != self.generation or stamp <= self.committed or stamp <= self._void
+
+    def _verdict(self, stamp: Stamp, now: int, *, void: bool) -> Verdict:
+        self._stored = {s: n for s, n in self._stored.items() if s > stamp}
+        return Verdict(stamp, void, self._schedule(stamp, now, missed=void), self.committed)
 
     def _schedule(self, stamp: Stamp, now: int, *, missed: bool) -> int:
         # A step that was named and is not settled yet stays the next one: never are there two.

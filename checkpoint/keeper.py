@@ -358,7 +358,7 @@ class Keeper:
     def _awaited(self, stamp: Stamp) -> bool:
         """Whether a rank of this node is still to fill a slot with this version."""
         known = self._agreement
-        if stamp.generation != known.order.generation or known.stale(stamp) or stamp in known.skipped:
+        if stamp.generation != known.order.generation or known.stale(stamp) or known.skipped >= stamp:
             return False
         return any(
             self._sockets.generation(rank) == stamp.generation and self._shelf.own(rank, stamp) is None

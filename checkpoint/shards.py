@@ -37,6 +37,10 @@ class Stamp(NamedTuple):
         return f"step {self.step} of generation {self.generation}"
 
 
+NOTHING = Stamp(0, 0)
+"""Before every version."""
+
+
 class Piece(NamedTuple):
     """A run of a shard's bytes and their XXH3-128 (16 bytes)."""
 

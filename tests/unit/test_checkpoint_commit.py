@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.commit import CALM_COMMITS, Ballot, Verdict
-from muster.checkpoint.shards import Stamp
+from muster.checkpoint.shards import NOTHING, Stamp
 
 NODES = ("a", "b", "c")
 
@@ -22,7 +22,7 @@ def test_all_nodes_commit() -> None:
     assert b.stored("a", at(1), 0) is None
     assert b.stored("a", at(1), 0) is None
     assert b.stored("b", at(1), 0) is None
-    assert b.stored("c", at(1), 0) == Verdict(at(1), False, 2)
+    assert b.stored("c", at(1), 0) == Verdict(at(1), False, 2, at(1))
     assert b.stored("c", at(1), 0) is None, "said once"
 
 
@@ -33,16 +33,27 @@ def test_strangers_and_other_generations_do_not_count() -> None:
     assert b.stored("stranger", at(1), 0) is None
     assert b.stored("c", Stamp(1, 1), 0) is None
     assert b.stored("c", Stamp(3, 1), 0) is None
-    assert b.committed is None
+    assert b.committed == NOTHING
 
 
 def test_a_skip_voids_once_and_for_good() -> None:
     b = ballot()
     b.stored("a", at(1), 0)
-    assert b.skipped("b", at(1), 0) == Verdict(at(1), True, 2)
+    assert b.skipped("b", at(1), 0) == Verdict(at(1), True, 2, NOTHING)
     assert b.skipped("c", at(1), 0) is None
     for node in NODES:
         assert b.stored(node, at(1), 0) is None
+
+
+def test_a_skip_voids_what_is_older_and_not_committed() -> None:
+    b = ballot()
+    commit(b, 1, now=1)
+    b.stored("a", at(2), 2)
+    b.stored("b", at(2), 2)
+    assert b.skipped("c", at(3), 3) == Verdict(at(3), True, 4, at(1))
+    assert b.stored("c", at(2), 3) is None
+    assert b.skipped("c", at(2), 3) is None
+    assert b.committed == at(1)
 
 
 def test_what_is_committed_or_older_can_not_be_voided() -> None:

@@ -149,16 +149,19 @@ class Memory:
             return
         if stamp.generation == self._order.generation:
             self._next_step = max(self._next_step, verdict.next_step)
-        if self.committed is not None and version <= self.committed:
-            return
+        committed = Version(*verdict.committed)
+        if committed > (self.committed or Version(0, 0)):
+            self.committed = committed
+            self._drop(committed)
         if verdict.void:
-            for key in [k for k in self._kept if k[2] == version]:
+            for key in [k for k in self._kept if self._is_void(k[2], version)]:
                 del self._kept[key]
-        else:
-            self.committed = version
-            self._drop(version)
         self._shown = None
         agent.changed(0.25)
+
+    def _is_void(self, kept: Version, void: Version) -> bool:
+        newer = self.committed is None or kept > self.committed
+        return newer and kept.generation == void.generation and kept <= void
 
     # -- flushes --
 

@@ -294,14 +294,21 @@ class CommitNotice(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     VOID_FIELD_NUMBER: _builtins.int
     NEXT_STEP_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     node: _builtins.str
     void: _builtins.bool
-    """The opposite: this version will never be whole; whoever holds a shard of it frees it."""
+    """The opposite: neither this version nor any of its generation between `committed` and it will ever be whole; whoever
+    holds a shard of those frees it.
+    """
     next_step: _builtins.int
     """The next snapshot is taken at this step, or at the first one after it that is due: by all ranks, or it is void."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
+    @_builtins.property
+    def committed(self) -> _common_pb2.Version:
+        """The newest version of this generation that is committed: the notice of it may be late. (0, 0): none is."""
+
     def __init__(
         self,
         *,
@@ -310,10 +317,11 @@ class CommitNotice(_message.Message):
         version: _common_pb2.Version | None = ...,
         void: _builtins.bool = ...,
         next_step: _builtins.int = ...,
+        committed: _common_pb2.Version | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "next_step", b"next_step", "node", b"node", "version", b"version", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gang_id", b"gang_id", "next_step", b"next_step", "node", b"node", "version", b"version", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
