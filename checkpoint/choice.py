@@ -56,8 +56,11 @@ def _parse(name: str) -> tuple[str, Stamp]:
 
 
 def forget(durable: Path, gang_id: str, serial: int) -> None:
-    """Remove what was said for this flush and those before it."""
-    for path in durable.glob(f".flush-{gang_id}-*"):
-        number = path.name.rsplit("-", 1)[1]
-        if number.isdigit() and int(number) <= serial:
+    """Remove what was said for this flush of the gang and those before it."""
+    if not durable.is_dir():
+        return
+    begin = folder_of(durable, gang_id, 0).name.removesuffix("0")
+    for path in durable.iterdir():
+        number = path.name.removeprefix(begin)
+        if number != path.name and number.isdigit() and int(number) <= serial:
             shutil.rmtree(path, ignore_errors=True)

@@ -3,6 +3,8 @@
 Every agent writes the published items of its ranks, and a note beside each file that says what stands where. The
 leader (the first of the nodes that hold rank 0) waits for all notes, fills their places into the metadata, writes the
 manifest, and renames the folder. What fails takes its files away again: nothing half-done ever has the final name.
+
+Other gangs may write to the same folder. All names bear the gang, and nothing of another one is ever touched.
 """
 
 import errno
@@ -44,10 +46,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Part:
-    """This node's share of a flush.
-
-    `serial` tells the notes of this flush from those of one that failed before.
-    """
+    """This node's share of a flush, the `serial`-th of the gang."""
 
     stamp: Stamp
     serial: int
@@ -58,16 +57,21 @@ class Part:
     @property
     def aside(self) -> Path:
         """Where the files are written."""
-        return self.folder / durable.aside_name(self.stamp)
+        return self.folder / durable.aside_name(self.stamp, self.gang_id, self.serial)
+
+    @property
+    def final(self) -> Path:
+        """The folder once it is whole."""
+        return self.folder / durable.folder_name(self.stamp, self.gang_id)
 
     def note(self, rank: int) -> Path:
         """The note beside a rank's file."""
-        return self.aside / f"__{rank}.part-{self.serial}"
+        return self.aside / f"__{rank}.part"
 
     @property
     def failed(self) -> Path:
         """Left by a node whose write failed, so that the leader need not wait."""
-        return self.aside / f".failed-{self.serial}"
+        return self.aside / ".failed"
 
 
 def write(part: Part, shards: Iterable[Shard]) -> None:
@@ -165,20 +169,20 @@ def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Pat
     Raises:
         FlushError: it failed; the folder that was written aside is gone.
     """
-    final = part.folder / durable.folder_name(part.stamp)
     try:
         view = _flat(first)
         world_size, metadata = layout.read_index(view).world_size, layout.read_durable(view)
         notes = _await_notes(part, world_size, timeout_s)
         places = {number: (offset, length) for note in notes for number, offset, length in note.items}
         _write_whole(part.aside / durable.METADATA, layout.fill_marks(metadata, places))
-        _write_whole(part.aside / durable.MANIFEST, _manifest(part, notes).dump())
+        manifest = _manifest(part, notes)
+        _write_whole(part.aside / durable.MANIFEST, manifest.dump())
         for note in notes:
             part.note(note.rank).unlink()
             if not note.items:
                 (part.aside / durable.file_name(note.rank)).unlink()
         _sync_folder(part.aside)
-        _rename(part.aside, final)
+        _rename(part, manifest)
     except (OSError, BadShard) as error:
         shutil.rmtree(part.aside, ignore_errors=True)
         raise FlushError(words(error, part.folder)) from error
@@ -186,7 +190,7 @@ def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Pat
         shutil.rmtree(part.aside, ignore_errors=True)
         raise
     _sweep(part)
-    return final
+    return part.final
 
 
 def _await_notes(part: Part, world_size: int, timeout_s: float) -> list[Note]:
@@ -221,13 +225,21 @@ def _manifest(part: Part, notes: list[Note]) -> durable.Manifest:
     return durable.Manifest(part.stamp.step, part.stamp.generation, len(notes), part.gang_id, part.reason, ranks)
 
 
-def _rename(aside: Path, final: Path) -> None:
-    if final.exists():
-        # The same version was flushed before: the same bytes under the same name.
-        shutil.rmtree(aside)
+def _rename(part: Part, manifest: durable.Manifest) -> None:
+    try:
+        part.aside.rename(part.final)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        if not manifest.describes(part.final):
+            raise FlushError(
+                f"{part.final} is there already, and is not {part.stamp} of gang {part.gang_id} as it stands in "
+                "memory: move it away, or name another durable_dir"
+            ) from error
+        # An earlier flush has written this version: these very bytes.
+        shutil.rmtree(part.aside)
         return
-    aside.rename(final)
-    _sync_folder(final.parent)
+    _sync_folder(part.folder)
 
 
 def _sync_folder(path: Path) -> None:
@@ -239,8 +251,11 @@ def _sync_folder(path: Path) -> None:
 
 
 def _sweep(part: Part) -> None:
-    """Remove what earlier flushes left when their agents died; never what a newer one writes."""
+    """Remove what earlier flushes of this gang left when their agents died; never what a newer one writes."""
     for path in part.folder.iterdir():
-        stamp = durable.stamp_of_aside(path.name)
-        if stamp is not None and stamp < part.stamp:
+        found = durable.label_of_aside(path.name)
+        if found is None:
+            continue
+        label, serial = found
+        if label.gang == part.gang_id and label.stamp <= part.stamp and serial < part.serial:
             shutil.rmtree(path, ignore_errors=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from muster.checkpoint import durable as disk
 from muster.checkpoint import resume
 from muster.checkpoint.errors import CheckpointError
@@ -66,7 +68,8 @@ class Checkpoint:
             warmup: one forward and backward pass, run before the state is loaded where there is one to load:
                 DistributedDataParallel rebuilds its buckets after its first backward pass, so that without it the
                 resumed run sums gradients in another order than an unbroken one. Its gradients are thrown away.
-            durable: a checkpoint folder, or a folder of them, for a start that Muster has no state for.
+            durable: a checkpoint folder, or a folder of them, of which the newest is taken (see `durable.newest`), for
+                a start that Muster has no state for.
 
         Returns:
             The number of finished steps: 0 for a fresh start.
@@ -75,7 +78,7 @@ class Checkpoint:
             RestoreError: there is a state to start from, and it can't be had. CheckpointError: it doesn't fit.
         """
         start = self._link.join() if self._link else Start()
-        folder = _folder(start.durable_path) or _folder(str(durable or ""))
+        folder = _source(start, str(durable or ""))
         if start.shard is None and folder is None:
             return 0
         self._warm(warmup)
@@ -177,21 +180,49 @@ class Checkpoint:
         self._snapshots = None if refused else Snapshots(self._plan, self._link.slots)
 
 
+def _source(start: Start, durable: str) -> Path | None:
+    """The durable checkpoint to load; None: there is none, or a state in memory."""
+    if start.shard is not None:
+        return None
+    return _folder(start.durable_path) if start.durable_path else _alike(durable)
+
+
+def _alike(path: str) -> Path | None:
+    """What rank 0 finds at `path`, for all ranks: another gang may complete a checkpoint there while they look.
+
+    Raises:
+        CheckpointError: as `_folder` does, on all ranks.
+    """
+    if not path or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return _folder(path)
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            found = [_folder(path)]
+        except CheckpointError as error:
+            found = [error]
+    dist.broadcast_object_list(found)
+    if isinstance(found[0], CheckpointError):
+        raise found[0]
+    return Path(found[0]) if found[0] else None
+
+
 def _folder(path: str) -> Path | None:
     """The checkpoint that a path leads to; None where there is none yet.
 
-    A path that names a version which isn't there leads to a newer one beside it: a flush of a running gang writes
-    what is newest by then.
+    A path that names a version which isn't there leads to a newer one of the same gang beside it: a flush of a running
+    gang writes what is newest by then. A name of before has no gang, and leads nowhere else.
 
     Raises:
         CheckpointError: the path names one checkpoint, and neither that nor a newer one is whole.
     """
     if not path:
         return None
-    named, found = disk.stamp_of_folder(Path(path).name), disk.newest(Path(path))
+    named, found = disk.label_of(Path(path).name), disk.newest(Path(path))
     if found is not None or named is None:
         return found
-    beside = disk.newest(Path(path).parent)
-    if beside is None or (disk.stamp_of_folder(beside.name) or named) <= named:
+    beside = disk.newest(Path(path).parent, named.gang) if named.gang else None
+    label = disk.label_of(beside.name) if beside is not None else None
+    if label is None or label.stamp <= named.stamp:
         raise CheckpointError(f"{path} is no whole checkpoint: it has no {disk.METADATA}")
     return beside

@@ -111,7 +111,7 @@ class Recall:
                 words = f"{error.code().name}: {error.details()}"
             log.error("rank %d's state at %s can't be had from %s: %s", rank, stamp, source.node, words)
             tried.append(f"{source.node}: {words}")
-        if PurePath(plan.durable_path).name == folder_name(stamp):
+        if PurePath(plan.durable_path).name == folder_name(stamp, self._gang_id):
             return Recalled(durable_path=plan.durable_path)
         raise RestoreError(f"rank {rank}'s state at {stamp} can't be had: {'; '.join(tried) or 'no source holds it'}")
 

@@ -166,7 +166,7 @@ async def test_a_flush_loads_with_plain_torch_and_at_another_world_size(
     order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
     durable = tmp_path / "durable"
     await asyncio.gather(*(n.keeper.flush(order, str(durable)) for n in gang.nodes.values()))
-    folder = durable / "step_00000012_g1"
+    folder = durable / "step_00000012_g1_g"
 
     sys.path.insert(0, str(SCRIPT.parent))
     from checkpoint_script import Net

@@ -83,7 +83,7 @@ class Agent:
         order = agent_pb2.FlushOrder(serial=1, version=version, reason="test")
         order.sources.add(rank=0, tier=agent_pb2.TIER_OWN, node="n0")
         self.call(self.keeper.flush, order, str(folder))
-        return folder / f"step_{step:08}_g{self.generation}"
+        return folder / f"step_{step:08}_g{self.generation}_g"
 
     def close(self) -> None:
         for link in self.links:
@@ -266,12 +266,14 @@ def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> No
         agent.await_committed(n)
     agent.flush(4, tmp_path)
     job.checkpoint.close()
-    for path in (tmp_path, tmp_path / "step_00000004_g1", tmp_path / "step_00000003_g1"):
+    for path in (tmp_path, tmp_path / "step_00000004_g1_g", tmp_path / "step_00000003_g1_g"):
         other = Job(None, seed=3)
         assert other.checkpoint.restore(durable=path) == 4
         assert other.everything() == job.everything()
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
-        Job(None).checkpoint.restore(durable=tmp_path / "step_00000005_g1")
+    # Newer than what is there, another gang's, and whose is not said.
+    for name in ("step_00000005_g1_g", "step_00000003_g1_other", "step_00000003_g1"):
+        with pytest.raises(CheckpointError, match="no whole checkpoint"):
+            Job(None).checkpoint.restore(durable=tmp_path / name)
 
 
 def test_a_durable_folder_of_plain_torch_is_loaded_too(tmp_path: Path) -> None:

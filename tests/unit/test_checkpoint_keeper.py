@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,8 +30,8 @@ GANG = "g1"
 class Gang(RehearsedGang):
     """A rehearsed gang with its ranks."""
 
-    def __init__(self) -> None:
-        super().__init__(GANG)
+    def __init__(self, gang_id: str = GANG) -> None:
+        super().__init__(gang_id)
         self.ranks: dict[int, RehearsedRank] = {}
         self.serial = 0
 
@@ -101,13 +102,19 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         await asyncio.sleep(0.002)
 
 
-@pytest.fixture
-async def gang() -> AsyncIterator[Gang]:
-    gang = Gang()
+@asynccontextmanager
+async def rehearsed(gang_id: str = GANG) -> AsyncIterator[Gang]:
+    gang = Gang(gang_id)
     yield gang
     for rank in gang.ranks.values():
         rank.link.close()
     await gang.close()
+
+
+@pytest.fixture
+async def gang() -> AsyncIterator[Gang]:
+    async with rehearsed() as gang:
+        yield gang
 
 
 def held(gang: Gang, node: str) -> set[tuple[int, int, int, int]]:
@@ -498,7 +505,7 @@ async def test_a_state_that_no_source_gives_is_refused_and_never_replaced_by_ano
     await gang.step(1, sharded(1))
     await gang.committed(Stamp(1, 1))
     plan = gang.plan(Stamp(1, 1), tier=OWN)
-    plan.durable_path = "/nowhere/step_00000007_g1"
+    plan.durable_path = "/nowhere/step_00000007_g1_g1"
     gang.ranks[1].link.slots[0][0] ^= 1
     with pytest.raises(RestoreError, match=r"rank 1's state at step 1 of generation 1 can't be had: n1: 1 of"):
         await gang.run(places, plan)
@@ -520,9 +527,13 @@ async def test_a_piece_that_changed_in_a_copy_is_not_sent(gang: Gang) -> None:
 
 async def test_a_durable_folder_of_the_same_version_may_take_a_shards_place(gang: Gang) -> None:
     await gang.add("n0")
-    plan = agent_pb2.RestorePlan(version=Stamp(3, 8).version(), durable_path="/d/step_00000008_g3")
+    plan = agent_pb2.RestorePlan(version=Stamp(3, 8).version(), durable_path="/d/step_00000008_g3_g1")
+    plan.sources.add(rank=0, node="n0", tier=OWN)
     starts = await gang.run({0: "n0"}, plan, size=0)
-    assert starts[0] == Start(durable_path="/d/step_00000008_g3")
+    assert starts[0] == Start(durable_path="/d/step_00000008_g3_g1")
+    plan.durable_path = "/d/step_00000008_g3_other"
+    with pytest.raises(RestoreError, match="its memory holds no such shard"):
+        await gang.run({0: "n0"}, plan, size=0)
 
 
 async def test_slots_grow_when_a_state_has_outgrown_them(gang: Gang) -> None:
@@ -586,7 +597,7 @@ async def test_a_flush_writes_every_published_item_where_the_metadata_says(
     await gang.step(7, replica(7))
     await gang.committed(Stamp(1, 7))
     await flush_all(gang, flush_order(gang, Stamp(1, 7), tier), tmp_path / "durable")
-    folder = tmp_path / "durable/step_00000007_g1"
+    folder = tmp_path / "durable/step_00000007_g1_g1"
     assert sorted(p.name for p in (tmp_path / "durable").iterdir()) == [folder.name]
     assert sorted(p.name for p in folder.iterdir()) == sorted(
         [durable.METADATA, durable.MANIFEST, *(durable.file_name(r) for r in FOUR)]
@@ -664,10 +675,10 @@ async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Pat
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
     await gang.committed(Stamp(1, 1))
-    aside = tmp_path / ".step_00000001_g1.tmp"
+    order = flush_order(gang, Stamp(1, 1))
+    aside = tmp_path / durable.aside_name(Stamp(1, 1), GANG, order.serial)
     aside.mkdir()
     (aside / f"__{full}_0.distcp").symlink_to("/dev/full")
-    order = flush_order(gang, Stamp(1, 1))
     results = await asyncio.gather(
         *(n.keeper.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
     )
@@ -678,7 +689,7 @@ async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Pat
         assert list(tmp_path.iterdir()) == []
     # Once there is room, the same version can still be flushed: it stands.
     await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1"]
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
 
 
 async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, tmp_path: Path) -> None:
@@ -686,11 +697,53 @@ async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, 
     await gang.run({0: "n0"})
     await gang.step(5, replica(5))
     await gang.committed(Stamp(1, 5))
-    for name in (".step_00000003_g1.tmp", ".step_00000002_g2.tmp", "step_00000001_g1"):
+    gang.serial = 6
+    spared = {
+        ".step_00000002_g2_g1.6.tmp",
+        ".step_00000003_g1_g1.8.tmp",
+        ".step_00000003_g1_other.1.tmp",
+        ".step_00000003_g1.tmp",
+        ".flush-g1-1-3",
+        "step_00000001_g1_g1",
+    }
+    for name in {*spared, ".step_00000003_g1_g1.4.tmp", ".step_00000005_g1_g1.6.tmp", ".flush-g1-3"}:
         (tmp_path / name).mkdir()
     await flush_all(gang, flush_order(gang, Stamp(1, 5)), tmp_path)
-    names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == [".step_00000002_g2.tmp", "step_00000001_g1", "step_00000005_g1"]
+    assert {p.name for p in tmp_path.iterdir()} == {*spared, "step_00000005_g1_g1"}
+
+
+async def test_jobs_that_share_a_folder_keep_their_checkpoints_apart(tmp_path: Path) -> None:
+    """The same job twice, without faults: both end at the same step of generation 1."""
+    for run in (1, 2):
+        async with rehearsed(f"tiny-{run}") as gang:
+            await gang.add("n0", "n1")
+            await gang.run({0: "n0", 1: "n1"})
+            await gang.step(1, replica(run))
+            await gang.committed(Stamp(1, 1))
+            await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+    folders = sorted(tmp_path.iterdir())
+    assert [p.name for p in folders] == ["step_00000001_g1_tiny-1", "step_00000001_g1_tiny-2"]
+    for run, folder in enumerate(folders, 1):
+        assert (folder / "__0_0.distcp").read_bytes().startswith(replica(run)(0))
+
+
+async def test_a_version_that_is_flushed_again_stays_and_anything_else_in_its_place_is_refused(
+    gang: Gang, tmp_path: Path
+) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    final = tmp_path / "step_00000001_g1_g1"
+    for _ in range(2):
+        await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+        assert list(tmp_path.iterdir()) == [final]
+    said = (final / durable.MANIFEST).read_bytes()
+    (final / durable.MANIFEST).write_bytes(said.replace(b'"world_size": 2', b'"world_size": 3'))
+    with pytest.raises(FlushError, match="is there already, and is not step 1 of generation 1 of gang g1 as it stands"):
+        await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+    assert list(tmp_path.iterdir()) == [final]
+    assert b'"world_size": 3' in (final / durable.MANIFEST).read_bytes()
 
 
 async def test_a_slot_that_changed_is_not_flushed(gang: Gang, tmp_path: Path) -> None:

@@ -486,8 +486,8 @@ def _flush_error(gt: GangTurn, flush: Flush) -> str:
 
 
 def durable_path(gang: Gang, version: Version) -> str:
-    """Folder of a durable checkpoint."""
-    return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}"
+    """Folder of a durable checkpoint, as muster.checkpoint.durable names it."""
+    return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}_{gang.id}"
 
 
 def _drain(gt: GangTurn) -> None:

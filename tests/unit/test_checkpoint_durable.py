@@ -1,0 +1,89 @@
+"""How durable checkpoints are named and found where several jobs share a folder."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from muster.checkpoint import choice, durable
+from muster.checkpoint.durable import Label, label_of, label_of_aside
+from muster.checkpoint.errors import CheckpointError
+from muster.checkpoint.shards import Stamp
+from muster.daemon.coordinator.core.advance import durable_path
+from muster.daemon.coordinator.core.events import GangSpec, Version
+from muster.daemon.coordinator.core.ledger import Gang
+
+
+def whole(folder: Path, name: str, completed: int, **manifest: object) -> Path:
+    """A checkpoint whose metadata was written `completed` s after 1970."""
+    path = folder / name
+    path.mkdir()
+    (path / durable.METADATA).touch()
+    os.utime(path / durable.METADATA, (completed, completed))
+    if manifest:
+        (path / durable.MANIFEST).write_text(json.dumps(manifest))
+    return path
+
+
+@pytest.mark.parametrize("gang", ["tiny-0a1b2c3d", "a_g1_b.7.tmp", "step_00000001_g1"])
+def test_a_name_says_which_version_of_which_gang_it_is(gang: str) -> None:
+    label = Label(Stamp(4, 123), gang)
+    assert label_of(durable.folder_name(*label)) == label
+    assert label_of_aside(durable.aside_name(*label, serial=7)) == (label, 7)
+    assert label_of(durable.aside_name(*label, serial=7)) is None
+    assert label_of_aside(durable.folder_name(*label)) is None
+
+
+def test_names_of_before_are_read() -> None:
+    assert label_of("step_00000123_g4") == Label(Stamp(4, 123), "")
+    assert label_of_aside(".step_00000123_g4.tmp") is None, "whose it is is not said: it is nobody's to sweep"
+    assert label_of("notes") is None
+
+
+def test_the_coordinator_gives_a_folder_the_name_that_its_agents_do() -> None:
+    gang = Gang("tiny-0a1b2c3d", 1, 1000, "tiny", GangSpec(2, 0, durable_dir="/d"), "", 0.0)
+    assert durable_path(gang, Version(4, 123)) == f"/d/{durable.folder_name(Stamp(4, 123), 'tiny-0a1b2c3d')}"
+
+
+def test_the_newest_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_path: Path) -> None:
+    whole(tmp_path, "step_00000300_g1_a", 30)
+    newest = whole(tmp_path, "step_00000100_g3_a", 20)
+    (tmp_path / "step_00000900_g9_a").mkdir()
+    assert durable.newest(tmp_path) == newest
+    assert durable.newest(newest) == newest
+
+
+def test_between_gangs_what_was_completed_last_is_the_newest(tmp_path: Path) -> None:
+    """A job with two faults ended at step 100; the next one went on from there to step 300."""
+    first = whole(tmp_path, "step_00000100_g3_a", 10)
+    second = whole(tmp_path, "step_00000300_g1_b", 20)
+    assert durable.newest(tmp_path) == second
+    assert durable.newest(tmp_path, "a") == first
+    assert durable.newest(tmp_path, "c") is None
+
+
+def test_folders_of_before_belong_to_the_gang_that_their_manifest_names(tmp_path: Path) -> None:
+    old = whole(tmp_path, "step_00000400_g2", 10, step=400, gang="a")
+    whole(tmp_path, "step_00000300_g1_a", 20)
+    assert durable.newest(tmp_path) == durable.newest(tmp_path, "a") == old
+    unknown = whole(tmp_path, "step_00000001_g0", 30)
+    assert durable.newest(tmp_path) == unknown
+
+
+def test_a_step_is_told_by_the_manifest_or_the_name(tmp_path: Path) -> None:
+    assert durable.step_of(whole(tmp_path, "renamed", 1, step=7)) == 7
+    assert durable.step_of(whole(tmp_path, "step_00000008_g1_a", 1)) == 8
+    broken = whole(tmp_path, "broken", 1)
+    (broken / durable.MANIFEST).write_text("[]")
+    with pytest.raises(CheckpointError, match="doesn't say which step"):
+        durable.step_of(broken)
+
+
+def test_what_another_gang_said_is_never_forgotten(tmp_path: Path) -> None:
+    others = {".flush-a-1-3", ".flush-b-3", ".flush-a-9", ".flush-a-x"}
+    for name in {*others, ".flush-a-3", ".flush-a-8"}:
+        (tmp_path / name).mkdir()
+    choice.forget(tmp_path, "a", 8)
+    assert {path.name for path in tmp_path.iterdir()} == others
+    choice.forget(tmp_path / "absent", "a", 8)
