@@ -11,8 +11,10 @@ its other slot.
 
 import os
 import shutil
+import threading
 import time
-from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checkpoint.errors import FlushError
@@ -28,26 +30,51 @@ def folder_of(durable: Path, gang_id: str, serial: int) -> Path:
     return durable / f".flush-{gang_id}-{serial}"
 
 
-def agree(folder: Path, node: str, held: Stamp, nodes: Collection[str], timeout_s: float = ALL_TIMEOUT_S) -> Stamp:
-    """Say what this node holds, wait for all `nodes`, return the newest. Blocks: run it in a thread.
+@dataclass(frozen=True)
+class Talk:
+    """What one agent needs to agree with the others on what a flush writes.
+
+    `folder`: where they say what they hold; `nodes`: all that do; `superseded`: set when the flush shall be given up.
+    """
+
+    folder: Path
+    node: str
+    nodes: frozenset[str]
+    superseded: threading.Event
+
+
+def agree(talk: Talk, held: Stamp, timeout_s: float = ALL_TIMEOUT_S) -> Stamp:
+    """Say what this node holds, wait for all others, return the newest. Blocks: run it in a thread.
 
     Raises:
-        FlushError: a node said nothing in time. OSError: the folder can't be written.
+        FlushError: a node said nothing in time, or the flush was superseded. OSError: the folder can't be written.
+            This node's word is taken back.
     """
-    if set(nodes) <= {node}:
+    if talk.nodes <= {talk.node}:
         return held
-    folder.mkdir(parents=True, exist_ok=True)
-    said = folder / f"{held.generation}-{held.step}-{node}"
-    said.touch()
+    said = talk.folder / f"{held.generation}-{held.step}-{talk.node}"
+    try:
+        talk.folder.mkdir(parents=True, exist_ok=True)
+        said.touch()
+        return _await_all(talk, timeout_s)
+    except (OSError, FlushError):
+        with suppress(OSError):
+            said.unlink(missing_ok=True)
+            talk.folder.rmdir()  # if it was the last word
+        raise
+
+
+def _await_all(talk: Talk, timeout_s: float) -> Stamp:
     end = time.monotonic() + timeout_s
     while True:
-        heard = dict(_parse(name) for name in os.listdir(folder))
-        if set(nodes) <= heard.keys():
-            return max(heard[name] for name in nodes)
+        heard = dict(_parse(name) for name in os.listdir(talk.folder))
+        if talk.nodes <= heard.keys():
+            return max(heard[name] for name in talk.nodes)
         if time.monotonic() > end:
-            silent = ", ".join(sorted(set(nodes) - heard.keys()))
+            silent = ", ".join(sorted(talk.nodes - heard.keys()))
             raise FlushError(f"{silent} did not say within {timeout_s:.0f} s which version it holds")
-        time.sleep(_POLL_S)
+        if talk.superseded.wait(_POLL_S):
+            raise FlushError("given up: a newer flush was ordered")
 
 
 def _parse(name: str) -> tuple[str, Stamp]:

@@ -3,6 +3,8 @@
 Every agent writes the published items of its ranks, and a note beside each file that says what stands where. The
 leader (the first of the nodes that hold rank 0) waits for all notes, fills their places into the metadata, writes the
 manifest, and renames the folder. What fails takes its files away again: nothing half-done ever has the final name.
+A leader that gives up takes its word back first (`choice`), then the files; who writes on looks for that word when it
+has written, so that nothing is left whichever comes first.
 
 Other gangs may write to the same folder. All names bear the gang, and nothing of another one is ever touched.
 """
@@ -12,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -29,6 +32,7 @@ log = logging.getLogger(__name__)
 PARTS_TIMEOUT_S = 120.0
 
 _POLL_S = 0.02
+_ABANDONED = "given up: the node that leads the flush has ended it, its own agent says why"
 _WRITE_BYTES = 16 << 20
 
 
@@ -46,13 +50,20 @@ class Note:
 
 @dataclass(frozen=True)
 class Part:
-    """This node's share of a flush, the `serial`-th of the gang."""
+    """This node's share of a flush, the `serial`-th of the gang.
+
+    `leads`: this node puts the whole in place; `said`: where the leader's word stands until the flush is over;
+    `superseded`: set when it shall be given up.
+    """
 
     stamp: Stamp
     serial: int
     folder: Path
     gang_id: str
     reason: str
+    leads: bool
+    said: Path
+    superseded: threading.Event
 
     @property
     def aside(self) -> Path:
@@ -73,6 +84,15 @@ class Part:
         """Left by a node whose write failed, so that the leader need not wait."""
         return self.aside / ".failed"
 
+    def abandoned(self) -> bool:
+        """Whether the leader has given up: its word is gone, and the files haven't got their final name."""
+        return not self.leads and not self.said.is_dir() and self.aside.is_dir()
+
+    def check(self) -> None:
+        """Raise FlushError where the flush shall be given up."""
+        if self.superseded.is_set():
+            raise FlushError(f"flush {self.serial} is given up: a newer one was ordered")
+
 
 def write(part: Part, shards: Iterable[Shard]) -> None:
     """Write the files and notes of this node's `shards`, each verified first.
@@ -85,12 +105,16 @@ def write(part: Part, shards: Iterable[Shard]) -> None:
         part.folder.mkdir(parents=True, exist_ok=True)
         part.aside.mkdir(exist_ok=True)
         for shard in shards:
+            part.check()
             if bad_pieces(shard):
                 raise BadShard(f"rank {shard.rank}'s shard of {shard.stamp} has changed in memory")
             _write_rank(part, shard, _flat(shard), written)
-    except (OSError, BadShard) as error:
+        if part.abandoned():
+            raise FlushError(_ABANDONED)
+    except (OSError, BadShard, FlushError) as error:
+        gone = isinstance(error, FileNotFoundError) and not part.aside.is_dir()
         _take_away(part, written)
-        raise FlushError(words(error, part.folder)) from error
+        raise FlushError(_ABANDONED if gone else words(error, part.folder)) from error
 
 
 def words(error: Exception, folder: Path) -> str:
@@ -125,18 +149,19 @@ def _write_rank(part: Part, shard: Shard, view: memoryview, written: list[Path])
                 edge += len(data)
                 digest.update(data)
                 for start in range(0, len(data), _WRITE_BYTES):
+                    part.check()
                     file.write(data[start : start + _WRITE_BYTES])
             items.append((item.number, at[item.offset], len(data)))
         file.flush()
         os.fsync(file.fileno())
     note = Note(shard.rank, index.world_size, shard.digest.hex(), edge, digest.hexdigest(), items)
+    written += (_fresh(part.note(shard.rank)), part.note(shard.rank))
     _write_whole(part.note(shard.rank), json.dumps(asdict(note)).encode())
-    written.append(part.note(shard.rank))
 
 
 def _write_whole(path: Path, data: bytes) -> None:
     """Write a file that appears under its name only when it is on disk."""
-    fresh = path.with_name(path.name + ".new")
+    fresh = _fresh(path)
     with fresh.open("wb") as file:
         file.write(data)
         file.flush()
@@ -144,15 +169,28 @@ def _write_whole(path: Path, data: bytes) -> None:
     fresh.rename(path)
 
 
+def _fresh(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
+
+
 def _take_away(part: Part, written: Iterable[Path]) -> None:
-    for path in written:
-        path.unlink(missing_ok=True)
+    """Remove this node's files; tell a leader that waits for them."""
     try:
-        for fresh in part.aside.glob("*.new"):
-            fresh.unlink(missing_ok=True)
-        part.failed.touch()
+        for path in written:
+            path.unlink(missing_ok=True)
+        if part.aside.is_dir():
+            part.failed.touch()
+        if part.abandoned():
+            part.failed.unlink(missing_ok=True)
+            part.aside.rmdir()
     except OSError as error:
-        log.warning("the leader of the flush will wait for its deadline: %s", error)
+        # Not empty: others write there, and do the same. Else the leader waits for its deadline.
+        log.info("a part of %s can't be taken away: %s", part.aside, error)
+
+
+def remove(aside: Path) -> None:
+    """Remove all that was written to a folder, as far as that can be done."""
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Path:
@@ -167,7 +205,7 @@ def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Pat
         The final folder.
 
     Raises:
-        FlushError: it failed; the folder that was written aside is gone.
+        FlushError: it failed or was superseded. What was written aside is there to be removed.
     """
     try:
         view = _flat(first)
@@ -184,11 +222,7 @@ def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Pat
         _sync_folder(part.aside)
         _rename(part, manifest)
     except (OSError, BadShard) as error:
-        shutil.rmtree(part.aside, ignore_errors=True)
         raise FlushError(words(error, part.folder)) from error
-    except FlushError:
-        shutil.rmtree(part.aside, ignore_errors=True)
-        raise
     _sweep(part)
     return part.final
 
@@ -197,6 +231,7 @@ def _await_notes(part: Part, world_size: int, timeout_s: float) -> list[Note]:
     end = time.monotonic() + timeout_s
     notes: dict[int, Note] = {}
     while True:
+        part.check()
         names = set(os.listdir(part.aside))
         for rank in range(world_size):
             if rank not in notes and part.note(rank).name in names:
@@ -209,7 +244,7 @@ def _await_notes(part: Part, world_size: int, timeout_s: float) -> list[Note]:
         if time.monotonic() > end:
             absent = [rank for rank in range(world_size) if rank not in notes]
             raise FlushError(f"ranks {absent} were not written to {part.folder} within {timeout_s:.0f} s")
-        time.sleep(_POLL_S)
+        part.superseded.wait(_POLL_S)
 
 
 def _manifest(part: Part, notes: list[Note]) -> durable.Manifest:

@@ -14,21 +14,19 @@ What holds at all times:
 import asyncio
 import logging
 import os
-import shutil
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from muster.checkpoint import choice
 from muster.checkpoint.agreement import Agreement
 from muster.checkpoint.buddy import Desk
 from muster.checkpoint.copies import Copies
-from muster.checkpoint.errors import BadShard, FlushError, RestoreError
-from muster.checkpoint.flush import Part, publish, words, write
+from muster.checkpoint.errors import BadShard, RestoreError
+from muster.checkpoint.flusher import Flusher
 from muster.checkpoint.pieces import digest_pieces, shard_digest
 from muster.checkpoint.ranks import RankSockets
 from muster.checkpoint.recall import Recall
@@ -84,6 +82,7 @@ class Keeper:
         self._copies = Copies(gang_id, self._shelf, self._work)
         self._agreement = Agreement(gang_id, node, self._shelf, dial, self._spawn, self._settled, self._now)
         self._desk = Desk(gang_id, self._shelf, self._copies, self._agreement.stale, self._awaited)
+        self._flusher = Flusher(gang_id, node, self._shelf, lambda: self._agreement.committed, self._work)
         self._recall = Recall(gang_id, node, self._shelf, self._slots, dial, self._work)
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._progress: dict[int, int] = {}
@@ -144,55 +143,13 @@ class Keeper:
     async def flush(self, order: FlushOrder, durable_dir: str) -> None:
         """Write this node's share of a version to `durable_dir`; the leading node returns when the whole is in place.
 
-        What is written is the version that the order names, or a newer one where the gang has gone on since.
+        What is written is the version that the order names, or a newer one where the gang has gone on since. A newer
+        order ends an older one's flush: it is to be told of them all, wherever its parts are written.
 
         Raises:
-            FlushError: it failed, and nothing half-done bears the final name.
+            FlushError: it failed or was superseded. Nothing half-done is left.
         """
-        folder = Path(durable_dir)
-        writers: dict[int, str] = {}
-        for source in order.sources:
-            writers[source.rank] = min(source.node, writers.get(source.rank, source.node))
-        mine = [rank for rank, node in sorted(writers.items()) if node == self._node]
-        if not mine:
-            return
-        leads = writers.get(0) == self._node
-        try:
-            with ExitStack() as held:
-                stamp, shards = await self._choose(order, folder, set(writers.values()), mine, held)
-                part = Part(stamp, order.serial, folder, self._gang_id, order.reason)
-                await self._write(part, shards, leads=leads)
-        finally:
-            if leads:
-                choice.forget(folder, self._gang_id, order.serial)
-
-    async def _choose(
-        self, order: FlushOrder, folder: Path, nodes: set[str], mine: list[int], held: ExitStack
-    ) -> tuple[Stamp, list[Shard]]:
-        """The version to write and this node's shards of it: the order's, or a newer one if the gang has gone on."""
-        stamp = Stamp.of(order.version)
-        gone = any(self._shelf.find(rank, stamp) is None for rank in mine)
-        if gone and self._agreement.committed > stamp:
-            stamp = self._agreement.committed
-        shards = [held.enter_context(self._standing(rank, stamp).held()) for rank in mine]
-        said = choice.folder_of(folder, self._gang_id, order.serial)
-        try:
-            newest = await self._work(choice.agree, said, self._node, stamp, nodes)
-        except OSError as error:
-            raise FlushError(words(error, folder)) from error
-        if newest != stamp:
-            shards = [held.enter_context(self._standing(rank, newest).held()) for rank in mine]
-        return newest, shards
-
-    async def _write(self, part: Part, shards: list[Shard], *, leads: bool) -> None:
-        try:
-            await self._work(write, part, shards)
-            if leads:
-                final = await self._work(publish, part, shards[0])
-                log.info("flushed %s to %s: %s", part.stamp, final, part.reason)
-        finally:
-            if leads:
-                shutil.rmtree(part.aside, ignore_errors=True)
+        await self._flusher.flush(order, Path(durable_dir))
 
     async def close(self) -> None:
         """End all work and free all memory."""
@@ -364,14 +321,6 @@ class Keeper:
             self._sockets.generation(rank) == stamp.generation and self._shelf.own(rank, stamp) is None
             for rank in known.local
         )
-
-    def _standing(self, rank: int, stamp: Stamp) -> Shard:
-        shard = self._shelf.find(rank, stamp)
-        if shard is None:
-            raise FlushError(
-                f"{self._node} holds no shard of rank {rank} at {stamp}: ask again for a version that stands"
-            )
-        return shard
 
     def _tell(self, rank: int, generation: int, message: rank_pb2.AgentRankMessage, *fds: int) -> None:
         if self._sockets.generation(rank) == generation:

@@ -211,6 +211,8 @@ class Agent:
 
     def _flush(self, order: FlushOrder) -> None:
         def over(task: asyncio.Task[Any]) -> None:
+            if order.serial < self._flushing:
+                return  # a newer order has ended this flush, and that one's end is what counts
             error = None if task.cancelled() else task.exception()
             self._flushed = (order.serial, str(error) if error is not None else "")
             self._changed()

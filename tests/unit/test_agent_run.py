@@ -22,8 +22,10 @@ from muster.v1.agent_pb2 import (
     SILENCE_CLOSED,
     SILENCE_KERNEL_ONLY,
     SILENCE_NO_ANSWER,
+    TIER_OWN,
     Order,
     ProbeOrder,
+    RestoreSource,
 )
 
 PYTHON = sys.executable
@@ -151,6 +153,44 @@ async def test_an_end_in_good_order_is_told_with_the_last_step_that_was_kept(gan
     await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
     assert gang.rank("n0", 1).exit_code == 0, gang.rank("n0", 1).stderr_tail
     assert [shard.version.step for shard in gang.status("n0").shards] == [7]
+
+
+KEPT = """
+    import os, pickle, time
+    from muster.checkpoint.layout import length_mark, offset_mark
+    from muster.checkpoint.link import AgentLink
+    from muster.checkpoint.rehearsal import RehearsedRank
+    items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
+    rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)
+    rank.join()
+    rank.layout(1 << 20)
+    assert rank.step(7, b"kept", b"", wait_s=30.0)
+    print(os.getpid(), flush=True)
+    time.sleep(100)
+"""
+
+
+async def test_the_newest_flush_is_the_one_that_is_told_of(gang: Gang) -> None:
+    durable = gang.folder / "durable"
+    await gang.start(1, PYTHON, gang.script(KEPT), memory_checkpoint=True, durable_dir=str(durable))
+    await gang.run(1)
+    await gang.until(lambda: len(gang.status("n0").shards) == 1)
+    order = gang.run_order(1)
+    order.flush.serial = 1
+    order.flush.version.CopyFrom(gang.status("n0").shards[0].version)
+    # Of this one's two writers one never speaks.
+    order.flush.sources.extend(RestoreSource(rank=rank, tier=TIER_OWN, node=f"n{rank}") for rank in (0, 1))
+    gang.coordinator.order(order)
+    while not any(durable.glob(".flush-g-1/*")):  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(0.01)
+    order.flush.serial = 2
+    del order.flush.sources[1]
+    gang.coordinator.order(order)
+    await gang.until(lambda: gang.status("n0").flushed_serial == 2)
+    gang.coordinator.order(Order(duty=DUTY_HOLD))
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    assert (gang.status("n0").flushed_serial, gang.status("n0").flush_error) == (2, "")
+    assert [path.name for path in durable.iterdir()] == ["step_00000007_g1_g"]
 
 
 async def test_exit_ends_everything_with_the_gangs_code(gang: Gang) -> None:

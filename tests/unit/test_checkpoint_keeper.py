@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -14,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from muster.checkpoint import durable, layout
+from muster.checkpoint import choice, durable, flush, layout
 from muster.checkpoint.errors import FlushError, RestoreError
 from muster.checkpoint.keeper import Keeper
 from muster.checkpoint.link import AgentLink, Start
@@ -93,6 +94,11 @@ def replica(step: int) -> Callable[[int], bytes]:
 def sharded(step: int) -> Callable[[int], bytes]:
     """Every rank holds bytes of its own."""
     return lambda rank: _bytes(1000 + step * 16 + rank)
+
+
+def small(rank: int) -> bytes:
+    """Bytes of a rank's own that are soon on disk."""
+    return bytes([rank]) * (1 << 20)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -684,9 +690,7 @@ async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Pat
     )
     assert f"{tmp_path} is full (No space left on device): free space there" in str(results[full])
     assert isinstance(results[0], FlushError)
-    assert not list(tmp_path.glob("step_*"))
-    if full == 1:
-        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     # Once there is room, the same version can still be flushed: it stands.
     await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
@@ -744,6 +748,66 @@ async def test_a_version_that_is_flushed_again_stays_and_anything_else_in_its_pl
         await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
     assert list(tmp_path.iterdir()) == [final]
     assert b'"world_size": 3' in (final / durable.MANIFEST).read_bytes()
+
+
+@pytest.mark.parametrize("under_way", ["", ".flush-*/*", ".step_*", ".step_*/*", ".step_*/*.part", "step_*"])
+async def test_a_newer_flush_of_the_same_version_supersedes_the_one_under_way(
+    gang: Gang, tmp_path: Path, under_way: str
+) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR, size=1 << 20)
+    await gang.step(1, small)
+    await gang.committed(Stamp(1, 1))
+    older = asyncio.gather(flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path), return_exceptions=True)
+    if under_way:
+        await until(lambda: any(tmp_path.glob(under_way)))
+    await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+    (ended,) = await older
+    assert ended is None or (isinstance(ended, FlushError) and "given up" in str(ended))
+    await until(lambda: [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"])
+    for rank in FOUR:
+        data = (tmp_path / "step_00000001_g1_g1" / durable.file_name(rank)).read_bytes()
+        assert own(rank, 1) in data
+
+
+async def test_a_flush_that_waits_for_others_ends_when_a_newer_one_is_ordered(gang: Gang, tmp_path: Path) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=1 << 20)
+    await gang.step(1, small)
+    await gang.committed(Stamp(1, 1))
+    one, two, three = (flush_order(gang, Stamp(1, 1)) for _ in range(3))
+    waiting = asyncio.create_task(gang.nodes["n0"].keeper.flush(one, str(tmp_path)))
+    await until(lambda: any(tmp_path.glob(".flush-*/*")))
+    await flush_all(gang, three, tmp_path)
+    with pytest.raises(FlushError, match="a newer flush was ordered"):
+        await waiting
+    with pytest.raises(FlushError, match="flush 2 is given up: flush 3, a newer one"):
+        await gang.nodes["n0"].keeper.flush(two, str(tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
+
+
+async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(gang: Gang, tmp_path: Path) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=1 << 20)
+    await gang.step(1, small)
+    await gang.committed(Stamp(1, 1))
+    older, newer = flush_order(gang, Stamp(1, 1)), flush_order(gang, Stamp(1, 1))
+    for source in newer.sources:
+        source.node = "n1"
+    waiting = asyncio.create_task(gang.nodes["n0"].keeper.flush(older, str(tmp_path)))
+    await until(lambda: any(tmp_path.glob(".flush-*/*")))
+    await flush_all(gang, newer, tmp_path)
+    with pytest.raises(FlushError, match="a newer flush was ordered"):
+        await waiting
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
+
+
+async def test_a_writer_whose_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
+    said, superseded = choice.folder_of(tmp_path, GANG, 1), threading.Event()
+    part = flush.Part(Stamp(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded)
+    with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
+        flush.write(part, [])
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_slot_that_changed_is_not_flushed(gang: Gang, tmp_path: Path) -> None:
