@@ -92,13 +92,17 @@ class Flusher:
         gone = any(self._shelf.find(rank, stamp) is None for rank in mine)
         if gone and self._committed() > stamp:
             stamp = self._committed()
-        shards = [held.enter_context(self._standing(rank, stamp).held()) for rank in mine]
-        try:
-            newest = await self._work(choice.agree, talk, stamp)
-        except OSError as error:
-            raise FlushError(flush.words(error, talk.folder.parent)) from error
-        if newest != stamp:
-            shards = [held.enter_context(self._standing(rank, newest).held()) for rank in mine]
+        with ExitStack() as first:
+            shards = [first.enter_context(self._standing(rank, stamp).held()) for rank in mine]
+            try:
+                newest = await self._work(choice.agree, talk, stamp)
+            except OSError as error:
+                raise FlushError(flush.words(error, talk.folder.parent)) from error
+            if newest != stamp:
+                shards = [self._standing(rank, newest) for rank in mine]
+            # What was held until here and isn't written is let go: its ranks want the slots.
+            for shard in shards:
+                held.enter_context(shard.held())
         return newest, shards
 
     def _standing(self, rank: int, stamp: Stamp) -> Shard:

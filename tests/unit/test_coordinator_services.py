@@ -273,16 +273,25 @@ async def test_cancel_ends_the_gang_and_the_job(world: World, api: Any) -> None:
     assert (await api.Cancel(REF)).text == "nothing to cancel: train is CANCELLED"
 
 
-async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: Path) -> None:
-    await world.join(NODES, durable_dir=str(tmp_path))
-    code, words = await _refusal(api.Flush(REF))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "can be asked for while it is RUNNING" in words
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def _phase(api: Any, wanted: str) -> None:
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
-            if view.phase == "RUNNING":
-                break
+            if view.phase == wanted:
+                return
+
+
+async def test_no_flush_of_a_gang_that_does_not_run(world: World, api: Any, tmp_path: Path) -> None:
+    await world.join(["n1"], durable_dir=str(tmp_path))
+    await world.facts(f.MemberJoined)
+    code, words = await _refusal(api.Flush(REF))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "the gang is GATHERING: a checkpoint can be asked for while it is RUNNING" in words
+
+
+async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: Path) -> None:
+    await world.join(NODES, durable_dir=str(tmp_path))
+    await world.ordered("RUN 1", ["n1", "n2"])
+    await _phase(api, "RUNNING")
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "no step stands whole" in words
