@@ -3,6 +3,10 @@
 The end of the batch script is the end of the job. srun may end long before the gang does (its own death, the death of
 the nodes that it watches): so this process starts srun, outlives it, and leaves with the gang's exit code once the
 coordinator calls the gang final. It takes nobody's silence for an end.
+
+A coordinator that answers, and knows no such gang, is not silent: the gang was never registered (`muster submit
+--force`, and no agent got as far as attaching), or it is long over and forgotten. Once srun has ended, nobody is left
+who could register it but agents that are on their way: they get a while, then the job ends with srun's code.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import logging
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import grpc
@@ -29,11 +34,18 @@ _CALL_S = 5.0
 _BEFORE = frozenset({"SUBMITTED", "GATHERING"})
 
 
+class Absence(Enum):
+    """Why there is no view of the gang."""
+
+    SILENT = "the coordinator does not answer, or not us"
+    UNKNOWN = "the coordinator answers that it knows no such gang"
+
+
 class Coordinator(Protocol):
     """What is asked of the coordinator."""
 
-    async def view(self) -> GangView | None:
-        """The gang; None: no answer, or it does not know it (yet)."""
+    async def view(self) -> GangView | Absence:
+        """The gang, or why there is none to be seen."""
         ...
 
 
@@ -45,24 +57,26 @@ class Remote:
     credentials: Credentials
     gang_id: str
 
-    async def view(self) -> GangView | None:
+    async def view(self) -> GangView | Absence:
         """See Coordinator.view."""
         async with open_channel(self.address, self.credentials) as channel:
             try:
                 return await MusterStub(channel).Describe(GangRef(gang_id=self.gang_id), timeout=_CALL_S)
             except grpc.aio.AioRpcError as error:
                 log.info("the coordinator at %s: %s", self.address, error.details())
-                return None
+                return Absence.UNKNOWN if error.code() is grpc.StatusCode.NOT_FOUND else Absence.SILENT
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Seconds: between questions after srun's end, and beside it; from the gang's end to srun's, which may hang on a
-    node that died."""
+    node that died. `unknown`: how many answers in a row, after srun's end, that there is no such gang."""
 
     ask: float = 1.0
     ask_beside_srun: float = 2.0
     srun_ends: float = 3.0
+    # Two minutes: an agent on its way is let in within one, though Slurm be slow to tell the coordinator who it is.
+    unknown: int = 120
 
 
 _PACE = Pace()
@@ -71,8 +85,8 @@ _PACE = Pace()
 async def batch(argv: Sequence[str], coordinator: Coordinator, pace: Pace = _PACE) -> int:
     """Start `argv` (srun), wait until the gang is final, return its exit code.
 
-    Where srun fails and the coordinator knows of no agent that ever attached: srun's own exit code, with the reason
-    logged.
+    Where srun fails and the coordinator knows of no agent that ever attached, or where srun has ended and the
+    coordinator goes on knowing no such gang: srun's own exit code, with the reason logged.
     """
     try:
         srun = await asyncio.create_subprocess_exec(*argv)
@@ -82,7 +96,7 @@ async def batch(argv: Sequence[str], coordinator: Coordinator, pace: Pace = _PAC
     _pass_on(srun)
     view = await _final_beside(srun, coordinator, pace)
     if view is None:
-        return await _after_srun(srun, coordinator, pace)
+        return await _after_srun(srun.returncode or 0, coordinator, pace)
     try:
         await asyncio.wait_for(srun.wait(), pace.srun_ends)
     except TimeoutError:
@@ -97,25 +111,34 @@ async def _final_beside(srun: asyncio.subprocess.Process, coordinator: Coordinat
     ended = asyncio.ensure_future(srun.wait())
     while not ended.done():
         await asyncio.wait([ended], timeout=pace.ask_beside_srun)
-        if not ended.done() and (view := await coordinator.view()) is not None and view.final:
+        if not ended.done() and isinstance(view := await coordinator.view(), GangView) and view.final:
             return view
     return None
 
 
-async def _after_srun(srun: asyncio.subprocess.Process, coordinator: Coordinator, pace: Pace) -> int:
-    code = srun.returncode or 0
+async def _after_srun(code: int, coordinator: Coordinator, pace: Pace) -> int:
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
+    unknown = 0
     while True:
         view = await coordinator.view()
-        if view is not None and view.final:
+        unknown = unknown + 1 if view is Absence.UNKNOWN else 0
+        if isinstance(view, GangView) and view.final:
             return _say_end(view)
-        if view is not None and code != 0 and _never_started(view):
+        if isinstance(view, GangView) and code != 0 and _never_started(view):
             log.error(
                 "srun failed with status %d before any agent attached: see srun's message above; "
                 "is muster-agent installed on every node of the job?",
                 code,
             )
-            return code if code > 0 else 128 - code
+            return _exit_code(code)
+        if unknown >= pace.unknown:
+            log.error(
+                "srun has ended with status %d, and the coordinator goes on knowing no such gang: no agent ever "
+                "attached, or the gang was over long ago. See what srun and the agents say above; is muster-agent "
+                "installed on every node of the job? Mend that, then submit anew with muster",
+                code,
+            )
+            return _exit_code(code)
         await asyncio.sleep(pace.ask)
 
 
@@ -127,7 +150,12 @@ def _never_started(view: GangView) -> bool:
 
 def _say_end(view: GangView) -> int:
     log.info("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
-    return view.exit_code if view.exit_code >= 0 else 128 - view.exit_code
+    return _exit_code(view.exit_code)
+
+
+def _exit_code(status: int) -> int:
+    """As a shell says it: minus a signal's number becomes 128 plus that number."""
+    return status if status >= 0 else 128 - status
 
 
 def _pass_on(srun: asyncio.subprocess.Process) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.batch import Pace, batch
+from muster.daemon.agent.batch import Absence, Pace, Remote, batch
+from muster.daemon.coordinator.scripted_world import World
 from muster.v1.api_pb2 import GangView, NodeView
 
 RUNNING = GangView(phase="RUNNING", generation=1)
@@ -18,19 +19,20 @@ FAILED = GangView(phase="FAILED", final=True, exit_code=93, reason="no progress 
 KILLED = GangView(phase="FAILED", final=True, exit_code=-9)
 GATHERING = GangView(phase="GATHERING")
 ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
+SILENT, UNKNOWN = Absence.SILENT, Absence.UNKNOWN
 
 
-FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1)
+FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, unknown=3)
 
 
 class Answers:
-    """A coordinator that gives one answer after the other, the last one for ever; None: it can't be reached."""
+    """A coordinator that gives one answer after the other, the last one for ever."""
 
-    def __init__(self, *views: GangView | None) -> None:
+    def __init__(self, *views: GangView | Absence) -> None:
         self._views = list(views)
         self.asked = 0
 
-    async def view(self) -> GangView | None:
+    async def view(self) -> GangView | Absence:
         self.asked += 1
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
@@ -54,16 +56,24 @@ def _signals() -> Iterator[None]:
         ("exit 1", [RUNNING, RUNNING, DONE], 0),
         ("kill -9 $$", [RUNNING, FAILED], 93),
         # nor is the coordinator's silence
-        ("exit 1", [None, None, None, FAILED], 93),
+        ("exit 1", [SILENT, SILENT, SILENT, SILENT, FAILED], 93),
         # agents are on their way, or were there
         ("exit 1", [ATTACHED, DONE], 0),
         # nothing was ever started
         ("exit 3", [GATHERING], 3),
-        ("exit 3", [None, None, GATHERING], 3),
+        ("exit 3", [SILENT, SILENT, GATHERING], 3),
         ("kill -9 $$", [GATHERING], 128 + 9),
+        # nobody ever registered it, or it is forgotten
+        ("exit 3", [UNKNOWN], 3),
+        ("exit 0", [UNKNOWN], 0),
+        ("kill -9 $$", [UNKNOWN], 128 + 9),
+        ("exit 3", [RUNNING, SILENT, UNKNOWN], 3),
+        # somebody does, though late, or after the coordinator was away
+        ("exit 1", [UNKNOWN, UNKNOWN, RUNNING, FAILED], 93),
+        ("exit 1", [UNKNOWN, UNKNOWN, SILENT, UNKNOWN, UNKNOWN, FAILED], 93),
     ],
 )
-async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | None], code: int) -> None:
+async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | Absence], code: int) -> None:
     assert await batch(["sh", "-c", srun], Answers(*views), FAST) == code
 
 
@@ -88,6 +98,28 @@ async def test_srun_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
 async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
     await batch(["false"], Answers(GATHERING), FAST)
     assert "srun failed with status 1 before any agent attached" in caplog.text
+
+
+async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    answers = Answers(UNKNOWN)
+    await batch(["false"], answers, FAST)
+    assert answers.asked == FAST.unknown
+    assert "srun has ended with status 1, and the coordinator goes on knowing no such gang" in caplog.text
+    assert "is muster-agent installed on every node of the job?" in caplog.text
+
+
+async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    await world.begin()
+    remote = Remote(world.address, world.credentials, "g1")
+    assert await remote.view() is UNKNOWN
+    await world.join(["n1"])
+    await world.ordered("HOLD 0", ["n1"])
+    known = await remote.view()
+    assert isinstance(known, GangView)
+    assert known.gang_id == "g1"
+    await world.close()
+    assert await remote.view() is SILENT
 
 
 async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path) -> None:
