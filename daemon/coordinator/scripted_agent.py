@@ -31,6 +31,7 @@ class ScriptedAgent:
         job: int = 1,
         restarts: int = 0,
         batch_host: bool = False,
+        incarnation: str = "a",
     ) -> None:
         self.node = node
         self.status = pb.AgentStatus()
@@ -43,7 +44,7 @@ class ScriptedAgent:
         self._credentials = credentials
         self._hello = pb.AgentHello(
             gang_id=gang, slurm_job_id=job, slurm_restart_count=restarts, node=node,
-            incarnation=f"{node}-a", spec=spec, batch_host=batch_host,
+            incarnation=f"{node}-{incarnation}", spec=spec, batch_host=batch_host,
         )  # fmt: skip
         self._changed = asyncio.Event()
         self._call: Any = None

@@ -3,6 +3,9 @@
 Who attaches is checked once: the credential's uid owns the Slurm job, the node belongs to the job, the run of the job
 is the newest. What the journal has of an agent already need not be asked of Slurm again, so that agents come back to a
 restarted coordinator although Slurm is down. After that nothing on the stream waits for anything but the network.
+
+An agent that is started a second time on its node is dismissed while the first one lives: each of them would take the
+other's place, and each change of place ends a generation.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await refused.abort(context)
         try:
             leaf = await self._admit(hello)
+            await self._yield_to_another(hello)
         except Refused as refused:
             _log.warning("%s: the agent on %s is refused: %s", hello.gang_id, hello.node, refused)
             await refused.abort(context)
@@ -83,6 +87,28 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._register(hello, uid)
         return leaf
 
+    async def _yield_to_another(self, hello: pb.AgentHello) -> None:
+        """Wait until no other agent of this run of the job, on this node, can be alive.
+
+        Raises:
+            Dismissed: one is. What counts is what it says from now on: one that has just died says nothing more.
+        """
+        while other := self._other(hello):
+            if await other.speaks():
+                raise Dismissed(
+                    f"an agent of this job runs on {hello.node} already: incarnation {other.incarnation}; "
+                    f"this one is {hello.incarnation}"
+                )
+            if self._other(hello) is other:
+                return  # a cut link has left its stream open
+
+    def _other(self, hello: pb.AgentHello) -> AgentStream | None:
+        """The stream of another incarnation of this agent, in the same run of the job."""
+        stream = self._engine.streams.get(hello.gang_id, hello.node)
+        if stream is None or stream.incarnation == hello.incarnation or stream.restart != hello.slurm_restart_count:
+            return None
+        return stream
+
     def _register(self, hello: pb.AgentHello, uid: int) -> None:
         """Make the gang known, of which this may be the first sign."""
         if hello.gang_id in self._engine.core.ledger.gangs:
@@ -109,7 +135,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         messages: AsyncIterator[pb.AgentMessage],
         context: _Context,
     ) -> None:
-        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation)
+        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count)
         self._engine.streams.add(stream)
         writer = asyncio.create_task(_send(stream, context))
         try:
@@ -118,11 +144,13 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 self._engine.tell(stream)
             await _until_either(asyncio.create_task(self._receive(stream, messages)), writer)
         finally:
+            stream.close()
             if self._engine.streams.remove(stream):
                 self._engine.post(e.AgentGone(stream.gang, stream.node, stream.incarnation))
 
     async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
         async for message in messages:
+            stream.heard()
             if message.HasField("ping"):
                 stream.put(self._message(pong=message.ping))
             if event := _event(stream, message):

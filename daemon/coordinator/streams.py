@@ -1,6 +1,9 @@
 """The open streams of agents: who is attached, and what waits to be sent to them.
 
 An outbox holds at most one order, the newest: orders are levels. Everything else (pongs, probes) keeps its turn.
+
+A node has one agent of a gang. Where a second process claims to be it, the first one's word decides: an agent that
+speaks lives, and says something every 5 s at least.
 """
 
 from __future__ import annotations
@@ -8,25 +11,34 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from muster.daemon import clock
 from muster.v1 import agent_pb2 as pb
+
+MUTE_S = 7.0
+"""Seconds without a word after which an open stream counts as dead: agents ping every 5 s."""
 
 
 @dataclass(eq=False, slots=True)
 class AgentStream:
     """One agent's stream. `put` never waits; `take` waits for the next message, None at the end.
 
-    `ordered` is the newest message with an order that was put.
+    `ordered` is the newest message with an order that was put; `heard_at`: when the agent last said something, on the
+    monotonic clock; `restart`: Slurm's count of restarts of the job that the agent belongs to.
     """
 
     gang: str
     node: str
     incarnation: str
+    restart: int = 0
+    heard_at: float = field(default_factory=clock.monotonic)
     ordered: pb.CoordinatorMessage | None = None
     _order: pb.CoordinatorMessage | None = None
     _others: deque[pb.CoordinatorMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _stirred: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
     def put(self, message: pb.CoordinatorMessage) -> None:
@@ -41,6 +53,22 @@ class AgentStream:
         """End the stream once all that waits was sent."""
         self._closed = True
         self._wake.set()
+        self._stirred.set()
+
+    def heard(self) -> None:
+        """The agent has said something."""
+        self.heard_at = clock.monotonic()
+        self._stirred.set()
+
+    async def speaks(self) -> bool:
+        """Wait for the agent's next word. False: the stream has ended, or has been mute for MUTE_S in all."""
+        before = self.heard_at
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, before + MUTE_S - clock.monotonic())):
+                while self.heard_at == before and not self._closed:
+                    self._stirred.clear()
+                    await self._stirred.wait()
+        return self.heard_at > before and not self._closed
 
     async def take(self) -> pb.CoordinatorMessage | None:
         """The next message; orders come before anything else."""

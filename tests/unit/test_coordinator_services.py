@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from muster.daemon.coordinator.journal import Journal, JournalError
 from muster.daemon.coordinator.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.scripted_world import DEADLINE_S, NODES, World, spec
 from muster.daemon.coordinator.steady import SteadyClock
+from muster.daemon.coordinator.streams import MUTE_S, AgentStream
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
 REF = api_pb2.GangRef(slurm_job_id=1)
@@ -138,6 +139,65 @@ async def test_an_agent_that_attaches_again_replaces_its_stream(world: World) ->
     assert world.coordinator.engine.core.sight.gang("g1").attached("n3")
     again.cancel()
     await asyncio.gather(again, return_exceptions=True)
+
+
+def _stream(world: World, node: str) -> AgentStream:
+    assert world.coordinator
+    stream = world.coordinator.engine.streams.get("g1", node)
+    assert stream
+    return stream
+
+
+async def _speak_until(agent: ScriptedAgent, over: Callable[[], bool]) -> None:
+    """Ping again and again, each once the one before is answered."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not over():
+            seq = len(agent.pongs)
+            await agent.ping(seq)
+            await agent.until(lambda seq=seq: seq in agent.pongs)  # type: ignore[misc]
+
+
+async def test_an_agent_that_is_started_twice_on_a_node_is_dismissed_while_the_first_lives(world: World) -> None:
+    await _running(world)
+    first, fenced = _stream(world, "n1"), await world.facts(f.GenerationFenced, 0)
+    second = ScriptedAgent("n1", spec(), world.credentials, incarnation="b")
+    await second.open()
+    attaching = asyncio.create_task(second.attach(world.address))
+    await _speak_until(world.agents["n1"], attaching.done)
+    await second.die()
+    assert second.dismissed == "an agent of this job runs on n1 already: incarnation n1-a; this one is n1-b"
+    assert _stream(world, "n1") is first
+    assert await world.facts(f.GenerationFenced, 0) == fenced
+    assert world.gang.generation == 1
+
+
+@pytest.mark.parametrize("first", ["ended", "mute"])
+async def test_an_agent_that_was_restarted_gets_in(world: World, first: str) -> None:
+    await _running(world)
+    if first == "ended":
+        await world.agents["n3"].die()
+    else:
+        _stream(world, "n3").heard_at -= MUTE_S
+    second = ScriptedAgent("n3", spec(), world.credentials, incarnation="b")
+    await second.open()
+    attaching = asyncio.create_task(second.attach(world.address))
+    async with asyncio.timeout(DEADLINE_S):
+        await second.until(lambda: second.duty == "HOLD 1")
+    assert _stream(world, "n3").incarnation == "n3-b"
+    await second.die()
+    await asyncio.gather(attaching, return_exceptions=True)
+
+
+async def test_a_stream_speaks_or_ends_or_is_mute() -> None:
+    stream = AgentStream("g1", "n1", "a")
+    for stir, speaks in ((stream.heard, True), (stream.close, False)):
+        waiting = asyncio.create_task(stream.speaks())
+        await asyncio.sleep(0)  # one turn: it waits
+        stir()
+        assert await waiting is speaks
+    mute = AgentStream("g1", "n1", "a")
+    mute.heard_at -= MUTE_S
+    assert not await mute.speaks()
 
 
 # -- node daemons ----------------------------------------------------------------------------------------------------
