@@ -2,7 +2,8 @@
 
 A call is owed in the ledger until it is settled. Calls of one gang go out in the order in which they were owed. While
 Slurm doesn't answer, a call is given again, for as long as it takes: all of them are idempotent. What Slurm refuses is
-settled with its words and never tried again.
+settled with its words and never tried again. An error that is neither is a bug: it is logged with its traceback, the
+call is tried a few times more, then settled as refused with the error's words, so that the gang's other calls go on.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from muster.slurm.client.types import Slurm
 _log = logging.getLogger(__name__)
 REQUEUE_DEADLINE_S = 30.0
 """A job with a dead node takes some 15 s to leave its nodes; only then is it in the queue again."""
+BUG_TRIES = 3
+"""How often a call is given in all that ends in an error nobody has thought of."""
+_BUG_PAUSE_S = 0.25
 _PAUSE = wait_exponential(multiplier=0.25, max=5.0)
 
 
@@ -62,25 +66,40 @@ class SlurmCalls:
 
     async def _work(self, gang: str, ledger: Ledger) -> None:
         queue = self._queues[gang]
-        while queue:
-            call = queue.popleft()
-            error = await self._carry_out(call, ledger)
-            self._taken.discard(call.call)
-            self._post(e.SlurmAnswered(gang, call.call, error))
-        del self._queues[gang]
+        try:
+            while queue:
+                call = queue.popleft()
+                error = await self._carry_out(call, ledger)
+                self._taken.discard(call.call)
+                self._post(e.SlurmAnswered(gang, call.call, error))
+        finally:
+            del self._queues[gang]
 
     async def _carry_out(self, call: f.SlurmOwed, ledger: Ledger) -> str | None:
+        """Give the call until it is settled; the error's words, or None."""
+        words = ""
+        for _ in range(BUG_TRIES):
+            if words:
+                await asyncio.sleep(_BUG_PAUSE_S)
+            try:
+                await self._patiently(call, ledger)
+            except SlurmRefused as refused:
+                return str(refused)
+            except Exception as error:  # noqa: BLE001  # the top of this task: a bug in one call must not stop the others
+                words = f"a bug of Muster, not Slurm's word: {type(error).__name__}: {error}"
+                _log.critical("%s: can't %s: %s", call.gang, call_words(call), words, exc_info=error)
+            else:
+                return None
+        return words
+
+    async def _patiently(self, call: f.SlurmOwed, ledger: Ledger) -> None:
         trying = AsyncRetrying(
             retry=retry_if_exception_type(SlurmUnavailable),
             wait=_PAUSE,
             before_sleep=lambda state: _tell(call, state),
             reraise=True,
         )
-        try:
-            await trying(give, self._slurm, call, ledger)
-        except SlurmRefused as refused:
-            return str(refused)
-        return None
+        await trying(give, self._slurm, call, ledger)
 
 
 async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.slurm_calls import SlurmCalls
+from muster.daemon.coordinator.slurm_calls import BUG_TRIES, SlurmCalls
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
 from muster.slurm.client.fake import FakeSlurm
@@ -111,6 +111,39 @@ async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) 
     assert owing.answers.empty()
     slurm.silent_because = ""
     assert await waiting is None
+    assert slurm.cluster.nodes()["n2"].drained
+
+
+class Buggy(FakeSlurm):
+    """Drains end in an error that is none of SlurmError, the first `faults` times."""
+
+    faults = 0
+    drains = 0
+
+    async def drain(self, node: str, reason: str, *, deadline: float = 5.0) -> None:
+        self.drains += 1
+        if self.drains <= self.faults:
+            raise KeyError("node_state")
+        await super().drain(node, reason, deadline=deadline)
+
+
+async def test_an_error_that_nobody_thought_of_is_settled_and_the_queue_goes_on(
+    slurm: FakeSlurm, caplog: pytest.LogCaptureFixture
+) -> None:
+    buggy = Buggy(slurm.cluster)
+    buggy.faults = BUG_TRIES
+    owing = Owing(buggy)
+    assert await owing.answer("drain", "n2") == "a bug of Muster, not Slurm's word: KeyError: 'node_state'"
+    assert buggy.drains == BUG_TRIES
+    assert "Traceback" in caplog.text
+    assert await owing.answer("down", "n2") is None
+    assert slurm.cluster.nodes()["n2"].down
+
+
+async def test_an_error_that_nobody_thought_of_may_pass(slurm: FakeSlurm) -> None:
+    buggy = Buggy(slurm.cluster)
+    buggy.faults = BUG_TRIES - 1
+    assert await Owing(buggy).answer("drain", "n2") is None
     assert slurm.cluster.nodes()["n2"].drained
 
 
