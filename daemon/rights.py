@@ -5,7 +5,11 @@
     the coordinator's own user               everything (`muster run --local`: one user, one machine)
     the owner of a job                       read and steer that job, register it
     a node's own daemon                      attach as that node: root, calling from an address of that node
-    an agent                                 attach to a job: its owner's uid, from a node of that job
+    an agent                                 attach to a job: its owner's uid, as a node of that job
+
+An agent's address is compared with nothing. It calls from whichever of its node's interfaces leads to the coordinator,
+which need not be the one that the node's name stands for, and a refusal would keep a whole job from training. Nor would
+it keep anybody out: whoever has the owner's uid may run what they like on the job's own nodes.
 
 Functions answer yes or no and know no I/O: the caller looks up owners and addresses (Slurm knows them). The full matrix
 of rights, and proof of a node by something stronger than its address, belong here too.
@@ -50,5 +54,6 @@ class Rights:
         return caller.uid in (ROOT, self.own_uid) and caller.address in addresses
 
     def is_agent(self, caller: Caller, owner_uid: int) -> bool:
-        """Is the agent of a gang of `owner_uid`; that its node belongs to the job, whoever calls this asks Slurm."""
+        """Is an agent of a gang, or job, of `owner_uid`. That its node belongs to the job, whoever calls this asks
+        Slurm."""
         return caller.uid == owner_uid

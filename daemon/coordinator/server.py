@@ -101,7 +101,9 @@ class Coordinator:
         settings, engine = self._settings, self.engine
         lookup = SlurmLookup(settings.slurm)
         server = make_server(settings.credentials)
-        agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(engine, lookup, settings.slurm), server)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(
+            AgentService(engine, lookup, settings.slurm, settings.rights), server
+        )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(
                 engine,

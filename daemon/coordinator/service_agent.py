@@ -26,7 +26,8 @@ from muster.daemon.coordinator.loop import Engine
 from muster.daemon.coordinator.refused import Refused, nonsense, not_permitted, try_again
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.streams import AgentStream
-from muster.daemon.identity import current_caller
+from muster.daemon.identity import Caller, current_caller
+from muster.daemon.rights import Rights
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc
@@ -42,7 +43,8 @@ class Dismissed(Exception):
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """The servicer. Everything that arrives becomes an event of `engine`."""
 
-    def __init__(self, engine: Engine, lookup: SlurmLookup, slurm: Slurm) -> None:
+    def __init__(self, engine: Engine, lookup: SlurmLookup, slurm: Slurm, rights: Rights) -> None:
+        self._rights = rights
         self._engine = engine
         self._slurm = slurm
         self._lookup = lookup
@@ -74,18 +76,23 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             Refused: it may not attach, or Slurm doesn't tell.
             Dismissed: it may go home.
         """
-        uid = current_caller().uid
+        caller = current_caller()
         if isinstance(self._slurm, LocalSlurm):
-            self._slurm.meet(hello.slurm_job_id, hello.node, uid)
+            self._slurm.meet(hello.slurm_job_id, hello.node, caller.uid)
         gang = self._engine.core.ledger.gangs.get(hello.gang_id)
         if gang:
-            _check_gang(gang, hello, uid)
+            self._must_be_agent(caller, gang.owner_uid, f"gang {gang.id}")
+            _check_gang(gang, hello)
         if not gang or not _known(gang, hello):
-            await self._check_job(hello, uid)
+            await self._check_job(hello, caller)
         member = gang.members.get(hello.node) if gang else None
         leaf = member.leaf if member else await self._lookup.leaf(hello.node)
-        self._register(hello, uid)
+        self._register(hello, caller.uid)
         return leaf
+
+    def _must_be_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
+        if not self._rights.is_agent(caller, owner_uid):
+            raise not_permitted(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
 
     async def _yield_to_another(self, hello: pb.AgentHello) -> None:
         """Wait until no other agent of this run of the job, on this node, can be alive.
@@ -119,13 +126,22 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             raise nonsense(str(error)) from None
         self._engine.post(event)
 
-    async def _check_job(self, hello: pb.AgentHello, uid: int) -> None:
+    async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
         asked_at = clock.monotonic()
         try:
-            _check_job(await self._lookup.job(hello.slurm_job_id), hello, uid)
+            self._judge_job(await self._lookup.job(hello.slurm_job_id), hello, caller)
         except (Dismissed, Refused):
             # That answer may be older than the job's last change.
-            _check_job(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, uid)
+            self._judge_job(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, caller)
+
+    def _judge_job(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
+        match found:
+            case Unknown():
+                raise try_again(f"Slurm doesn't tell about job {hello.slurm_job_id}: {found.reason}")
+            case Gone():
+                raise Dismissed(f"Slurm has no job {hello.slurm_job_id}")
+        self._must_be_agent(caller, found.user_id, f"job {found.id}")
+        _check_run(found, hello)
 
     async def _serve(
         self,
@@ -170,9 +186,7 @@ async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentH
     return hello, convert.status(second.status)
 
 
-def _check_gang(gang: Gang, hello: pb.AgentHello, uid: int) -> None:
-    if uid != gang.owner_uid:
-        raise not_permitted(f"gang {gang.id} belongs to uid {gang.owner_uid}, not to uid {uid}")
+def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
     if hello.slurm_job_id != gang.job:
         raise Dismissed(
             f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: submit anew with muster"
@@ -185,14 +199,7 @@ def _known(gang: Gang, hello: pb.AgentHello) -> bool:
     return hello.node in gang.members and hello.slurm_restart_count == gang.restart_count
 
 
-def _check_job(found: Job | Gone | Unknown, hello: pb.AgentHello, uid: int) -> None:
-    match found:
-        case Unknown():
-            raise try_again(f"Slurm doesn't tell about job {hello.slurm_job_id}: {found.reason}")
-        case Gone():
-            raise Dismissed(f"Slurm has no job {hello.slurm_job_id}")
-    if found.user_id != uid:
-        raise not_permitted(f"job {found.id} belongs to uid {found.user_id}, not to uid {uid}")
+def _check_run(found: Job, hello: pb.AgentHello) -> None:
     if hello.slurm_restart_count < found.restart_count:
         raise Dismissed(f"job {found.id} was started again (restart {found.restart_count}): this run of it is over")
     if hello.node not in found.nodes:

@@ -79,6 +79,17 @@ async def test_a_job_of_another_user_is_refused(tmp_path: Path) -> None:
     await world.close()
 
 
+async def test_a_gang_of_another_user_is_refused(world: World) -> None:
+    assert world.coordinator
+    owner = os.getuid() + 1
+    world.coordinator.engine.post(e.GangSubmitted("g1", 1, owner, "train", e.GangSpec(2, 1), "{}"))
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    refusal = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, f"gang g1 belongs to uid {owner}, not to uid {os.getuid()}")
+
+
 @pytest.mark.parametrize(
     ("node", "job", "words"),
     [

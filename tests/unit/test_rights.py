@@ -29,6 +29,10 @@ def test_a_gang_is_registered_and_run_by_its_owner_alone(uid: int, may: bool) ->
     assert RIGHTS.is_agent(_from(uid), OWNER) is may
 
 
+def test_an_agent_may_call_from_any_interface_of_its_node() -> None:
+    assert RIGHTS.is_agent(_from(OWNER, "192.0.2.7"), OWNER)
+
+
 @pytest.mark.parametrize(
     ("uid", "address", "may"),
     [(ROOT, "10.0.0.1", True), (ROOT, "10.0.0.2", False), (OWNER, "10.0.0.1", False), (OPERATOR, "10.0.0.1", False)],
