@@ -1,4 +1,4 @@
-"""The logs that the agents write, read piece by piece: `RUN_DIR/logs/gG/rankR.log`."""
+"""The logs that the agents of a gang write, read piece by piece: `FOLDER/gG/rankR.log`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _RANK = re.compile(r"rank(\d+)\.log")
 _PIECE = 1 << 20
 
 
-def generations(run_dir: str) -> list[int]:
-    """Those that have logs, ascending."""
-    return sorted(_numbered(Path(run_dir, "logs"), _GENERATION))
+def generations(folder: Path) -> list[int]:
+    """Those that have logs in the gang's folder (muster.daemon.agent.logs), ascending."""
+    return sorted(_numbered(folder, _GENERATION))
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
@@ -25,14 +25,14 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
 
 
 class Reader:
-    """What is new in the logs since the last look, in whole lines.
+    """What is new in a gang's folder of logs since the last look, in whole lines.
 
     `rank`: this one alone, unmarked; None: all, each line marked with generation and rank. From generation `first`
     on; with `only`, that one alone.
     """
 
-    def __init__(self, run_dir: str, rank: int | None, first: int, only: int | None = None) -> None:
-        self._folder = Path(run_dir, "logs")
+    def __init__(self, folder: Path, rank: int | None, first: int, only: int | None = None) -> None:
+        self._folder = folder
         self._rank, self._first, self._only = rank, first, only
         self._read: dict[Path, int] = {}
 

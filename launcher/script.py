@@ -87,22 +87,9 @@ def render(submission: Submission) -> str:
         ")",
         "export MUSTER_SPEC",
         "",
-        *_keep_older_logs(spec.run_dir),
-        "",
         _command(submission.agent),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _keep_older_logs(run_dir: str) -> list[str]:
-    """Generations count from 1 in each job: the logs of an earlier job in the same folder are put aside."""
-    logs = shlex.quote(f"{run_dir}/logs")
-    return [
-        "# The logs of an earlier job in this folder are kept aside; a requeued job goes on with its own.",
-        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] && [ -d {logs} ]; then',
-        f"    mv -- {logs} {logs}-before-$SLURM_JOB_ID",
-        "fi",
-    ]
 
 
 def _command(agent: str) -> str:

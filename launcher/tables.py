@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster.daemon.agent import logs
 from muster.v1.api_pb2 import GangView, NodeView, RankView, RecoveryView
 
 _COLOURS = {
@@ -74,7 +75,7 @@ def _facts(view: GangView) -> Table:
     table.add_row("generation", str(view.generation))
     table.add_row("step", f"{view.step}, committed {_committed(view)}")
     table.add_row("nodes", _roll(view))
-    table.add_row("logs", f"{view.run_dir}/logs/g{view.generation}")
+    table.add_row("logs", f"{logs.folder(view.run_dir, view.gang_id)}/g{view.generation}")
     return table
 
 

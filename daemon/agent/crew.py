@@ -111,7 +111,7 @@ class Crew:
     def start(self, step: Start, order: Order) -> None:
         """Start ranks; they are counted as alive from now on."""
         for rank, local_rank in step.places:
-            started = RankProcess(RankId(rank, local_rank, step.generation, self._job.run_dir), self._changed)
+            started = RankProcess(RankId(rank, local_rank, step.generation), self._changed)
             self._ranks[rank] = started
             if local_rank >= len(self._berths):
                 started.fail(f"the order places local rank {local_rank} on a node of {len(self._berths)}")
@@ -199,7 +199,7 @@ class Crew:
             self._job.run_dir,
         )
         with self._rank_socket(rank.id.rank, rank.id.generation) as sock:
-            where = (self._job.run_dir, rank.id.generation, rank.id.rank)
+            where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
             berth.warm.run_rank(rank.id.key, environment, where, sock.fileno())
 
     def _fail(self, rank: RankProcess, words: str) -> None:

@@ -1,4 +1,4 @@
-"""The agent's own log: lines to stderr (srun's output, while srun lives) and to a file in the run folder.
+"""The agent's own log: lines to stderr (srun's output, while srun lives) and to a file beside the ranks' logs.
 
 Both may hang (a pipe that nobody reads any more, shared storage that is away), so each has a thread of its own behind a
 bounded queue: the event loop never waits, lines are dropped instead.
@@ -11,6 +11,8 @@ import queue
 import sys
 import threading
 from pathlib import Path
+
+from muster.daemon.agent import logs
 
 _LINES = 10_000
 _LAST_S = 1.0
@@ -47,21 +49,22 @@ class _Behind(logging.Handler):
             self._handler.handle(record)
 
 
-def path(run_dir: str, node: str) -> Path:
-    """The agent's log on `node`."""
-    return Path(run_dir, "logs", "agents", f"{node}.log")
+def path(run_dir: str, gang: str, node: str) -> Path:
+    """The log of the gang's agent on `node`."""
+    return logs.folder(run_dir, gang) / "agents" / f"{node}.log"
 
 
-def start(level: str, run_dir: str, node: str) -> None:
+def start(level: str, run_dir: str, gang: str, node: str) -> None:
     """Begin to log. A run folder that can't be written is said on stderr, and fails the ranks later, with its
     reason.
     """
+    file = path(run_dir, gang, node)
     formatter = logging.Formatter(_FORMAT, "%H:%M:%S")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
         Path(run_dir, "logs").mkdir(exist_ok=True)  # the run folder itself must be there
-        path(run_dir, node).parent.mkdir(exist_ok=True)
-        handlers.append(logging.FileHandler(path(run_dir, node)))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(file))
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)
     for handler in handlers:

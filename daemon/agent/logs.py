@@ -1,5 +1,8 @@
-"""Where ranks write: one file per rank and generation under the run folder. Blocking: used by the warm process
-and by ranks, never by the agent, which shared storage may not hang.
+"""Where ranks write: one file per rank and generation, in the gang's own folder under the run folder. Blocking: used by
+the warm process and by ranks, never by the agent, which shared storage may not hang.
+
+Each gang has a folder of its own: generations count from 1 in each, and several jobs, one after the other or at the
+same time, may have one run folder.
 
 The kernel writes straight from the rank to the file: neither the agent nor srun stands in between.
 """
@@ -14,12 +17,17 @@ TAIL_BYTES = 4096
 _SPARE_BYTES = 1 << 20
 
 
-def path(run_dir: str, generation: int, rank: int) -> Path:
-    """The log of a rank; also what `muster logs` reads."""
-    return Path(run_dir, "logs", f"g{generation}", f"rank{rank}.log")
+def folder(run_dir: str, gang: str) -> Path:
+    """All logs of a gang; also what `muster logs` reads."""
+    return Path(run_dir, "logs", gang)
 
 
-def open_log(run_dir: str, generation: int, rank: int) -> int:
+def path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
+    """The log of a rank."""
+    return folder(run_dir, gang) / f"g{generation}" / f"rank{rank}.log"
+
+
+def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
     """Open (for appending) the log of a rank and return its descriptor.
 
     Raises:
@@ -30,7 +38,7 @@ def open_log(run_dir: str, generation: int, rank: int) -> int:
             errno.ENOENT, f"the run folder {run_dir} does not exist on this node: it must be on shared storage"
         )
     _must_have_space(Path(run_dir))
-    file = path(run_dir, generation, rank)
+    file = path(run_dir, gang, generation, rank)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _must_have_space(file.parent)
@@ -40,10 +48,10 @@ def open_log(run_dir: str, generation: int, rank: int) -> int:
         raise OSError(error.errno, words) from None
 
 
-def tail(run_dir: str, generation: int, rank: int) -> str:
+def tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     """The last lines (at most 4 kB) of a rank's log; empty where there is none."""
     try:
-        with path(run_dir, generation, rank).open("rb") as file:
+        with path(run_dir, gang, generation, rank).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             data = file.read(TAIL_BYTES)

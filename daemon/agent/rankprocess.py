@@ -15,12 +15,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RankId:
-    """Which rank this is, and where its log goes."""
+    """Which rank this is."""
 
     rank: int
     local_rank: int
     generation: int
-    run_dir: str
 
     @property
     def key(self) -> str:

@@ -138,7 +138,7 @@ class Gang:
 
     def log(self, rank: int, generation: int) -> Path:
         """Where the rank writes."""
-        return logs.path(str(self.folder), generation, rank)
+        return logs.path(str(self.folder), "g", generation, rank)
 
     def output(self, rank: int, generation: int) -> str:
         """What a rank has printed; nothing before it has started."""

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     spec = read_spec(options.spec)
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
     setting = _setting(options, spec, site)
-    journal.start(options.log_level, spec.run_dir, setting.own.node)
+    journal.start(options.log_level, spec.run_dir, setting.own.gang, setting.own.node)
     # Not asyncio.run: it waits for every task and thread, whatever they hang on; this process ends without.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

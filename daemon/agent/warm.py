@@ -47,8 +47,8 @@ Task = Callable[[], None]
 @dataclass
 class _Child:
     pid: int
-    # Of a rank: run folder, generation, rank.
-    log: tuple[str, int, int] | None = None
+    # Of a rank: run folder, gang, generation, rank.
+    log: tuple[str, str, int, int] | None = None
     ended: bool = False
     gone: bool = False
     reaped: bool = False

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _STOP_S = 2.0
 
-# Run folder, generation, rank: names the log (muster.daemon.agent.logs).
-RankLog = tuple[str, int, int]
+# Run folder, gang, generation, rank: names the log (muster.daemon.agent.logs).
+RankLog = tuple[str, str, int, int]
 
 # What a first DistributedDataParallel step imports late, torch._dynamo above all (0.7 s), beside torch itself.
 PRELOAD = (

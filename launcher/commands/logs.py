@@ -1,6 +1,6 @@
 """`muster logs [-f] [--rank R] [--generation G] JOB`: what the ranks wrote, read from the run folder.
 
-The agents write one file for each rank and generation (`RUN_DIR/logs/gG/rankR.log`); nothing is asked of the nodes.
+Agents write one file for each rank and generation (`RUN_DIR/logs/GANG/gG/rankR.log`); nothing is asked of the nodes.
 Several ranks are told apart by a prefix. Following goes on into the next generation, and ends with the job.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 
+from muster.daemon.agent import logs
 from muster.launcher.command import Command, connect, load_site, say_away
 from muster.launcher.coordinator import Coordinator, gang_ref
 from muster.launcher.errors import WrongInput
@@ -30,7 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
         view = await coordinator.describe(gang_ref(options.job))
-        reader = Reader(view.run_dir, options.rank, _first(options, view), options.generation)
+        reader = Reader(_folder(view), options.rank, _first(options, view), options.generation)
         found = _copy(reader, to_end=not options.follow)
         if options.follow:
             await _follow(coordinator, view, reader)
@@ -42,10 +44,14 @@ async def _run(options: argparse.Namespace) -> int:
 COMMAND = Command("logs", "show what a job's ranks wrote", _arguments, _run)
 
 
+def _folder(view: GangView) -> Path:
+    return logs.folder(view.run_dir, view.gang_id)
+
+
 def _first(options: argparse.Namespace, view: GangView) -> int:
     if options.generation is not None:
         return int(options.generation)
-    return 0 if options.all else max(generations(view.run_dir), default=0)
+    return 0 if options.all else max(generations(_folder(view)), default=0)
 
 
 def _copy(reader: Reader, *, to_end: bool = False) -> bool:
@@ -77,6 +83,6 @@ async def _end(coordinator: Coordinator, view: GangView) -> None:
 def _nothing(options: argparse.Namespace, view: GangView) -> WrongInput:
     what = "" if options.rank is None else f" of rank {options.rank}"
     what += "" if options.generation is None else f" in generation {options.generation}"
-    known = ", ".join(map(str, generations(view.run_dir)))
+    known = ", ".join(map(str, generations(_folder(view))))
     hint = f"generations with logs: {known}" if known else f"the job is {view.phase}; see muster status {options.job}"
-    return WrongInput(f"there are no logs{what} under {view.run_dir}/logs (must be seen from this host)", hint)
+    return WrongInput(f"there are no logs{what} under {_folder(view)} (must be seen from this host)", hint)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from muster.daemon import clock
+from muster.daemon.agent import logs
 from muster.daemon.identity import SecretCredentials
 from muster.launcher.command import note
 from muster.launcher.coordinator import Coordinator, gang_ref
@@ -33,7 +34,7 @@ class LocalRun:
     def __init__(self, cluster: LocalCluster, gang: str, run_dir: str, planned: list[Fault]) -> None:
         self._cluster, self._gang = cluster, gang
         self._planned = planned
-        self._reader = Reader(run_dir, 0, 0)
+        self._reader = Reader(logs.folder(run_dir, gang), 0, 0)
         self._view = GangView()
         self._ran_at = 0.0
 

@@ -171,7 +171,7 @@ class Training:
 
     def steps(self, generation: int, rank: int = 0) -> list[tuple[int, float]]:
         """(step, seconds) that the rank printed in that generation, in order."""
-        path = self.folder / "logs" / f"g{generation}" / f"rank{rank}.log"
+        path = self.folder / "logs" / str(self.view["gang_id"]) / f"g{generation}" / f"rank{rank}.log"
         text = path.read_text(errors="replace") if path.exists() else ""
         return [(int(n), float(s)) for n, s in re.findall(r"^step (\d+) loss \S+ (\S+) s$", text, re.M)]
 

@@ -55,8 +55,8 @@ class Harness:
         log = logs.path(*self._where(key))
         return log.read_text() if log.exists() else ""
 
-    def _where(self, key: str) -> tuple[str, int, int]:
-        return str(self.folder), int(key.removeprefix("run")), 0
+    def _where(self, key: str) -> tuple[str, str, int, int]:
+        return str(self.folder), "g", int(key.removeprefix("run")), 0
 
     async def until(self, word: str, key: str = "") -> Message:
         async with asyncio.timeout(20):

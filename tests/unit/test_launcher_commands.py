@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from muster.daemon.agent import logs
 from muster.daemon.coordinator.scripted_world import NODES, World
 from muster.daemon.identity import SecretCredentials
 from muster.daemon.site import Site
@@ -212,13 +213,32 @@ async def test_events_are_one_line_each(world: World, capsys: pytest.CaptureFixt
     assert [r["sentinel"] for r in records] == [False] * len(lines) + [True]
 
 
+def gang_of(world: World, job: int) -> str:
+    assert world.coordinator
+    return next(gang.id for gang in world.coordinator.engine.core.ledger.gangs.values() if gang.job == job)
+
+
+async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [await queue(world, tmp_path), await queue(world, tmp_path)]
+    outputs(capsys)
+    for job in jobs:
+        log = logs.path(str(tmp_path / "run"), gang_of(world, job), 1, 0)
+        log.parent.mkdir(parents=True)
+        log.write_text(f"job {job}\n")
+    for job in jobs:
+        assert await muster(world, "logs", str(job)) == 0
+        assert outputs(capsys)[0] == f"g1 rank 0: job {job}\n"
+
+
 async def test_logs_come_from_the_run_folder(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = await queue(world, tmp_path)
     outputs(capsys)
     with pytest.raises(WrongInput, match="there are no logs"):
         await muster(world, "logs", str(job))
     for generation in (1, 2):
-        folder = tmp_path / "run" / "logs" / f"g{generation}"
+        folder = tmp_path / "run" / "logs" / gang_of(world, job) / f"g{generation}"
         folder.mkdir(parents=True)
         for rank in (0, 1):
             (folder / f"rank{rank}.log").write_text(f"hello {generation} {rank}\nunended")

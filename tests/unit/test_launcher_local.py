@@ -162,7 +162,7 @@ def test_the_scripts_failure_is_the_runs(tmp_path: Path) -> None:
     assert status != 0
     assert "exited with 7: cannot go on" in err
     assert "are kept in" in err
-    logs = (tmp_path / "kept" / "logs").glob("g*/rank*.log")
+    logs = (tmp_path / "kept" / "logs").glob("local-*/g*/rank*.log")
     assert "cannot go on\n" in {log.read_text() for log in logs}
     assert run.left() == []
 
