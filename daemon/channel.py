@@ -1,7 +1,9 @@
 """The one place where gRPC channels and servers are made.
 
 Every call carries a credential (metadata `muster-credential`), made for that call and checked before the
-handler runs. A call without a valid one ends UNAUTHENTICATED with a sentence that says why; where munged
+handler runs. `open_channel` sees to it; a call that streams both ways is opened with `proof` as its metadata, since
+gRPC's interceptor of such calls costs a task and a queue for every message, and leaves them pending when the other side
+dies. A call without a valid one ends UNAUTHENTICATED with a sentence that says why; where munged
 does not answer, the call ends UNAVAILABLE at the side that lacks it, like any other fault of a host that
 may pass. Handlers ask `muster.daemon.identity.current_caller()`; what the caller may do is
 `muster.daemon.rights`.
@@ -75,7 +77,8 @@ class CannotListen(OSError):
 def open_channel(
     address: str, credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
 ) -> grpc.aio.Channel:
-    """A channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before a call.
+    """A channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before a call. A call that
+    streams both ways must be given `proof`.
 
     A credential that can't be made within `identity_deadline_s` ends the call UNAVAILABLE.
     """
@@ -84,7 +87,6 @@ def open_channel(
         _UnaryUnary(prove),
         _UnaryStream(prove),
         _StreamUnary(prove),
-        _StreamStream(prove),
     ]
     return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS, interceptors=interceptors)
 
@@ -132,20 +134,27 @@ async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
         raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
 
 
-async def _prove(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
-    """The call's details with a fresh credential.
+async def proof(
+    credentials: Credentials, method: str, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
+) -> grpc.aio.Metadata:
+    """Metadata with a fresh credential, good for one call of `method` ("/muster.v1.PeerService/Link").
 
     Raises:
         grpc.aio.AioRpcError: UNAVAILABLE, none can be made: as for any other thing that is away for now.
     """
-    method = details.method.decode() if isinstance(details.method, bytes) else details.method
     try:
-        token = await _in_thread(lambda: credentials.issue(method), deadline_s)
+        token = await _in_thread(lambda: credentials.issue(method), identity_deadline_s)
     except IdentityUnavailable as error:
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), (KEY, token))
-    return details._replace(metadata=metadata)
+    return grpc.aio.Metadata((KEY, token))
+
+
+async def _prove(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
+    """The call's details with a fresh credential; raises as `proof`."""
+    method = details.method.decode() if isinstance(details.method, bytes) else details.method
+    proved = await proof(credentials, method, identity_deadline_s=deadline_s)
+    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *proved))
 
 
 class _Prover:
@@ -167,11 +176,6 @@ class _UnaryStream(_Prover, grpc.aio.UnaryStreamClientInterceptor):  # type: ign
 
 class _StreamUnary(_Prover, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await continuation(await self._prove(client_call_details), request_iterator)
-
-
-class _StreamStream(_Prover, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
-    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return await continuation(await self._prove(client_call_details), request_iterator)
 
 

@@ -115,7 +115,7 @@ class Agent:
         self._service = PeerService(setting.own, self._keeper, lambda: self._order)
         self._neighbours = Neighbourhood(
             setting.own,
-            self._channels.dial,
+            self._channels.link,
             Consequences(self._coordinator_contact, self._worried, self._accuse, self._end_ranks),
         )
 

@@ -21,7 +21,7 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import open_channel, proof
 from muster.daemon.identity import Credentials
 from muster.v1.agent_pb2 import (
     AgentHello,
@@ -43,6 +43,7 @@ _DEAF_S = 16.0
 _BACKOFF_S = (0.05, 1.0)
 _REFUSED_S = 5.0
 _SAY_S = 10.0
+_ATTACH = "/muster.v1.AgentService/Attach"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 
 
@@ -108,13 +109,10 @@ class Attachment:
     async def _attach_once(self) -> float:
         """One stream from its opening to its end; returns how long to wait before the next."""
         async with open_channel(self._address, self._credentials) as channel:
-            call: Any = AgentServiceStub(channel).Attach()  # type: ignore[call-arg]
             self._deaf = False
-            writing = asyncio.ensure_future(self._write(call))
             try:
-                async for message in call:
-                    self._backoff = _BACKOFF_S[0]
-                    self._take(message)
+                metadata = await proof(self._credentials, _ATTACH)
+                await self._talk(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
                 return self._pause("the coordinator has ended the stream")
             except asyncio.CancelledError:
                 if not self._deaf:
@@ -125,10 +123,17 @@ class Attachment:
                     self._pause(f"the coordinator refuses this agent: {error.details()}", loud=True)
                     return _REFUSED_S
                 return self._pause(f"{error.code().name}: {error.details()}")
-            finally:
-                # Not awaited: a cancellation of this task that came meanwhile would be lost in it.
-                writing.cancel()
-                call.cancel()
+
+    async def _talk(self, call: Any) -> None:
+        writing = asyncio.ensure_future(self._write(call))
+        try:
+            async for message in call:
+                self._backoff = _BACKOFF_S[0]
+                self._take(message)
+        finally:
+            # Not awaited: a cancellation of this task that came meanwhile would be lost in it.
+            writing.cancel()
+            call.cancel()
 
     def _pause(self, why: str, *, loud: bool = False) -> float:
         now = clock.monotonic()

@@ -18,7 +18,7 @@ from muster.daemon.probe import Door, knock
 from muster.v1.peer_pb2 import LinkPing, LinkPong
 
 if TYPE_CHECKING:
-    from muster.daemon.agent.peers import Dial
+    from muster.daemon.agent.peers import OpenLink
 
 _AGAIN_S = 0.1
 
@@ -51,13 +51,13 @@ class Link:
     closed: the last connection was closed from the other side, and none was accepted since.
     """
 
-    def __init__(self, ends: Ends, dial: Dial, hooks: Hooks) -> None:
+    def __init__(self, ends: Ends, open_link: OpenLink, hooks: Hooks) -> None:
         self.ends = ends
         self.period = silence.PING_S
         self.contact = clock.monotonic()
         self.answered = False
         self.closed = False
-        self._dial = dial
+        self._open_link = open_link
         self._hooks = hooks
         self._seqs = itertools.count(1)
         self._sent: dict[int, float] = {}
@@ -76,20 +76,19 @@ class Link:
 
     async def _run(self) -> None:
         while True:
-            pinging: asyncio.Task[None] | None = None
             self.answered = False
-            call: Any = self._dial(self.ends.address).Link()  # type: ignore[call-arg]
-            try:
-                pinging = asyncio.ensure_future(self._ping(call))
-                async for pong in call:
-                    self._answered(pong)
-            except grpc.aio.AioRpcError:
-                pass
-            finally:
-                if pinging is not None:
-                    pinging.cancel()
-                call.cancel()
+            with suppress(grpc.aio.AioRpcError):
+                await self._talk(await self._open_link(self.ends.address))
             await self._after_end()
+
+    async def _talk(self, call: Any) -> None:
+        pinging = asyncio.ensure_future(self._ping(call))
+        try:
+            async for pong in call:
+                self._answered(pong)
+        finally:
+            pinging.cancel()
+            call.cancel()
 
     async def _ping(self, call: Any) -> None:
         self._sent.clear()

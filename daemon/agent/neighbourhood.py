@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from muster.daemon import clock
 from muster.daemon.agent import silence
 from muster.daemon.agent.link import Ends, Hooks, Link
-from muster.daemon.agent.peers import Dial, Self
+from muster.daemon.agent.peers import OpenLink, Self
 from muster.daemon.bargain import SILENT_S
 from muster.v1.agent_pb2 import DUTY_RUN, Accusation, Order, Silence
 from muster.v1.peer_pb2 import LinkPong
@@ -53,9 +53,9 @@ class _Memory:
 class Neighbourhood:
     """The links of one agent. `enlist` with each order; `run` for as long as the agent lives."""
 
-    def __init__(self, own: Self, dial: Dial, consequences: Consequences) -> None:
+    def __init__(self, own: Self, open_link: OpenLink, consequences: Consequences) -> None:
         self._own = own
-        self._dial = dial
+        self._open_link = open_link
         self._do = consequences
         self._links: dict[str, Link] = {}
         self._addresses: dict[str, str] = {}
@@ -148,7 +148,7 @@ class Neighbourhood:
         hooks = Hooks(lambda: self._generation, self._pong, self._closed)
         for node in wanted - set(self._links):
             ends = Ends(self._own.gang, self._own.node, node, self._addresses[node])
-            self._links[node] = Link(ends, self._dial, hooks)
+            self._links[node] = Link(ends, self._open_link, hooks)
         for node, link in self._links.items():
             calm = silence.PING_S if node in self._circle.neighbours else _SELDOM_S
             link.hurry(silence.WIDE_PING_S if wide else calm)

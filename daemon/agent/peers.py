@@ -5,7 +5,7 @@ Callers must be the gang's owner (this process's own uid); probes are answered t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon import clock
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import open_channel, proof
 from muster.daemon.identity import Credentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
@@ -60,6 +60,15 @@ class Channels:
         if address not in self._channels:
             self._channels[address] = open_channel(address, self._credentials)
         return peer_pb2_grpc.PeerServiceStub(self._channels[address])
+
+    async def link(self, address: str) -> Any:
+        """Open PeerService.Link to the agent at `address`: a call to write pings to and to read pongs from.
+
+        Raises:
+            grpc.aio.AioRpcError: no credential can be made now.
+        """
+        metadata = await proof(self._credentials, "/muster.v1.PeerService/Link")
+        return self.dial(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
 
     async def close(self) -> None:
         """Close them all."""
@@ -149,4 +158,5 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
         return reply
 
 
-Dial = Callable[[str], "PeerServiceAsyncStub"]
+OpenLink = Callable[[str], Awaitable[Any]]
+"""See Channels.link."""

@@ -10,9 +10,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from muster.daemon import clock
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import open_channel, proof
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.journal import Journal, Record
@@ -157,7 +158,9 @@ class World:
         """The node's daemon attaches and tells of an Xid; returns once the coordinator has taken it."""
         await self.live()
         async with open_channel(self.address, self.credentials) as channel:
-            call = node_pb2_grpc.NodeServiceStub(channel).Attach()  # type: ignore[call-arg]  # written to below
+            metadata = await proof(self.credentials, "/muster.v1.NodeService/Attach")
+            stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+            call = stub.Attach(metadata=metadata)
             hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")
             await call.write(node_pb2.NodeMessage(hello=hello))
             await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind="xid", code=code, text="NVRM: Xid")))

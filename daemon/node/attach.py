@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import open_channel, proof
 from muster.daemon.identity import Credentials
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensor import Observation
@@ -110,7 +110,8 @@ class Attachment:
         """
         self._outbox.rewind()
         exchange = _Exchange()
-        call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, exchange))
+        metadata = await proof(self._credentials, "/muster.v1.NodeService/Attach")
+        call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, exchange), metadata=metadata)
         try:
             allowed, first = self._patience.hello_s, True
             while True:

@@ -11,12 +11,22 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from muster.daemon.channel import KEY, MESSAGE_BYTES, CannotListen, address_of, bind, make_server, open_channel
+from muster.daemon.channel import (
+    KEY,
+    MESSAGE_BYTES,
+    CannotListen,
+    address_of,
+    bind,
+    make_server,
+    open_channel,
+    proof,
+)
 from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.common_pb2 import PingReply, PingRequest
 
 KINDS = ("Offer", "Put", "Fetch", "Link")
+LINK = "/muster.v1.PeerService/Link"
 
 
 def _caller() -> str:
@@ -101,15 +111,20 @@ async def _call(channel: grpc.aio.Channel, kind: str, metadata: Any = None) -> l
     return [answer.seq async for answer in stub.Link(pings, metadata=metadata)]
 
 
+async def _proved(channel: grpc.aio.Channel, credentials: Credentials, kind: str) -> list[Any]:
+    """As `_call`, with a credential: a call that streams both ways is opened with one, others get it on their way."""
+    return await _call(channel, kind, await proof(credentials, LINK) if kind == "Link" else None)
+
+
 async def test_each_kind_of_call_knows_its_caller(
     served: Served, credentials: SecretCredentials, tmp_path: Path
 ) -> None:
     me = f"{(tmp_path / 'secret').stat().st_uid}@127.0.0.1"
     async with open_channel(served.address, credentials) as channel:
-        assert await _call(channel, "Offer") == [me]
-        assert await _call(channel, "Put") == [f"{me} 3"]
-        assert await _call(channel, "Fetch") == [me] * 3
-        assert await _call(channel, "Link") == [4, 5]
+        assert await _proved(channel, credentials, "Offer") == [me]
+        assert await _proved(channel, credentials, "Put") == [f"{me} 3"]
+        assert await _proved(channel, credentials, "Fetch") == [me] * 3
+        assert await _proved(channel, credentials, "Link") == [4, 5]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,7 +163,8 @@ async def test_health_is_told_to_anyone(served: Served) -> None:
 
 async def test_a_stream_goes_both_ways_at_once(served: Served, credentials: SecretCredentials) -> None:
     async with open_channel(served.address, credentials) as channel:
-        call: Any = peer_pb2_grpc.PeerServiceStub(channel).Link()  # type: ignore[call-arg]
+        stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+        call = stub.Link(metadata=await proof(credentials, LINK))
         for seq in (1, 2, 3):
             await call.write(peer_pb2.LinkPing(seq=seq))
             assert (await call.read()).seq == seq
@@ -178,7 +194,7 @@ class Absent:
 async def test_without_munge_at_the_caller_a_call_is_unavailable(served: Served, kind: str) -> None:
     async with open_channel(served.address, Absent()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await _call(channel, kind)
+            await _proved(channel, Absent(), kind)
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, "no munged here")
     assert isinstance(refused.value.__cause__, IdentityUnavailable)
 
@@ -212,7 +228,7 @@ async def test_a_stuck_munge_at_the_caller_holds_up_nothing_else(
     async with open_channel(served.address, stuck, identity_deadline_s=0.2) as dull:
         call = asyncio.ensure_future(_call(dull, "Offer"))
         async with open_channel(served.address, credentials) as channel:
-            assert await _call(channel, "Link") == [4, 5]
+            assert await _proved(channel, credentials, "Link") == [4, 5]
         with pytest.raises(grpc.aio.AioRpcError, match=r"munged has not answered for 0\.2 s") as refused:
             await call
     stuck.let_go.set()

@@ -16,7 +16,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import open_channel, proof
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.states import Verdict
@@ -27,6 +27,7 @@ from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.coordinator.streams import MUTE_S, AgentStream
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
+_NODE_ATTACH = "/muster.v1.NodeService/Attach"
 REF = api_pb2.GangRef(slurm_job_id=1)
 
 
@@ -216,7 +217,8 @@ async def test_a_stream_speaks_or_ends_or_is_mute() -> None:
 
 async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World) -> None:
     async with open_channel(world.address, world.credentials) as channel:
-        call = node_pb2_grpc.NodeServiceStub(channel).Attach()  # type: ignore[call-arg]
+        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+        call = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
         await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
         first = await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
@@ -445,11 +447,11 @@ async def test_the_stream_of_a_lost_node_is_ended_and_is_no_news(world: World) -
 async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: World) -> None:
     hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
     async with open_channel(world.address, world.credentials) as channel:
-        stub = node_pb2_grpc.NodeServiceStub(channel)
-        first = stub.Attach()  # type: ignore[call-arg]
+        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+        first = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
         await first.write(hello)
         await first.read()
-        second = stub.Attach()  # type: ignore[call-arg]
+        second = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
         await second.write(hello)
         await second.read()
         assert await asyncio.wait_for(first.read(), DEADLINE_S) is grpc.aio.EOF

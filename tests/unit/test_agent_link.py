@@ -1,0 +1,47 @@
+"""A link to another agent that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.daemon.agent.link import Ends, Hooks, Link
+from muster.daemon.agent.peers import Channels, PeerService, Self
+from muster.daemon.channel import bind, make_server
+from muster.daemon.identity import SecretCredentials
+from muster.v1 import peer_pb2_grpc
+
+
+async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = SecretCredentials.create(tmp_path / "secret")
+    before, keeper = asyncio.all_tasks(), _no_keeper()
+    server = make_server(credentials)
+    service = PeerService(Self("g", "n1", "a", os.getuid()), keeper, lambda: None)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    channels, answered, closed = Channels(credentials), asyncio.Event(), asyncio.Event()
+    hooks = Hooks(lambda: 0, lambda node, pong: answered.set(), lambda node: closed.set())
+    link = Link(Ends("g", "n0", "n1", address), channels.link, hooks)
+    async with asyncio.timeout(20):
+        await answered.wait()
+        await server.stop(None)
+        await closed.wait()
+    link.stop()
+    await channels.close()
+    mine = asyncio.all_tasks() - before
+    await asyncio.wait(mine, timeout=20)
+    gc.collect()
+    assert not [task for task in mine if not task.done()]
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def _no_keeper() -> Any:
+    return None
