@@ -148,7 +148,7 @@ class Cluster:
     def kill(self, process: subprocess.Popen[str]) -> None:
         """Kill what `popen` started, with its children, and leave its output to whoever reads it."""
         # nsenter forks: killing it alone would leave the command running.
-        self.engine.host("kill", "-KILL", "--", f"-{process.pid}")
+        self.engine.kill(-process.pid)
 
     def logs(self, host: str, service: str = "*") -> str:
         """The log files of `host` (of one service, or of all of them one after another)."""

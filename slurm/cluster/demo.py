@@ -38,6 +38,7 @@ class Stage:
     view: View = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     faults: list[tuple[str, float, int]] = field(default_factory=list)
+    room: int = 1000  # lines of the timeline that the screen has room for: the newest
 
     def say(self, words: str, at: float | None = None) -> None:
         """Add a line to the timeline."""
@@ -55,7 +56,7 @@ class Stage:
         return Group(
             Panel(head, title=title, title_align="left"),
             _nodes(self.view),
-            Panel("\n".join(self.lines), title="timeline"),
+            Panel(Text("\n".join(self.lines[-self.room :])), title="timeline"),
         )
 
 
@@ -71,7 +72,7 @@ def _nodes(view: View) -> Table:
         verdict = node.get("verdict", "FIT")
         role = node.get("role", "")
         what = f"rank {ranks[node['node']]}" if role == "rank" and node["node"] in ranks else role
-        cells.append(Text(f"{node['node']:>3} {what:<7} {verdict}", style=COLOURS.get(verdict, "bold red")))
+        cells.append(Text(f"{node['node']:>2} {what:<6} {verdict}", style=COLOURS.get(verdict, "bold red")))
     for at in range(0, len(cells), 5):
         table.add_row(*cells[at : at + 5])
     return table
@@ -136,16 +137,17 @@ def main() -> int:
     """Exit status: the job's own; 1 if the demo could not be played; 130 after Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console()
-    stage = Stage()
+    stage = Stage(room=max(4, console.height - 12) if console.is_terminal else 1000)
     try:
         with Cluster.up(ClusterSpec(nodes=10)) as cluster, Live(stage, console=console, refresh_per_second=4):
             stage.say("a Slurm cluster of 10 nodes, 1 controller and 1 login container is up")
             status = play(stage, cluster)
+            stage.room = 1000
     except KeyboardInterrupt:
         console.print("interrupted: the cluster is gone")
         return 130
     except (EngineError, WaitTimeout, TimeoutError) as error:
-        console.print(f"[bold red]the demo failed:[/] {error}")
+        console.print(f"the demo failed: {error}", style="bold red", markup=False)
         return 1
     for what, seconds, _ in stage.faults:
         console.print(f"{what}: training again after {seconds:.2f} s")

@@ -98,6 +98,13 @@ class Engine:
         """Run a command on the host as root (links, namespaces)."""
         return _finish(self.host_argv(*args), None, timeout)
 
+    def kill(self, pid: int) -> Outcome:
+        """SIGKILL to the host's process `pid`, to its whole group where negative.
+
+        By the shell: /bin/kill is of procps, which a minimal system lacks.
+        """
+        return self.host("sh", "-c", 'kill -s KILL -- "$1"', "kill", str(pid))
+
     def host_call(self, argv: Sequence[str], stdin: bytes | None = None, timeout: float = 60.0) -> Outcome:
         """Run a full command line made by `host_argv`; `timeout` in seconds."""
         return _finish(argv, stdin, timeout)
@@ -143,7 +150,8 @@ def _finish(argv: Sequence[str], stdin: bytes | None, timeout: float) -> Outcome
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"`{' '.join(argv)}` was not done after {timeout:g} s") from error
     except FileNotFoundError as error:
-        raise EngineError(f"{argv[0]} is not installed; {INSTALL_HINT}") from error
+        hint = INSTALL_HINT if argv[0] in ("podman", "docker") else "the test cluster needs it on this host"
+        raise EngineError(f"{argv[0]} is not installed; {hint}") from error
     return Outcome(tuple(argv), done.returncode, _text(done.stdout), _text(done.stderr))
 
 

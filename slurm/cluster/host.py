@@ -95,7 +95,7 @@ class Process:
     def kill(self) -> float:
         """SIGKILL to every process of the container, and wait for their end; the wall-clock time just before it."""
         at = time.time()
-        self.engine.host("kill", "-KILL", str(self.pid)).checked()
+        self.engine.kill(self.pid).checked()
         # The kernel ends the others before the first one: a matter of milliseconds, unless they are frozen.
         while self.alive and time.time() - at < 5:
             time.sleep(0.001)

@@ -94,13 +94,20 @@ def remove_cluster(engine: Engine, name: str) -> None:
     An interrupt waits until it is done (two seconds or so): half a removal is worse than none.
     """
     with _undisturbed():
-        _remove_containers(engine, name)
-        networks = engine.call("network", "ls", "--filter", f"label={LABEL}={name}", "--format", "{{.Name}}")
-        for network in networks.checked().split():
-            engine.call("network", "rm", network).checked()
-        folder = clusters_dir() / check_name(name)
-        if folder.exists():
-            engine.host("rm", "-rf", str(folder)).checked()
+        try:
+            _remove_all(engine, check_name(name))
+        except EngineError as error:
+            raise EngineError(f"a part of cluster {name} is left, `make cluster-down` removes it: {error}") from error
+
+
+def _remove_all(engine: Engine, name: str) -> None:
+    _remove_containers(engine, name)
+    networks = engine.call("network", "ls", "--filter", f"label={LABEL}={name}", "--format", "{{.Name}}")
+    for network in networks.checked().split():
+        engine.call("network", "rm", network).checked()
+    folder = clusters_dir() / name
+    if folder.exists():
+        engine.host("rm", "-rf", str(folder)).checked()
 
 
 def _remove_containers(engine: Engine, name: str) -> None:

@@ -1,18 +1,21 @@
 #!/bin/sh
-# Installs on this host what the test cluster needs and lacks, through apt-get (Debian and Ubuntu).
+# Installs on this host what the test cluster needs and lacks, through apt-get (Debian and Ubuntu);
+# where packages are named, these and nothing else.
 # Does nothing where everything is there already; a docker that answers is used as it is.
 set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
-missing=""
+missing="${*:+ $*}"
 need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
-need mmdebstrap mmdebstrap
-need ip iproute2
-[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
-if [ "${MUSTER_ENGINE:-podman}" = podman ] && { command -v podman >/dev/null 2>&1 || ! docker version >/dev/null 2>&1; }; then
-    need podman podman
-    need runc runc
-    [ -e /usr/lib/podman/netavark ] || missing="$missing netavark"
-    need iptables iptables
+if [ $# -eq 0 ]; then
+    need mmdebstrap mmdebstrap
+    need ip iproute2
+    [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
+    if [ "${MUSTER_ENGINE:-podman}" = podman ] && { command -v podman >/dev/null 2>&1 || ! docker version >/dev/null 2>&1; }; then
+        need podman podman
+        need runc runc
+        [ -e /usr/lib/podman/netavark ] || missing="$missing netavark"
+        need iptables iptables
+    fi
 fi
 [ -n "$missing" ] || exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
@@ -20,7 +23,13 @@ if ! command -v apt-get >/dev/null 2>&1; then
     exit 1
 fi
 root=""
-[ "$(id -u)" -eq 0 ] || root="sudo"
+if [ "$(id -u)" -ne 0 ]; then
+    root="sudo"
+    if ! command -v sudo >/dev/null 2>&1; then
+        echo "host-setup: this takes root or sudo; install as root:$missing" >&2
+        exit 1
+    fi
+fi
 echo "host-setup: installing$missing" >&2
 $root apt-get -qq update
 # shellcheck disable=SC2086 -- a list of package names
