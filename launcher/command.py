@@ -81,5 +81,6 @@ def complain(error: LauncherError) -> None:
 
 def console(*, stderr: bool = False) -> Console:
     """Where tables go. Where that is no terminal, lines are as long as they need to be."""
-    plain = Console(highlight=False, stderr=stderr)
-    return plain if plain.is_terminal else Console(highlight=False, width=200, stderr=stderr)
+    # No markup: reasons quote what ranks wrote, brackets too.
+    plain = Console(highlight=False, markup=False, stderr=stderr)
+    return plain if plain.is_terminal else Console(highlight=False, markup=False, width=200, stderr=stderr)

@@ -45,6 +45,10 @@ class Fault:
     rank: int = -1
     code: int = 79
 
+    def __str__(self) -> str:
+        """As it was asked for, without what it hits."""
+        return f"{self.kind}@step={self.step}" if self.step >= 0 else f"{self.kind}@time={self.time}"
+
     def is_due(self, step: int, running_s: float) -> bool:
         """After `step` finished steps, `running_s` seconds after the gang first ran."""
         return 0 <= self.step <= step or 0 <= self.time <= running_s
@@ -88,6 +92,12 @@ def parse(text: str) -> Fault:
     if wrong := [f"{key}={value}" for key, value in numbers.items() if not value.isdecimal()]:
         raise argparse.ArgumentTypeError(f"{text!r}: {' '.join(wrong)} must be a whole number, 0 or more")
     return Fault(Kind(kind), **{key: int(value) for key, value in numbers.items()}, node=settings.get("node", ""))
+
+
+def missed(fault: Fault, step: int) -> str:
+    """What to say of a fault that was not due before the gang ended after `step` finished steps."""
+    hint = "; a script without the three lines declares none: give time=SECONDS" if step == 0 < fault.step else ""
+    return f"{fault} did not strike: the gang ended after {step} declared steps{hint}"
 
 
 def due(faults: Sequence[Fault], view: GangView, running_s: float) -> list[Hit]:

@@ -59,6 +59,8 @@ class LocalRun:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._copy(to_end=True)
+        for fault in self._planned:
+            note(f"{_EVENT}{faults.missed(fault, self._view.step)}")
         return self._view
 
     async def _begin(self, coordinator: Coordinator) -> None:

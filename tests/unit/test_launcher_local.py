@@ -18,7 +18,7 @@ from muster.daemon.channel import bind, make_server
 from muster.daemon.identity import SecretCredentials
 from muster.launcher.errors import WrongInput
 from muster.launcher.local.cluster import LocalCluster
-from muster.launcher.local.faults import Fault, Kind, due, parse
+from muster.launcher.local.faults import Fault, Kind, due, missed, parse
 from muster.launcher.local.run import check_faults
 from muster.v1.api_pb2 import GangView, RankView
 from muster.v1.common_pb2 import JobSpec
@@ -67,6 +67,15 @@ def test_a_fault_is_due_when_its_step_is_finished_and_the_gang_runs() -> None:
     assert not due([fault], view(10, "RECOVERING"), 1.0)
     [hit] = due([fault], view(11), 1.0)
     assert (hit.node, hit.rank) == ("n1", 3)
+
+
+def test_a_fault_that_never_was_due_is_named() -> None:
+    assert (
+        missed(Fault(Kind.KILL_NODE, 10), 7)
+        == "kill-node@step=10 did not strike: the gang ended after 7 declared steps"
+    )
+    assert "give time=SECONDS" in missed(Fault(Kind.KILL_NODE, 10), 0)
+    assert missed(Fault(Kind.KILL_RANK, time=5), 0).startswith("kill-rank@time=5 did not strike")
 
 
 def test_a_fault_is_due_when_its_time_has_come() -> None:
