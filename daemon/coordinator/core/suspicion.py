@@ -298,10 +298,9 @@ def remove(gt: GangTurn, member: Member, reason: str, alive: bool) -> None:
 def fence(gt: GangTurn, cause: str, hardware: bool, suspected_at: float, not_on: str = "") -> None:
     """Order every rank of the running generation ended."""
     gang = gt.gang
+    step = max(gt.seen.step, gang.version.step if gang.version else 0)  # its first report may not have come yet
     gt.turn.record(
-        f.GenerationFenced(
-            gang.id, gang.generation, cause, hardware, store_node(gt, not_on), gt.seen.step, suspected_at
-        )
+        f.GenerationFenced(gang.id, gang.generation, cause, hardware, store_node(gt, not_on), step, suspected_at)
     )
 
 
