@@ -3,11 +3,15 @@
 The leader of a generation is the agent of rank 0's node. What a version's fate is, everyone learns from its notice:
 committed, so that all that is older goes; or void, because some rank has no snapshot of it, so that its slots are free,
 and those of what is older and not committed.
+
+The version that a generation starts from was committed by an earlier one, and a copy of it may have gone with a node.
+Until the generation has committed a version itself, that is all there is: it is brought to its second copy again.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -27,6 +31,10 @@ log = logging.getLogger(__name__)
 NOTICE_TIMEOUT_S = 2.0
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
+SETTLED_S = 1.0
+"""How long a generation is left alone after its first step. Where it keeps every step it has committed one by then,
+and no bytes of the version before need to travel."""
+
 
 class Agreement:
     """One node's part in it.
@@ -35,7 +43,7 @@ class Agreement:
         gang_id, node: who speaks.
         shelf: where shards stand; what is settled goes from it.
         dial: a stub for a peer's address.
-        spawn: runs a coroutine beside, on behalf of a generation: it is cancelled when that is fenced.
+        spawn: runs a coroutine beside, as a task, on behalf of a generation: it is cancelled when that is fenced.
         settled: called when a version's fate is known.
         now: the newest step that a rank of this node has finished.
     """
@@ -46,7 +54,7 @@ class Agreement:
         node: str,
         shelf: Shelf,
         dial: Callable[[str], "PeerServiceAsyncStub"],
-        spawn: Callable[[int, Coroutine[Any, Any, None]], None],
+        spawn: Callable[[int, Coroutine[Any, Any, None]], asyncio.Task[None]],
         settled: Callable[[], None],
         now: Callable[[], int],
     ) -> None:
@@ -62,6 +70,7 @@ class Agreement:
         self._peers: dict[str, str] = {}
         self._stored: dict[Stamp, set[int]] = {}
         self._void = NOTHING
+        self._doubling: asyncio.Task[None] | None = None
         self._ballot = Ballot(0, frozenset())
         self.committed = NOTHING
         self.fenced = 0
@@ -81,6 +90,7 @@ class Agreement:
         self._ballot = Ballot(order.generation, frozenset(p.node for p in order.places))
         self._stored, self.skipped = {}, NOTHING
         self.next_step, self._answered = 0, set()
+        self._stop_doubling()
         return True
 
     def fence(self, generation: int) -> None:
@@ -89,6 +99,8 @@ class Agreement:
 
     def stale(self, stamp: Stamp) -> str:
         """Why nothing is done for a version any more; empty where it is alive."""
+        if stamp == self._restored():
+            return ""
         if stamp.generation <= self.fenced:
             return f"generation {stamp.generation} is fenced on {self._node}"
         if stamp < self.committed:
@@ -99,6 +111,12 @@ class Agreement:
 
     def _is_void(self, stamp: Stamp) -> bool:
         return stamp.generation == self._void.generation and self.committed < stamp <= self._void
+
+    def _restored(self) -> Stamp | None:
+        """The version that the running generation started from; None once it has committed one, or is fenced."""
+        order = self.order
+        past = order.generation <= self.fenced or self.committed.generation >= order.generation
+        return None if past or not order.restore.HasField("version") else Stamp.of(order.restore.version)
 
     def unwanted(self, stamp: Stamp) -> bool:
         """Whether a slot that has just been filled with this version may be written again at once."""
@@ -126,31 +144,67 @@ class Agreement:
 
     def take_up(self, shard: Shard) -> None:
         """A slot of this node is filled and digested: bring it to its second copy."""
-        if not self.stale(shard.stamp):
-            self._spawn(shard.stamp.generation, self._second(shard))
+        if shard.stamp.generation == self.order.generation and not self.stale(shard.stamp):
+            self._spawn(shard.stamp.generation, self._store(shard))
 
-    async def _second(self, shard: Shard) -> None:
-        """See to it that a shard stands twice, then report; tried again until its version is settled."""
-        for delay in _delays():
-            if self.stale(shard.stamp) or self._shelf.own(shard.rank, shard.stamp) is not shard:
+    async def _store(self, shard: Shard) -> None:
+        """See to it that a shard stands twice, then report where it is this node's last of the version."""
+        try:
+            if not await self._second(shard):
                 return
-            try:
-                await self._replicate(shard)
-                break
-            except BadShard as error:
-                self._shelf.quarantine(shard, str(error))
-                self.give_up(shard.stamp)
-                return
-            except (Refused, grpc.aio.AioRpcError) as error:
-                if self.stale(shard.stamp):
-                    return
-                words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("rank %d's shard of %s has no second copy yet: %s", shard.rank, shard.stamp, words)
-            await asyncio.sleep(delay)
+        except BadShard:
+            self.give_up(shard.stamp)
+            return
         stored = self._stored.setdefault(shard.stamp, set())
         stored.add(shard.rank)
         if stored >= self.local:
             await self._report(shard.stamp, skipped=False)
+
+    def stepped(self) -> None:
+        """All ranks of this node have finished a step of the generation: what it started from may travel again."""
+        if self._doubling is None and self._restored() is not None:
+            self._doubling = self._spawn(self.order.generation, self._double())
+
+    async def _double(self) -> None:
+        """See to it that this node's shards of the version that the generation started from stand with its buddy."""
+        await asyncio.sleep(SETTLED_S)
+        for rank in sorted(self.local):
+            stamp = self._restored()
+            shard = self._shelf.own(rank, stamp) if stamp is not None else None
+            if shard is not None:
+                with suppress(BadShard):  # what is left of it is another node's copy
+                    await self._second(shard)
+
+    def _stop_doubling(self) -> None:
+        if self._doubling is not None:
+            self._doubling.cancel()
+            self._doubling = None
+
+    async def _second(self, shard: Shard) -> bool:
+        """Bring a shard to its second copy; tried again until its version is settled.
+
+        Returns:
+            Whether it stands twice; False: it is not wanted any more.
+
+        Raises:
+            BadShard: its bytes have changed; it is quarantined.
+        """
+        for delay in _delays():
+            if self.stale(shard.stamp) or self._shelf.own(shard.rank, shard.stamp) is not shard:
+                return False
+            try:
+                await self._replicate(shard)
+                return True
+            except BadShard as error:
+                self._shelf.quarantine(shard, str(error))
+                raise
+            except (Refused, grpc.aio.AioRpcError) as error:
+                if self.stale(shard.stamp):
+                    return False
+                words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                log.info("rank %d's shard of %s has no second copy yet: %s", shard.rank, shard.stamp, words)
+            await asyncio.sleep(delay)
+        return False
 
     async def _replicate(self, shard: Shard) -> None:
         buddy = next((m.buddy for m in self.order.members if m.node == self._node), "")
@@ -245,6 +299,8 @@ class Agreement:
 
     def _commit(self, stamp: Stamp) -> None:
         self.committed = stamp
+        # It would hold on to a slot that is to be written again.
+        self._stop_doubling()
         self._shelf.drop(lambda s: s.stamp < stamp, "a newer version is committed")
         self._stored = {s: ranks for s, ranks in self._stored.items() if s > stamp}
 

@@ -95,6 +95,9 @@ class Desk:
         stamp = transfer.stamp_of(offer)
         if refused := self._refusal(offer.gang_id, stamp):
             return peer_pb2.ShardNeed(refused=refused)
+        copy = self._shelf.copy(offer.rank, stamp)
+        if copy is not None and copy.digest == offer.digest:
+            return peer_pb2.ShardNeed()  # where a generation starts from a version, most copies stand already
         try:
             pieces = transfer.pieces_of(offer)
             await self._wait_for(stamp)

@@ -32,8 +32,15 @@ class Copies:
         self._shelf = shelf
         self._work = work
         self._spare: dict[int, Memory] = {}
+        self._expected: frozenset[int] = frozenset()
         self._made = 0
         self._closed = False
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """From now on copies of these ranks come here; what is spare for others is given back."""
+        self._expected = frozenset(ranks)
+        for rank in self._spare.keys() - self._expected:
+            self._spare.pop(rank).close()
 
     def missing(self, stamp: Stamp, pieces: Sequence[Piece]) -> list[int]:
         """Numbers of the pieces that stand nowhere in this node's memory."""
@@ -105,8 +112,8 @@ class Copies:
         return known
 
     def put_back(self, rank: int, memory: Memory) -> None:
-        """Keep one memory a rank for its next copy; free what is more."""
-        if rank in self._spare or self._closed:
+        """Keep one memory a rank for its next copy; free what is more, and what no copy is expected for."""
+        if rank in self._spare or rank not in self._expected or self._closed:
             memory.close()
         else:
             self._spare[rank] = memory

@@ -8,7 +8,8 @@ What holds at all times:
   or its own version is void;
 - versions order by (generation, step); a commit deletes what is older, so the first commit of a generation deletes
   the later steps of the one before;
-- nothing of a fenced generation is replicated or committed any more.
+- nothing of a fenced generation is replicated or committed any more, but for the version that the running one started
+  from: until that has committed one itself, its shards are brought to the present buddies.
 """
 
 import asyncio
@@ -101,6 +102,8 @@ class Keeper:
         """
         if self._agreement.enlist(order):
             self._progress = {}
+            wards = {m.node for m in order.members if m.buddy == self._node}
+            self._copies.expect(p.rank for p in order.places if p.node in wards)
             self._recall.start(order, sorted(self._agreement.local))
 
     def fence(self, generation: int) -> None:
@@ -257,6 +260,8 @@ class Keeper:
         if stamp.generation != self._agreement.order.generation:
             return
         self._progress[rank] = max(stamp.step, self._progress.get(rank, 0))
+        if self._progress.keys() >= self._agreement.local:
+            self._agreement.stepped()
         if skipped and not self._refused:
             self._agreement.skip(rank, stamp)
             self._desk.news()
@@ -326,10 +331,11 @@ class Keeper:
         if self._sockets.generation(rank) == generation:
             self._sockets.send(rank, message, fds)
 
-    def _spawn(self, generation: int, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, generation: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks[task] = generation
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]

@@ -3,6 +3,7 @@
 Everything but the ranks' bytes is what runs in production: sockets, memfds, digests, transfers, commits.
 """
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,13 +88,20 @@ def contents(shard: memoryview) -> Mapping[str, bytes]:
 
 
 class _Service(peer_pb2_grpc.PeerServiceServicer):
-    """A keeper behind a server; counts what is sent to it. While it is `deaf`, the leader's notices get lost."""
+    """A keeper behind a server; counts what is sent to it.
+
+    While it is `deaf`, the leader's notices get lost; while `flowing` is clear, what is put here doesn't come on.
+    `cut`: how often that was ended before it was whole.
+    """
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
         self.puts = 0
         self.sent_bytes = 0
+        self.cut = 0
         self.deaf = False
+        self.flowing = asyncio.Event()
+        self.flowing.set()
 
     def Link(self, request_iterator: Any, context: Any) -> AsyncIterator[peer_pb2.LinkPong]:
         raise NotImplementedError("liveness is no part of this")
@@ -108,9 +116,14 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
         async def counted() -> AsyncIterator[peer_pb2.ShardData]:
             async for message in request_iterator:
                 self.sent_bytes += len(message.data)
+                await self.flowing.wait()
                 yield message
 
-        return await self.keeper.Put(counted(), context)
+        try:
+            return await self.keeper.Put(counted(), context)
+        except asyncio.CancelledError:
+            self.cut += 1
+            raise
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
         async for message in self.keeper.Fetch(request, context):

@@ -347,6 +347,90 @@ async def test_a_lost_nodes_rank_is_restored_on_a_spare_from_its_buddy(gang: Gan
         await gang.committed(Stamp(2, step))
 
 
+@pytest.mark.parametrize("shared", [replica, sharded])
+async def test_what_a_swap_has_left_standing_once_stands_twice_again_before_the_next_commit(
+    gang: Gang, shared: Callable[[int], Callable[[int], bytes]]
+) -> None:
+    await gang.add("n0", "n1", "n2", "n1-spare")
+    places = {0: "n0", 1: "n1", 2: "n2"}
+    await gang.run(places)
+    await gang.step(1, shared(1))
+    await gang.committed(Stamp(1, 1))
+    await gang.lose("n1")
+    moved = {**places, 1: "n1-spare"}
+    await gang.run(moved, gang.plan(Stamp(1, 1)))
+    sent = {name: node.service.sent_bytes for name, node in gang.nodes.items()}
+    for rank in gang.ranks.values():
+        rank.link.progress(2)  # and no snapshot for long
+    await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n1-spare"))
+    # The two others' copies stand where they stood, and replicas need no bytes but their own objects.
+    much = gang.nodes["n1-spare"].service.sent_bytes > 1 << 20
+    assert much == (shared is sharded)
+    assert {n: gang.nodes[n].service.puts for n in gang.nodes} == {"n0": much, "n2": much, "n1-spare": much}
+    assert gang.nodes["n0"].service.sent_bytes - sent["n0"] < 1 << 18
+    await gang.lose("n0")
+    starts = await gang.run({**moved, 0: "n2"}, gang.plan(Stamp(1, 1)))
+    for rank, start in starts.items():
+        assert start.shard is not None
+        assert contents(start.shard)["own"] == own(rank, 1)
+        assert contents(start.shard)["shared"].startswith(shared(1)(rank))
+    for step in (3, 4):
+        await gang.step(step, shared(step))
+        await gang.committed(Stamp(3, step))
+    assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(3, 4)}
+
+
+async def test_a_restored_version_travels_from_a_node_only_once_its_ranks_have_made_a_step(gang: Gang) -> None:
+    await gang.add(*FOUR.values(), "x1", "x3")
+    await gang.run(FOUR, size=1 << 20)
+    await gang.step(1, small)
+    await gang.committed(Stamp(1, 1))
+    # The ring is n0, n2, x1, x3 now.
+    await gang.run({0: "n0", 1: "x1", 2: "n2", 3: "x3"}, gang.plan(Stamp(1, 1)), size=1 << 20)
+    gang.ranks[0].link.progress(2)
+    await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n2"))
+    assert (BUDDY, 2, 1, 1) not in held(gang, "x1")
+    gang.ranks[2].link.progress(2)
+    await until(lambda: (BUDDY, 2, 1, 1) in held(gang, "x1"))
+    assert (BUDDY, 1, 1, 1) not in held(gang, "x3")
+
+
+async def test_a_commit_ends_the_travels_of_the_restored_version(gang: Gang) -> None:
+    await gang.add("n0", "n1", "spare")
+    await gang.run({0: "n0", 1: "n1"})
+    await gang.step(1, sharded(1))
+    await gang.committed(Stamp(1, 1))
+    await gang.lose("n1")
+    await gang.run({0: "n0", 1: "spare"}, gang.plan(Stamp(1, 1)))
+    spare = gang.nodes["spare"].service
+    spare.flowing.clear()
+    for rank in gang.ranks.values():
+        rank.link.progress(2)
+    await until(lambda: spare.puts == 1)
+    keeper = gang.nodes["n0"].keeper
+    version = Stamp(2, 3).version()
+    notice = peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=version, next_step=4, committed=version)
+    await gang.dial(gang.nodes["n0"].address).Committed(notice)
+    await until(lambda: spare.cut == 1)
+    assert Stamp.of(keeper.committed()) == Stamp(2, 3)
+
+
+async def test_memory_for_copies_is_kept_only_for_those_whose_buddy_a_node_is(gang: Gang) -> None:
+    def copies() -> int:
+        return len(re.findall(r"memfd:muster-g1-r\d+-b", Path("/proc/self/maps").read_text()))
+
+    await gang.add("n0", "n1", "n2", "n3", "n4", "n5")
+    step = 0
+    for places in ({0: "n0", 1: "n1", 2: "n2"}, {0: "n3", 1: "n4", 2: "n5"}, {0: "n0", 1: "n3", 2: "n5"}):
+        newest = gang.newest(3)
+        await gang.run(places, gang.plan(newest) if newest else None, size=1 << 20)
+        for _ in range(3):
+            step += 1
+            await gang.step(step, small)
+            await gang.committed(Stamp(gang.generation, step))
+    assert copies() <= 2 * 3
+
+
 async def test_two_ranks_a_node_move_together(gang: Gang) -> None:
     await gang.add("n0", "n1", "n2", "spare")
     places = {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
