@@ -7,17 +7,19 @@ move forward; what is older needs no answer.
 
 All ranks must keep the same step, and they finish steps and hear of commits at slightly different moments. So they
 don't choose: with each verdict the leader names the step that is kept next, far enough ahead for everyone to hear of it
-in time. How far is learned: two versions that somebody missed, close together, double it, a run of commits takes a
-quarter off. A single miss changes nothing: it costs one version, a longer lead would cost several. Doubling, because a
-step may take a millisecond or a minute: a notice takes the same time.
+in time. How far is learned: some misses among a few versions double it, a calm while takes a quarter off, and a miss
+soon after that takes it back. A single miss changes nothing: it costs one version, a longer lead would cost several.
+Doubling, because a step may take a millisecond or a minute: a notice takes the same time.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from muster.checkpoint.shards import NOTHING, Stamp
 
 LEAD_MOST = 1024
-CALM_COMMITS = 4
+PAST, MISSES = 8, 3
+"""So many misses among so many versions make the lead longer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class Ballot:
     committed: Stamp = NOTHING
     next_step: int = 0
     _lead: int = 1
-    _calm: int = CALM_COMMITS
+    _past: deque[bool] = field(default_factory=lambda: deque(maxlen=PAST))
+    """Which of the last versions were missed, since the lead has been what it is."""
+    _before: int = 0
+    """The lead before it was made shorter; 0: that has proven right."""
     _stored: dict[Stamp, set[str]] = field(default_factory=dict)
     _void: Stamp = NOTHING
 
@@ -80,11 +85,16 @@ class Ballot:
         return self.next_step
 
     def _learn(self, missed: bool) -> None:
-        if missed:
-            if self._calm < CALM_COMMITS:
-                self._lead = min(2 * self._lead, LEAD_MOST)
-            self._calm = 0
-            return
-        self._calm += 1
-        if self._calm >= CALM_COMMITS and self._lead > 1:
-            self._lead, self._calm = self._lead - max(1, self._lead // 4), 0
+        self._past.append(missed)
+        if missed and self._before:
+            self._change(self._before)
+        elif sum(self._past) >= MISSES:
+            self._change(min(2 * self._lead, LEAD_MOST))
+        elif len(self._past) == PAST and not any(self._past):
+            lead = self._lead
+            self._change(lead - max(1, lead // 4) if lead > 1 else lead)
+            self._before = lead if lead > 1 else 0
+
+    def _change(self, lead: int) -> None:
+        self._lead, self._before = lead, 0
+        self._past.clear()

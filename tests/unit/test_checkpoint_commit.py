@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.checkpoint.commit import CALM_COMMITS, Ballot, Verdict
+from muster.checkpoint.commit import MISSES, PAST, Ballot, Verdict
 from muster.checkpoint.shards import NOTHING, Stamp
 
 NODES = ("a", "b", "c")
@@ -108,26 +108,46 @@ def test_the_step_to_keep_next_is_the_one_under_way() -> None:
     assert commit(b, 2, now=5) == 6
 
 
-def test_who_misses_steps_makes_the_lead_longer_and_calm_makes_it_shorter() -> None:
-    b = ballot()
-    for lead in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024):
-        step = max(b.next_step, 1)
-        verdict = b.skipped("b", at(step), now=step)
-        assert verdict is not None
-        assert verdict.next_step == step + lead
+def miss(b: Ballot, step: int) -> int:
+    """The lead that a miss of `step` leads to."""
+    verdict = b.skipped("c", at(step), now=step)
+    assert verdict is not None
+    return verdict.next_step - step
+
+
+def test_misses_make_the_lead_longer_and_calm_makes_it_shorter() -> None:
+    b, step = ballot(), 1
     leads = []
-    for _ in range(200):
+    for _ in range(12 * MISSES):
+        leads.append(miss(b, step))
+        step = b.next_step
+    assert leads[MISSES - 1 :: MISSES] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]
+    leads = []
+    for _ in range(40 * PAST):
         step = b.next_step
         leads.append(commit(b, step, now=step) - step)
     assert leads == sorted(leads, reverse=True)
     assert leads[-1] == 1
 
 
+def test_a_miss_soon_after_the_lead_was_made_shorter_takes_that_back() -> None:
+    b, step = ballot(), 1
+    for _ in range(2 * MISSES):
+        miss(b, step)
+        step = b.next_step
+    leads = []
+    for _ in range(PAST):
+        leads.append(commit(b, step, now=step) - step)
+        step = b.next_step
+    assert leads == [4] * (PAST - 1) + [3]
+    assert miss(b, step) == 4
+
+
 def test_a_single_miss_among_commits_changes_nothing() -> None:
     b = ballot()
     step = 1
     for _ in range(3):
-        for _ in range(CALM_COMMITS):
+        for _ in range(PAST // 2):
             assert commit(b, step, now=step) == step + 1
             step += 1
         verdict = b.skipped("c", at(step), now=step)
