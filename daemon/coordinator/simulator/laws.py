@@ -378,10 +378,11 @@ class Laws:
             for n, when in self._judged.items()
             if at - when < MANY_WINDOW_S and self._verdicts[n] in (Verdict.LOST, Verdict.HUNG)
         }
+        # Whom this very turn began to suspect, it did not know of when it judged.
         suspected = {
             n
-            for n in core.sight.gang(gang.id).suspected
-            if (COORDINATOR, gang.id + n) in self._blind_since and not gang.members[n].out
+            for n, since in core.sight.gang(gang.id).suspected.items()
+            if since < at and (COORDINATOR, gang.id + n) in self._blind_since and not gang.members[n].out
         }
         many = len(lately | suspected | {fact.node})
         held = at - self._silent_since(gang.id, fact.node)

@@ -95,7 +95,7 @@ def storage(world: World, gang: str) -> None:
     """Durable storage is full, or hangs."""
     world.note("FAULT: durable storage fails")
     until = world.schedule.now + 30.0
-    if world.chance.random() < 0.5:
+    if world.chance.random() < 0.7:
         world.flushes.broken_until = until
     else:
         world.flushes.mute_until = until
