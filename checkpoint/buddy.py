@@ -45,15 +45,14 @@ async def replicate(gang_id: str, node: str, shard: Shard, stub: "PeerServiceAsy
         Refused: the buddy won't have it. grpc.aio.AioRpcError: it can't be reached.
         BadShard: the shard's own bytes have changed.
     """
-    offer = transfer.offer_of(gang_id, node, shard)
     with shard.held():
-        full = transfer.add_short(offer, shard)
-        along = sum(len(data) for data in transfer.short_of(full).values())
-        need = await stub.Offer(full, timeout=OFFER_TIMEOUT_S)
+        along = sum(piece.length for piece in shard.pieces if piece.length <= transfer.SHORT_BYTES)
+        need = await stub.Offer(transfer.offer_of(gang_id, node, shard, short=True), timeout=OFFER_TIMEOUT_S)
         if need.refused:
             raise Refused(need.refused)
         if not need.missing:
             return along
+        offer = transfer.offer_of(gang_id, node, shard)
         stored = await stub.Put(transfer.messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
     if stored.refused:
         raise Refused(stored.refused)

@@ -67,18 +67,18 @@ class Flusher:
             return
         said = choice.folder_of(folder, self._gang_id, order.serial)
         talk = choice.Talk(said, self._node, frozenset(writers.values()), superseded)
+        leads = writers.get(0) == self._node
         part: flush.Part | None = None
         try:
             with ExitStack() as held:
                 stamp, shards = await self._choose(order, mine, talk, held)
-                leads = writers.get(0) == self._node
                 part = flush.Part(stamp, order.serial, folder, self._gang_id, order.reason, leads, said, superseded)
                 await self._work(flush.write, part, shards)
                 if leads:
                     final = await self._work(flush.publish, part, shards[0])
                     log.info("flushed %s to %s: %s", stamp, final, order.reason)
         finally:
-            if writers.get(0) == self._node:
+            if leads:
                 # Before the files: who still writes looks for these words afterwards.
                 await self._work(choice.forget, folder, self._gang_id, order.serial)
                 if part is not None:

@@ -14,8 +14,12 @@ SHORT_BYTES = 128 << 10
 """A piece of no more bytes goes along with the offer. A shard has three such at most, one before each border."""
 
 
-def offer_of(gang_id: str, node: str, shard: Shard) -> peer_pb2.ShardOffer:
-    """Describe a shard: its version, its size and the digest of every piece."""
+def offer_of(gang_id: str, node: str, shard: Shard, *, short: bool = False) -> peer_pb2.ShardOffer:
+    """Describe a shard: its version, its size and the digest of every piece; with `short`, the bytes of short ones too.
+
+    Raises:
+        BadShard: a short piece is not what its digest says.
+    """
     return peer_pb2.ShardOffer(
         gang_id=gang_id,
         node=node,
@@ -23,22 +27,16 @@ def offer_of(gang_id: str, node: str, shard: Shard) -> peer_pb2.ShardOffer:
         version=shard.stamp.version(),
         bytes=shard.bytes,
         digest=shard.digest,
-        pieces=[peer_pb2.Piece(offset=p.offset, length=p.length, digest=p.digest) for p in shard.pieces],
+        pieces=[
+            peer_pb2.Piece(
+                offset=piece.offset,
+                length=piece.length,
+                digest=piece.digest,
+                data=bytes(_verified(shard, n)) if short and piece.length <= SHORT_BYTES else b"",
+            )
+            for n, piece in enumerate(shard.pieces)
+        ],
     )
-
-
-def add_short(offer: peer_pb2.ShardOffer, shard: Shard) -> peer_pb2.ShardOffer:
-    """The same offer with the bytes of short pieces in it.
-
-    Raises:
-        BadShard: a piece is not what its digest says.
-    """
-    full = peer_pb2.ShardOffer()
-    full.CopyFrom(offer)
-    for n, piece in enumerate(full.pieces):
-        if piece.length <= SHORT_BYTES:
-            piece.data = bytes(_verified(shard, n))
-    return full
 
 
 def short_of(offer: peer_pb2.ShardOffer) -> dict[int, bytes]:
