@@ -10,8 +10,8 @@ from muster.checkpoint import choice, durable
 from muster.checkpoint.durable import Label, label_of, label_of_aside
 from muster.checkpoint.errors import CheckpointError
 from muster.checkpoint.shards import Stamp
-from muster.daemon.coordinator.core.advance import durable_path
 from muster.daemon.coordinator.core.events import GangSpec, Version
+from muster.daemon.coordinator.core.flushing import durable_path
 from muster.daemon.coordinator.core.ledger import Gang
 
 

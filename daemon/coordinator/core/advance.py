@@ -7,9 +7,9 @@ lost, doubled and reordered events change nothing but the moment.
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import placement, restore, silence, suspicion
+from muster.daemon.coordinator.core import flushing, placement, restore, silence, suspicion
 from muster.daemon.coordinator.core.events import RankState, Version
-from muster.daemon.coordinator.core.ledger import Flush, Gang
+from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.core.states import ACTIVE, Phase
 from muster.daemon.coordinator.core.tally import of_generation
 from muster.daemon.coordinator.core.turn import GangTurn
@@ -22,8 +22,6 @@ JOB_ENDS_S = 15.0
 """A batch script leaves within seconds of the gang's end."""
 SLURM_WORD_S = 5.0
 """Slurm's view of a job is read every 2 s; this long it may take to hear that Slurm ended the job."""
-FLUSH_S = 120.0
-"""A flush that takes longer is given up."""
 RELEASE_S = 30.0
 """A script without the library declares no step: its outgoing nodes are let go this long after its ranks run."""
 
@@ -58,7 +56,7 @@ def _once(gt: GangTurn) -> None:
     if gang.phase in ACTIVE:
         _remove_unfit(gt)
     suspicion.examine(gt)
-    _flush_progress(gt)
+    flushing.progress(gt)
     match gang.phase:
         case Phase.SUBMITTED | Phase.REQUEUED:
             _await_agents(gt)
@@ -96,8 +94,8 @@ def end(gt: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
 def _batch_host_dead(gang: Gang) -> bool:
     """Nobody is left who would report the job's end to Slurm."""
     host = gang.batch_host
-    gone = host is not None and bool(gang.job_nodes) and host.node not in gang.job_nodes
-    return host is None or gone or (bool(host.out) and not host.alive)
+    left = host is not None and bool(gang.job_nodes) and host.node not in gang.job_nodes
+    return host is None or left or host.gone
 
 
 def _see_job_out(gt: GangTurn) -> None:
@@ -291,7 +289,7 @@ def _no_nodes(gt: GangTurn) -> None:
         end(gt, Phase.FAILED, EXIT_NO_NODES, f"no spare is left for {out}, and the job may not be requeued")
         return
     reason = f"no spare is left for {out}: requeue"
-    if _begin_flush(gt, reason, Phase.REQUEUED):
+    if flushing.begin(gt, reason, Phase.REQUEUED):
         return
     _requeue(gt, reason)
 
@@ -352,7 +350,7 @@ def _run(gt: GangTurn) -> None:
         _finish(gt)
     else:
         _release(gt)
-        _flush_on_request(gt)
+        flushing.on_request(gt)
 
 
 def _stepped(gt: GangTurn) -> bool:
@@ -399,100 +397,17 @@ def _release(gt: GangTurn) -> None:
         gt.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)
 
 
-# -- flushing and ending --
+# -- ending --
 
 
 def _finish(gt: GangTurn) -> None:
-    if not _begin_flush(gt, "the job is done", Phase.DONE):
+    if not flushing.begin(gt, "the job is done", Phase.DONE):
         end(gt, Phase.DONE, 0, "every rank exited with 0")
-
-
-def _begin_flush(gt: GangTurn, reason: str, after: Phase) -> bool:
-    """Order the last checkpoint written before `after`. False: there is nothing newer than what is durable."""
-    gang = gt.gang
-    if not gang.spec.durable_dir:
-        return False
-    version = restore.newest_complete(gt.held(), gang.spec.world_size)
-    if version is None or (gang.durable_version is not None and version <= gang.durable_version):
-        return False
-    gt.turn.record(f.PhaseChanged(gang.id, Phase.DRAINING, reason, after))
-    _order_flush(gt, version, reason)
-    return True
-
-
-def _order_flush(gt: GangTurn, version: Version, reason: str) -> None:
-    serial = gt.gang.flush.serial + 1 if gt.gang.flush else 1
-    home = {s.rank: n for n, shards in gt.held().items() for s in shards if s.own and s.version == version}
-    leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
-    chosen = restore.sources(gt.held(), version, home, leaving)
-    gt.turn.record(f.Flushing(gt.gang.id, serial, version, chosen, reason))
-
-
-def _flush_on_request(gt: GangTurn) -> None:
-    gang = gt.gang
-    if not gt.seen.flush or gang.phase is not Phase.RUNNING or (gang.flush and not _flush_over(gang)):
-        return
-    version = restore.newest_complete(gt.held(), gang.spec.world_size)
-    asked_by, gt.seen.flush = gt.seen.flush, ""
-    if version is not None and gang.spec.durable_dir:
-        _order_flush(gt, version, f"asked for by {asked_by}")
-
-
-def _flush_over(gang: Gang) -> bool:
-    return gang.flush is not None and bool(gang.flush.path or gang.flush.error)
-
-
-def _flush_progress(gt: GangTurn) -> None:
-    """The flush is over when every agent that writes a part of it has said so."""
-    gang = gt.gang
-    flush = gang.flush
-    if flush is None or _flush_over(gang):
-        return
-    tally = gt.tally
-    if lost := sorted(node for node in tally.unwritten if _gone(gang, node)):
-        _flush_anew(gt, flush, f"{', '.join(lost)} went while it was written")
-        return
-    error = _flush_error(gt, flush) if tally.botched else ""
-    late_at = max(flush.asked_at, gt.turn.sight.since) + FLUSH_S  # after a restart its writers have to tell anew
-    if not error and gt.now > late_at:
-        error = f"not written within {FLUSH_S:.0f} s"
-    if error:
-        gt.turn.record(f.Flushed(gang.id, flush.serial, "", error))
-    elif not tally.unwritten:
-        gt.turn.record(f.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
-    else:
-        gt.turn.wake(late_at + 0.01)
-
-
-def _gone(gang: Gang, node: str) -> bool:
-    member = gang.members.get(node)
-    return member is None or (bool(member.out) and not member.alive)
-
-
-def _flush_anew(gt: GangTurn, flush: Flush, why: str) -> None:
-    """Writers are gone: have those write who hold the last checkpoint now. Nobody may: then it has failed."""
-    gang = gt.gang
-    version = restore.newest_complete(gt.held(), gang.spec.world_size)
-    older = gang.durable_version is not None and version is not None and version <= gang.durable_version
-    if gang.phase is not Phase.DRAINING or version is None or older:
-        gt.turn.record(f.Flushed(gang.id, flush.serial, "", why))
-    else:
-        _order_flush(gt, version, f"{flush.reason}; {why}")
-
-
-def _flush_error(gt: GangTurn, flush: Flush) -> str:
-    node = next(source.node for source in flush.sources if source.node in gt.tally.botched)
-    return f"{node}: {gt.seen.status(node).flush_error}"
-
-
-def durable_path(gang: Gang, version: Version) -> str:
-    """Folder of a durable checkpoint, as muster.checkpoint.durable names it."""
-    return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}_{gang.id}"
 
 
 def _drain(gt: GangTurn) -> None:
     gang = gt.gang
-    if gang.flush is not None and not _flush_over(gang):
+    if gang.flush is not None and not flushing.over(gang):
         return
     error = gang.flush.error if gang.flush else ""
     words = f"the last checkpoint could not be written: {error}"

@@ -39,6 +39,11 @@ class Member:
     alive: bool = True
     released: bool = False
 
+    @property
+    def gone(self) -> bool:
+        """It is out, and its processes can't be told anything any more."""
+        return bool(self.out) and not self.alive
+
 
 @dataclass(slots=True)
 class Recovery:

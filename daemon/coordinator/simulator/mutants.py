@@ -134,7 +134,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "flush-half": Mutant(
         "a durable checkpoint counts as soon as one node has written its part",
-        f"{_CORE}.advance",
+        f"{_CORE}.flushing",
         "    elif not tally.unwritten:",
         "    elif tally.unwritten < tally.writers:",
     ),
