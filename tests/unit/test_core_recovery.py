@@ -63,7 +63,19 @@ def test_a_dead_node_is_replaced(fault: str, verdict: Verdict, node: str) -> Non
     assert verbs(world) == [("down", node)]
     assert world.gang.version is not None
     assert world.gang.version.step >= step - 1
-    assert world.now - before < (1.5 if fault == "crash" else 4.5)
+    assert world.now - before < {"crash": 1.5, "power_off": 4.5, "pause": 8.0}[fault]
+
+
+def test_a_node_whose_processes_stand_still_for_seconds_stays() -> None:
+    world = training()
+    world.pause("n1")
+    world.run_until(lambda: "n1" in world.core.sight.gang("g").suspected)
+    world.run_for(4.0)
+    world.go_on("n1")
+    world.run_until(recovered(world))
+    assert "n1" in carriers(world)
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert verbs(world) == []
 
 
 def test_silence_is_waited_out_before_the_next_generation() -> None:

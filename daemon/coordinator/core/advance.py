@@ -189,12 +189,8 @@ def _recover(gt: GangTurn) -> None:
         return
     if len(gt.tally.present) - len(gt.tally.unfit) < (len(gang.seats) or gang.spec.nodes):
         _no_nodes(gt)
-    elif gang.store_node not in gt.tally.present or gt.unfit(gang.store_node):
-        gt.turn.record(f.StoreMoved(gang.id, suspicion.store_node(gt)))
-    elif not gt.store_listens():
-        _move_late_store(gt)
     elif ranked := _next_seats(gt):
-        _start(gt, ranked)
+        _start_where_store_listens(gt, ranked)
 
 
 def _remove_unfit(gt: GangTurn) -> None:
@@ -208,6 +204,19 @@ def _next_seats(gt: GangTurn) -> list[str] | None:
     if gt.gang.seats:
         return placement.reseat([s.node for s in gt.gang.seats], usable, gt.leaves())
     return placement.first_seats(usable, gt.gang.spec.nodes)
+
+
+def _start_where_store_listens(gt: GangTurn, ranked: list[str]) -> None:
+    """The store lives on a node that carries ranks: a spare's would end with the generation's start, or unnoticed."""
+    gang = gt.gang
+    if gang.store_node not in ranked:
+        gt.turn.record(f.StoreMoved(gang.id, next((n for n in ranked if gt.seen.attached(n)), ranked[0])))
+    elif gt.store_listens():
+        _start(gt, ranked)
+    elif gt.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:
+        gt.turn.wake(asked_at + STORE_S)
+    else:  # an agent that answers but opens no store is passed over
+        gt.turn.record(f.StoreMoved(gang.id, ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]))
 
 
 def _start(gt: GangTurn, ranked: list[str]) -> None:
@@ -241,17 +250,6 @@ def _memory_may_return(gt: GangTurn) -> bool:
         return False
     gt.turn.wake(since + suspicion.REATTACH_S)
     return True
-
-
-def _move_late_store(gt: GangTurn) -> None:
-    """An agent that answers but opens no store is passed over."""
-    gang = gt.gang
-    if gt.now - max(gang.phase_at, gang.store_at) < STORE_S:
-        gt.turn.wake(max(gang.phase_at, gang.store_at) + STORE_S)
-        return
-    nodes = [m.node for m in gt.usable()]
-    following = nodes[(nodes.index(gang.store_node) + 1) % len(nodes)]
-    gt.turn.record(f.StoreMoved(gang.id, following))
 
 
 def _action(gang: Gang, ranked: list[str]) -> str:

@@ -19,6 +19,9 @@ CLOSED_PROBE_S = 0.4
 """Deadline where the node's own kernel has closed the agent's connections: the probes only confirm."""
 SLACK_S = 0.35
 """How long after the deadline a witness's answer may arrive before the round is given up and others are asked."""
+HUNG_S = 4.0
+"""Processes of a fit node that get no processor, or wait for memory, answer again after seconds; a dead kernel never.
+So only a round of probes that began this long after the suspicion arose can find a node hung."""
 ANSWER_FENCE_S = 0.4
 """A fence is answered within this by an agent that can; later, its node is probed."""
 LEASE_S = 11.0
@@ -173,13 +176,13 @@ def _judge(gt: GangTurn, member: Member) -> None:
         case Finding.AGENT_MUTE:
             if gt.now - gt.seen.suspected[member.node] > MUTE_S:
                 remove(gt, member, f"muster-agent on {member.node} does not answer", alive=False)
-        case Finding.HUNG:
+        case Finding.HUNG if probe.asked_at - gt.seen.suspected[member.node] >= HUNG_S:
             reason = f"{member.node} hangs: its kernel answers, its processes don't"
             _take_unless_many(gt, member, Verdict.HUNG, reason)
         case Finding.LOST:
             reason = f"{member.node} is lost: agent and daemon silent to the coordinator and to other nodes"
             _take_unless_many(gt, member, Verdict.LOST, reason)
-        case Finding.OPEN:
+        case Finding.HUNG | Finding.OPEN:
             pass
 
 

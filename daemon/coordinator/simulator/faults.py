@@ -19,7 +19,7 @@ Fault = Callable[[World, str], None]
 
 FAULTS: dict[Fault, float] = {
     hardware.crash: 4, hardware.power_off: 4, hardware.rack: 4, hardware.pause: 3, process.stop_agent: 2,
-    process.stop_daemon: 1, process.stop_services: 2, process.kill_agent: 2, process.kill_daemon: 1,
+    process.stop_daemon: 1, process.stop_services: 7, process.kill_agent: 2, process.kill_daemon: 1,
     process.kill_rank: 3, process.sick_script: 2.6, process.stuck_rank: 1, process.agent_error: 2.8,
     hardware.signal: 4, hardware.degraded_then_worse: 10, wire.cut_link: 2, wire.cut_from_coordinator: 4,
     wire.blind_spot: 3, wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 5, wire.split: 1.5, wire.flap: 1.5,
@@ -42,12 +42,14 @@ DISTURBERS: tuple[Fault, ...] = (
     hardware.pause,
     hardware.signal,
     wire.isolate,
+    process.stop_services,
+    service.storage,
     service.storage,
 )
 EARLY = (
     Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING,
     Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.STARTING, Phase.STARTING, Phase.STARTING,
-    Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
+    Phase.RUNNING, Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
 )  # fmt: skip
 LATE = (Phase.DRAINING, Phase.REQUEUED)
 LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)

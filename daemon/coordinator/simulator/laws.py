@@ -2,7 +2,7 @@
 
 1. One generation can run, commit and publish: when a generation starts, the ranks of all before are dead.
 2. No committed step is lost while its shards stand, none is mixed.
-3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress.
+3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG after less than 4 s.
 4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
 5. While many nodes are silent at once nobody is evicted before a minute has passed.
 
@@ -40,6 +40,7 @@ MANY_WINDOW_S = 10.0
 AFTER_THAW_S = 0.75
 LATE_S = 6.0
 PROGRESS_S = 0.35
+HUNG_S = 4.0
 LOOK_AT_SNAPSHOT = 16
 """One snapshot of so many is read back."""
 
@@ -217,6 +218,10 @@ class Laws:
         for source in fact.sources:
             right = digest(source.rank, fact.version) if fact.version else ""
             self._must(source.digest == right, f"law 2: {fact.version} shall come from {source}")
+        self._must(
+            fact.master_node in {seat.node for seat in fact.seats},
+            f"law 4: the store of generation {fact.generation} is on {fact.master_node}, which carries no ranks",
+        )
         self._state_kept(core, fact)
 
     def started(self, gang: str, rank: Rank) -> None:
@@ -338,6 +343,7 @@ class Laws:
         if gang is not None:
             self._witnessed(gang, fact)
             self._no_progress(gang, fact)
+            self._not_hasty(gang, fact, at)
             self._not_many(core, gang, fact, at)
         self._judged[fact.node] = at
 
@@ -370,6 +376,13 @@ class Laws:
         ago = self._world.schedule.now - self._told.get(gang.id, ((0, 0), 0.0))[1]
         self._must(
             ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang"
+        )
+
+    def _not_hasty(self, gang: Gang, fact: f.NodeJudged, at: float) -> None:
+        mute = at - self._blind_since.get((COORDINATOR, gang.id + fact.node), 0.0)
+        self._must(
+            fact.verdict is not Verdict.HUNG or mute > HUNG_S,
+            f"law 3: {fact.node} is called HUNG after {mute:.2f} s, and its kernel answers",
         )
 
     def _not_many(self, core: Core, gang: Gang, fact: f.NodeJudged, at: float) -> None:

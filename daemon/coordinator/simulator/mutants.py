@@ -96,6 +96,12 @@ MUTANTS: dict[str, Mutant] = {
         "    if moved_at > probe.asked_at:",
         "    if moved_at > probe.asked_at + 1000.0:",
     ),
+    "hung-at-once": Mutant(
+        "a node whose processes stand still for a moment is called hung",
+        f"{_CORE}.suspicion",
+        "\nHUNG_S = 4.0\n",
+        "\nHUNG_S = 0.0\n",
+    ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
         f"{_CORE}.suspicion",

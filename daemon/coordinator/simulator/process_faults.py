@@ -41,7 +41,7 @@ def stop_services(world: World, gang: str) -> None:
     agent = aim.agent(world, gang)
     if agent is not None and not agent.stopped and not world.daemons[agent.node].stopped:
         world.note(f"FAULT: agent and daemon on {agent.node} are stopped")
-        seconds = 1.0 + 20.0 * world.chance.random()
+        seconds = 6.0 + 20.0 * world.chance.random()
         for process in (agent, world.daemons[agent.node]):
             world.stop(process, True)
             world.schedule.later(seconds, world.stop, process, False)
