@@ -48,6 +48,7 @@ class ScriptedAgent:
         )  # fmt: skip
         self._changed = asyncio.Event()
         self._call: Any = None
+        self._writing = asyncio.Lock()
         self._server: grpc.aio.Server | None = None
         self._stores = 0
         self._order: pb.Order | None = None
@@ -65,7 +66,7 @@ class ScriptedAgent:
             metadata = await proof(self._credentials, "/muster.v1.AgentService/Attach")
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
             self._call = stub.Attach(metadata=metadata)
-            await self._call.write(pb.AgentMessage(hello=self._hello))
+            await self._write(pb.AgentMessage(hello=self._hello))
             await self._send()
             async for message in self._call:
                 self.terms.append(message.term)
@@ -130,18 +131,23 @@ class ScriptedAgent:
     async def accuse(self, node: str, silence: pb.Silence.ValueType) -> None:
         """This agent hears `node` no more."""
         self.unreachable[node] = silence
-        await self._call.write(pb.AgentMessage(accusation=pb.Accusation(node=node, silence=silence)))
+        await self._write(pb.AgentMessage(accusation=pb.Accusation(node=node, silence=silence)))
 
     async def ping(self, seq: int) -> None:
         """Ping the coordinator."""
-        await self._call.write(pb.AgentMessage(ping=pb.AgentPing(seq=seq)))
+        await self._write(pb.AgentMessage(ping=pb.AgentPing(seq=seq)))
 
     async def _send(self) -> None:
         try:
-            await self._call.write(pb.AgentMessage(status=self.status))
+            await self._write(pb.AgentMessage(status=self.status))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             pass  # the stream has ended; the next one begins with the status
         self._wake()
+
+    async def _write(self, message: pb.AgentMessage) -> None:
+        """One at a time: of two at once grpc.aio drops one, and the call is over without a word to the other side."""
+        async with self._writing:
+            await self._call.write(message)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -199,7 +205,7 @@ class ScriptedAgent:
         result = pb.ProbeResult(probe_id=order.probe_id, node=order.node, answered=silence is None)
         if silence is not None:
             result.silence = silence
-        await self._call.write(pb.AgentMessage(probe_result=result))
+        await self._write(pb.AgentMessage(probe_result=result))
 
 
 class _Probes(common_pb2_grpc.ProbeServiceServicer):
