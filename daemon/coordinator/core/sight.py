@@ -51,11 +51,16 @@ class GangSight:
     agents: dict[str, AgentSight] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
     suspected: dict[str, float] = field(default_factory=dict)
+    hanging: dict[str, float] = field(default_factory=dict)
+    """Since which round of probes nothing but its kernel has answered."""
     cleared_at: dict[str, float] = field(default_factory=dict)
     closed: dict[str, set[str]] = field(default_factory=dict)
     own_probes: dict[str, tuple[bool, float]] = field(default_factory=dict)
     job_ended: str | None = None
     job_restarts: int = 0
+    limit_at: float | None = None
+    limit_s: float = 0.0
+    """When the job's time limit ends it, and how long that limit is in all."""
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
     moved_at: float = 0.0
@@ -216,7 +221,12 @@ def _observe_node(node: NodeSight, event: e.NodeEvent, now: float) -> None:
 
 def clear(seen: GangSight, node: str, now: float) -> None:
     """Drop every suspicion of `node`: an agent that answers clears every accusation."""
-    seen.suspected.pop(node, None)
-    seen.probes.pop(node, None)
+    forget(seen, node)
     seen.closed.pop(node, None)
     seen.cleared_at[node] = now
+
+
+def forget(seen: GangSight, node: str) -> None:
+    """Ask after `node` no more."""
+    for found in (seen.suspected, seen.probes, seen.hanging):
+        found.pop(node, None)

@@ -7,7 +7,7 @@ probes and to nothing else; only the finding of a round (`verdict`) takes a node
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
-from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear
+from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear, forget
 from muster.daemon.coordinator.core.states import FENCING, NODE_MOVES, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.core.tally import silent_neighbours
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
@@ -20,8 +20,8 @@ CLOSED_PROBE_S = 0.4
 SLACK_S = 0.35
 """How long after the deadline a witness's answer may arrive before the round is given up and others are asked."""
 HUNG_S = 4.0
-"""Processes of a fit node that get no processor, or wait for memory, answer again after seconds; a dead kernel never.
-So only a round of probes that began this long after the suspicion arose can find a node hung."""
+"""Processes of a fit node that get no processor, or wait for memory, answer again after seconds. So a node is hung only
+where rounds of probes have found nothing but its kernel for so long: the last began this long after the first."""
 ANSWER_FENCE_S = 0.4
 """A fence is answered within this by an agent that can; later, its node is probed."""
 LEASE_S = 11.0
@@ -49,11 +49,13 @@ def examine(gt: GangTurn) -> None:
     suspected, about = gt.seen.suspected, gt.turn.about
     looked_at = suspected.keys() if about is None else suspected.keys() & {about}
     for gone in looked_at - gt.tally.expected:
-        suspected.pop(gone)
+        forget(gt.seen, gone)
     pending = _suspect_unheard(gt) | (_lacking(gt) if about is None else {about})
-    for member in [gt.gang.members[node] for node in sorted(pending & gt.tally.expected)]:
+    members = [gt.gang.members[node] for node in sorted(pending & gt.tally.expected)]
+    for member in members:  # all of them before anybody is judged: whether many are silent at once decides
         _suspect_unattached(gt, member)
         _suspect_unfenced(gt, member)
+    for member in members:
         if member.node in suspected:
             _judge(gt, member)
         if member.node in suspected:
@@ -152,6 +154,8 @@ def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
     if gt.gang.phase not in FENCING or (fenced and (member.node != gt.gang.store_node or gt.store_listens())):
         return
     asked_at = max(gt.gang.phase_at, gt.turn.sight.since, gt.seen.cleared_at.get(member.node, 0.0))
+    if fenced:
+        asked_at = max(asked_at, gt.gang.store_at)  # only the store is missing
     gt.turn.wake(gt.now + 0.05)
     if gt.now - asked_at > ANSWER_FENCE_S and member.node not in gt.seen.suspected:
         gt.seen.suspected[member.node] = asked_at
@@ -168,6 +172,8 @@ def _judge(gt: GangTurn, member: Member) -> None:
     if finding in (Finding.HUNG, Finding.LOST) and not _witnessed(gt, member, probe):
         _follow_slurm(gt, member)
         return
+    if finding not in (Finding.HUNG, Finding.OPEN):
+        gt.seen.hanging.pop(member.node, None)
     match finding:
         case Finding.ALIVE:
             _alive(gt, member)
@@ -176,7 +182,7 @@ def _judge(gt: GangTurn, member: Member) -> None:
         case Finding.AGENT_MUTE:
             if gt.now - gt.seen.suspected[member.node] > MUTE_S:
                 remove(gt, member, f"muster-agent on {member.node} does not answer", alive=False)
-        case Finding.HUNG if probe.asked_at - gt.seen.suspected[member.node] >= HUNG_S:
+        case Finding.HUNG if probe.asked_at - gt.seen.hanging.setdefault(member.node, probe.asked_at) >= HUNG_S:
             reason = f"{member.node} hangs: its kernel answers, its processes don't"
             _take_unless_many(gt, member, Verdict.HUNG, reason)
         case Finding.LOST:
@@ -294,8 +300,7 @@ def remove(gt: GangTurn, member: Member, reason: str, alive: bool) -> None:
     if carries and gt.gang.phase in (Phase.STARTING, Phase.RUNNING):
         fence(gt, reason, hardware=True, suspected_at=suspected, not_on=member.node)
     gt.turn.record(f.MemberOut(gt.gang.id, member.node, reason, alive))
-    gt.seen.suspected.pop(member.node, None)
-    gt.seen.probes.pop(member.node, None)
+    forget(gt.seen, member.node)
 
 
 def fence(gt: GangTurn, cause: str, hardware: bool, suspected_at: float, not_on: str = "") -> None:
