@@ -132,6 +132,8 @@ class Job(_Table):
     gather_timeout: Annotated[float, Field(gt=0, le=7 * 86400)] = 300.0
     max_failures: Count = 3
     requeue: Annotated[bool, Field(strict=True)] = True
+    requeue_at_limit: Annotated[bool, Field(strict=True)] = False
+    stop_before: Annotated[float, Field(ge=0, le=86400)] = 120.0
     stop_signal: str | None = None
     parallelism: Parallelism = Field(default_factory=Parallelism)
     checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
@@ -259,6 +261,8 @@ class Job(_Table):
             pipeline_parallel=self.parallelism.pipeline,
             data_parallel=self._data(),
             stop_signal=signal_number(self.stop_signal) or 0,
+            stop_before_s=self.stop_before,
+            requeue_at_limit=self.requeue_at_limit,
         )
 
 

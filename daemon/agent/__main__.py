@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--node", help="default $SLURMD_NODENAME, else the short host name")
     run.add_argument("--advertise", metavar="HOST", help="default: the address that faces the coordinator")
+    run.add_argument(
+        "--notice",
+        type=float,
+        metavar="S",
+        default=8.0,  # Slurm's KillWait is 30 s
+        help="seconds to wait for the coordinator's word after SIGTERM, then the agent ends its ranks; default 8",
+    )
     batch = commands.add_parser("batch", help="start srun, and wait until the gang is final")
     add_arguments(batch, listen="")
     batch.add_argument("--gang", default=os.environ.get("MUSTER_GANG", ""), help="its id; default $MUSTER_GANG")

@@ -43,13 +43,13 @@ from muster.v1.common_pb2 import JobSpec, Version
 
 log = logging.getLogger(__name__)
 
-# After SIGTERM (Slurm: time limit, preemption, scancel) ranks that have been asked to stop get this long. Slurm's own
-# KillWait is 30 s.
-_STOP_GRACE_S = 20.0
+# Ranks that an agent without orders has asked to stop get this long.
+_STOP_GRACE_S = 12.0
 _LOOK_AGAIN_S = 0.05
 _AT_LEISURE_S = 0.25
 _TIDY_S = 1.0
 _EXIT_TERM = 128 + signal.SIGTERM
+_NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
 _SILENCES = {
     None: Silence.SILENCE_UNSPECIFIED,
     Door.OPEN: Silence.SILENCE_KERNEL_ONLY,
@@ -75,7 +75,8 @@ class Keeper(ShardKeeper, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that an agent is started with. `listen`: "host:port"; `host`: the address that others reach it at."""
+    """All that an agent is started with. `listen`: "host:port"; `host`: the address that others reach it at;
+    `notice_s`: how long it waits for the coordinator's word after SIGTERM."""
 
     own: Self
     job: Job
@@ -84,6 +85,7 @@ class Setting:
     credentials: Credentials
     listen: str
     host: str
+    notice_s: float
     slurm_job_id: int = 0
     slurm_restart_count: int = 0
     batch_host: bool = False
@@ -109,6 +111,8 @@ class Agent:
         self._flushed = (0, "")
         self._flushing = 0
         self._failure = ""
+        self._notice = ""
+        self._told_to_stop = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -145,11 +149,12 @@ class Agent:
                     await asyncio.wait_for(tidy, _TIDY_S)
 
     def terminate(self) -> None:
-        """SIGTERM has come: ask the ranks to stop, end those that don't, then leave."""
-        if not self._failure and not self._done.done():
-            self._failure = "ended by SIGTERM (Slurm sends it at the time limit, on scancel and on preemption)"
-            log.warning(self._failure)
-            self._start(self._wind_down())
+        """SIGTERM has come: say so, and do as the coordinator orders; without its word wind down."""
+        if not self._notice and not self._done.done():
+            self._notice = _NOTICE
+            log.warning(self._notice)
+            self._changed()
+            self._start(self._wind_down_unless_told())
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -164,6 +169,8 @@ class Agent:
             self._flushing = order.flush.serial
             self._flush(order.flush)
         self._converge()
+        if order.stop:
+            self._ask_to_stop(order.stop)
         if converge.settled(self._local(), order):
             self._changed()  # nothing under way will say that the order is carried out
 
@@ -263,17 +270,19 @@ class Agent:
             flush_error=self._flushed[1],
             order_serial=order.serial if order is not None and done else 0,
             failure=self._failure or self._crew.failure,
+            notice=self._notice,
         )
 
     def _ranks(self) -> list[RankStatus]:
         """The ranks' statuses. An end in good order is told no sooner than what was kept before it: where it is the
-        gang's, the last checkpoint is chosen among what is known then. A fault never waits."""
+        gang's, the last checkpoint is chosen among what is known then. Ends that this agent brings about are told once
+        all ranks have ended, with the fence: the first of them is no crash. A fault never waits."""
         ended = [rank for rank in self._crew.statuses({}) if _in_order(rank)]
         behind = {(r.rank, r.generation) for r in ended if self._keeper.behind(r.rank, r.generation)}
         self._withheld = bool(behind)
         ranks = list(self._crew.statuses(self._keeper.progress()))
         for rank in ranks:
-            if (rank.rank, rank.generation) in behind:
+            if (rank.rank, rank.generation) in behind or self._fenced < rank.generation <= self._killed:
                 rank.phase = RankPhase.RANK_PHASE_RUNNING
         return ranks
 
@@ -343,12 +352,26 @@ class Agent:
     def _dismissed(self, reason: str) -> None:
         self._leave(0, f"dismissed by the coordinator: {reason}")
 
+    def _ask_to_stop(self, reason: str) -> None:
+        """Ask the ranks, once, to finish their step and leave."""
+        if self._told_to_stop.is_set():
+            return
+        self._told_to_stop.set()
+        self._keeper.stop_ranks(reason)
+        if self._setting.spec.stop_signal:
+            self._crew.tell(self._setting.spec.stop_signal)
+
+    async def _wind_down_unless_told(self) -> None:
+        try:
+            await asyncio.wait_for(self._told_to_stop.wait(), self._setting.notice_s)
+        except TimeoutError:
+            await self._wind_down()
+
     async def _wind_down(self) -> None:
+        self._failure = self._notice
         self._changed()
+        self._ask_to_stop(self._failure)
         spec = self._setting.spec
-        self._keeper.stop_ranks(self._failure)
-        if spec.stop_signal:
-            self._crew.tell(spec.stop_signal)
         if spec.stop_signal or spec.memory_checkpoint:
             await self._ranks_end(_STOP_GRACE_S)
         self._end_ranks(self._failure)

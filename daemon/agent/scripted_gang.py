@@ -54,6 +54,8 @@ class Gang:
     coordinator: ScriptedCoordinator
     address: str
     preload: tuple[str, ...] = ("random",)
+    notice_s: float = 0.0
+    """How long agents wait for the coordinator's word after SIGTERM."""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     async def start(self, size: int, *command: str, **spec: object) -> None:
@@ -70,7 +72,16 @@ class Gang:
         settings = {"ranks_per_node": 1, "run_dir": folder, "work_dir": folder, "preload": self.preload, **spec}
         text = json.dumps({"command": command, **settings})
         argv = [sys.executable, "-m", "muster.daemon.agent", "run", "--gang", "g", "--node", node, "--spec", text]
-        argv += ["--coordinator", self.address, "--auth", f"secret:{self.folder}/secret", "--log-level", "debug"]
+        argv += [
+            "--notice",
+            "0",
+            "--coordinator",
+            self.address,
+            "--auth",
+            f"secret:{self.folder}/secret",
+            "--log-level",
+            "debug",
+        ]
         with (self.folder / f"{node}.err").open("ab") as errors:
             self.agents[node] = subprocess.Popen(argv, stderr=errors)
 

@@ -96,6 +96,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
         credentials=site.credentials(),
         listen=options.listen,
         host=options.advertise or _own_address(site.coordinator),
+        notice_s=options.notice,
         slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),
         slurm_restart_count=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
         batch_host=os.environ.get("SLURM_NODEID") == "0",

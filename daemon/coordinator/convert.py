@@ -39,6 +39,7 @@ def status(message: agent_pb2.AgentStatus) -> e.Status:
         flushed_serial=message.flushed_serial,
         flush_error=message.flush_error,
         failure=message.failure,
+        notice=message.notice,
     )
 
 
@@ -63,6 +64,8 @@ def spec(message: common_pb2.JobSpec) -> e.GangSpec:
         max_failures=message.max_failures or 3,
         requeue=message.requeue,
         durable_dir=message.durable_dir,
+        stop_before_s=message.stop_before_s,
+        requeue_at_limit=message.requeue_at_limit,
     )
 
 

@@ -20,6 +20,7 @@ CREATE INDEX gangs_of_job ON facts (json_extract(json, '$.job')) WHERE name = 'G
 ALTER TABLE facts ADD COLUMN crc INTEGER;
 ALTER TABLE snapshots ADD COLUMN crc INTEGER;
 """,
+    "-- 3: StopPlanned.",
 )
 
 FORMAT = len(STEPS)

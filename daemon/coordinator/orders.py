@@ -46,10 +46,14 @@ class Orders:
         order = pb.Order(serial=self._serial, generation=max(gang.generation, 0), members=self._members)
         if _flushing(gang) and gang.flush:
             order.flush.CopyFrom(_flush(gang.flush))
+        if gang.stop is not None:
+            order.stop = gang.stop.reason
         if gang.final:
             _leave(order, gang.exit_code, gang.reason)
         elif out and not kept:
             _leave(order, 0, out)
+        elif gang.phase is Phase.REQUEUED:
+            _leave(order, 0, gang.reason)
         elif gang.phase in _FENCING:
             order.duty = pb.DUTY_FENCE
             order.generation, order.store_node = max(gang.fenced, 0), gang.store_node

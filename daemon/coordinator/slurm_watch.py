@@ -15,7 +15,7 @@ from typing import NoReturn
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import RESUMABLE
-from muster.slurm.client.states import JobFlag, NodeState
+from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
 JOBS_EVERY_S, NODES_EVERY_S = 2.0, 5.0
@@ -100,7 +100,9 @@ def job_seen(gang: Gang, found: Job | Gone) -> e.JobSeen:
     if isinstance(found, Gone):
         return e.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
-    return e.JobSeen(gang.id, gang.job, found.nodes, found.restart_count, ended)
+    limit_at = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
+    limit_s = float(found.time_limit_s or 0)
+    return e.JobSeen(gang.id, gang.job, found.nodes, found.restart_count, ended, limit_at, limit_s)
 
 
 def node_seen(name: str, found: Node | Gone) -> e.NodeSeen:

@@ -115,6 +115,8 @@ def _of_gang(fact: f.Fact) -> str:
             return f"{fact.phase}{_because(fact.reason)}"
         case f.GangEnded():
             return f"{fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
+        case f.StopPlanned():
+            return f"the ranks are asked to stop{_because(fact.reason)}; then {fact.after}"
         case f.JobRestarted():
             return f"Slurm started job {fact.job} again (restart {fact.restart_count})"
         case f.JobChanged():

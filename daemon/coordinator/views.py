@@ -77,6 +77,8 @@ def _phase_words(seen: GangSight, gang: Gang) -> str:
         case Phase.STARTING:
             late = sorted(seat.node for seat in gang.seats if not _all_run(gang, seen, seat.node))
             return "ranks to start" + _listed(" on ", late)
+        case Phase.RUNNING if gang.stop is not None:
+            return f"ranks to stop: {gang.stop.reason}"
         case Phase.RECOVERING | Phase.DRAINING:
             late = sorted(m.node for m in gang.present() if seen.status(m.node).fenced < gang.fenced)
             return f"the end of generation {gang.fenced}" + _listed(" on ", late) if late else _after_fence(gang)

@@ -70,7 +70,18 @@ class LocalCluster:
         agent = self._start(
             f"agent-{name}",
             "muster.daemon.agent",
-            ["run", *where, "--advertise", _LOOPBACK, "--gang", self._gang, "--spec", str(self._spec_file())],
+            [
+                "run",
+                *where,
+                "--advertise",
+                _LOOPBACK,
+                "--notice",
+                "0",
+                "--gang",
+                self._gang,
+                "--spec",
+                str(self._spec_file()),
+            ],
             _slurm_environment(index),
         )
         daemon = self._start(f"musterd-{name}", "muster.daemon.node", [*where, "--kmsg", str(kernel_log)])

@@ -26,7 +26,7 @@ def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[s
     assert seldom == {}
 
 
-@pytest.mark.parametrize("seed", [6, 7, 42])
+@pytest.mark.parametrize("seed", [6, 8, 42])
 def test_one_seed_is_one_run(seed: int) -> None:
     """The order of a set of strings differs from process to process; no run may depend on it."""
     said = {_transcript(seed, hash_seed) for hash_seed in ("1", "2", "3")}

@@ -265,6 +265,28 @@ async def test_sigterm_becomes_the_signal_that_the_spec_names(gang: Gang) -> Non
     assert gang.log(0, 1).read_text().split()[1:] == ["saved"]
 
 
+async def test_after_sigterm_an_agent_does_as_the_coordinator_says(gang: Gang) -> None:
+    stops = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print("saved", flush=True)))
+        print(os.getpid(), flush=True)
+        time.sleep(100)
+    """
+    gang.notice_s = 60
+    await gang.start(1, PYTHON, gang.script(stops), stop_signal=signal.SIGUSR1)
+    await gang.run(1)
+    gang.agents["n0"].terminate()
+    await gang.until(lambda: gang.status("n0").notice != "")
+    assert gang.rank("n0", 1).phase == RANK_PHASE_RUNNING
+    order = gang.run_order(1)
+    order.stop = "the time limit is near"
+    gang.coordinator.order(order)
+    await gang.until(lambda: gang.rank("n0", 1).phase == RANK_PHASE_EXITED)
+    assert gang.log(0, 1).read_text().split()[1:] == ["saved"]
+    gang.coordinator.order(Order(duty=DUTY_EXIT, exit_code=98), "n0")
+    assert await gang.exit_code("n0") == 98
+
+
 async def test_training_does_not_stop_without_a_coordinator(gang: Gang) -> None:
     await gang.start(2, PYTHON, "-c", WAIT)
     pids = await gang.run(1)

@@ -68,7 +68,7 @@ def _duties(*story: f.Fact) -> list[str]:
         ((*UNFIT, SWAP, FLUSH, f.FirstStep("g", 2, 9)), ["RUN 2", "HOLD 2", "RUN 2"]),
         ((*UNFIT, SWAP, FLUSH, f.FirstStep("g", 2, 9), f.Flushed("g", 1, "/d", "")), ["RUN 2", "EXIT 2", "RUN 2"]),
         ((*RUNNING, FLUSH, f.PhaseChanged("g", Phase.DRAINING, "done")), ["FENCE 0"] * 3),
-        ((*LOST, f.PhaseChanged("g", Phase.REQUEUED, "no spare")), ["HOLD 1", "EXIT 1", "HOLD 1"]),
+        ((*LOST, f.PhaseChanged("g", Phase.REQUEUED, "no spare")), ["EXIT 1"] * 3),
         ((*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), ["EXIT 1"] * 3),
     ],
 )

@@ -541,7 +541,8 @@ def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     written = world.gang.durable_path
     world.kill_rank("n1")
     world.run_until(recovered(world))
-    world.world.cluster.requeue(1, (), None)
+    world.world.flushes.broken_until = world.now + 1000
+    world.requeue()
     world.run_until(lambda: world.gang.generation == 3)
     assert world.gang.version is None
     assert world.gang.durable_path == written

@@ -7,7 +7,7 @@ lost, doubled and reordered events change nothing but the moment.
 from collections.abc import Collection
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import flushing, placement, restore, silence, suspicion
+from muster.daemon.coordinator.core import flushing, placement, restore, silence, stopping, suspicion
 from muster.daemon.coordinator.core.events import RankState, Version
 from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.core.states import ACTIVE, Phase
@@ -35,6 +35,8 @@ EXIT_AGENT = 96
 """Most agents met an error that no other node would mend."""
 EXIT_NOT_DURABLE = 97
 """Every rank has ended well, but the last checkpoint could not be written."""
+EXIT_STOPPED = 98
+"""Stopped before Slurm would have ended it, and not to be requeued: submit it again to go on."""
 
 
 def advance(gt: GangTurn) -> None:
@@ -51,7 +53,10 @@ def _once(gt: GangTurn) -> None:
     if gang.final:
         _see_job_out(gt)
         return
-    if _outside_end(gt) or _failing(gt):
+    if _outside_end(gt):
+        return
+    stopping.plan(gt)
+    if _failing(gt):
         return
     if gang.phase in ACTIVE:
         _remove_unfit(gt)
@@ -77,7 +82,7 @@ def _once(gt: GangTurn) -> None:
 
 def end(gt: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
     """End the gang, and its job where its batch script can't."""
-    gang, job_ended = gt.gang, gt.seen.job_ended
+    gang, job_ended = gt.gang, gt.job_ended
     gt.turn.record(f.GangEnded(gang.id, phase, exit_code, reason))
     if job_ended:
         gt.turn.record(f.JobOver(gang.id, job_ended))
@@ -112,13 +117,17 @@ def _see_job_out(gt: GangTurn) -> None:
 
 def _outside_end(gt: GangTurn) -> bool:
     """A user's cancel, or Slurm's own end of the job."""
-    state = gt.seen.job_ended
+    state = gt.job_ended
     if gt.seen.cancel:
         end(gt, Phase.CANCELLED, 130, f"cancelled by {gt.seen.cancel}")
-    elif state and not _ended_before_the_requeue(gt, state):
-        phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
-        end(gt, phase, 130 if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
-    return gt.gang.final
+    elif state and not _ended_before_the_requeue(gt, state) and not stopping.saves(gt):
+        _end_as_slurm(gt, state)
+    return gt.gang.final or stopping.given_up(gt)
+
+
+def _end_as_slurm(gt: GangTurn, state: str) -> None:
+    phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
+    end(gt, phase, 130 if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
 
 
 def _ended_before_the_requeue(gt: GangTurn, state: str) -> bool:
@@ -146,6 +155,9 @@ def _await_agents(gt: GangTurn) -> None:
 
 def _gather(gt: GangTurn) -> None:
     gang, spec = gt.gang, gt.gang.spec
+    if gang.stop is not None:
+        _leave(gt)
+        return
     since = max(gang.phase_at, gt.turn.sight.since)  # after a restart every agent has to attach anew
     waited = gt.now - since
     here = len(gt.tally.here)
@@ -183,6 +195,9 @@ def _recover(gt: GangTurn) -> None:
     clear_at = silence.passed_at(gt)
     if gt.now < clear_at:
         gt.turn.wake(clear_at)
+        return
+    if gang.stop is not None:
+        _leave(gt)
         return
     if gang.failures >= gang.spec.max_failures:
         end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
@@ -295,7 +310,8 @@ def _no_nodes(gt: GangTurn) -> None:
 def _requeue(gt: GangTurn, reason: str) -> None:
     gang = gt.gang
     bad = tuple(sorted(m.node for m in gang.members.values() if m.out))
-    gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=bad)
+    if not gt.requeued:
+        gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=bad)
     gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, reason))
 
 
@@ -311,18 +327,18 @@ def _failing(gt: GangTurn) -> bool:
     """Agents have met an error that no order can mend. Where most have, it is the job's, and the gang ends; a few
     are taken out of it, as any node that can't carry ranks.
 
-    Slurm's own end of a job (scancel, the time limit) shows as such an error first: its word is waited for, and nothing
-    else is decided meanwhile.
+    Who was given notice (SIGTERM) will go as well; most of them were, and a stop is planned. So Slurm's word is waited
+    for, and nothing else is decided meanwhile.
     """
-    failing, seen = gt.tally.failing, gt.seen
-    if not failing or gt.gang.phase not in ACTIVE | {Phase.GATHERING}:
+    failing, seen = gt.tally.failing | gt.tally.noticed, gt.seen
+    if not failing or gt.gang.stop is not None or gt.gang.phase not in ACTIVE | {Phase.GATHERING}:
         seen.failed_at = 0.0
         return False
     seen.failed_at = seen.failed_at or gt.now
     if gt.now - seen.failed_at < SLURM_WORD_S:
         gt.turn.wake(seen.failed_at + SLURM_WORD_S)
         return True
-    words = {node: f"{node}: {seen.status(node).failure}" for node in sorted(failing)}
+    words = {node: f"{node}: {seen.status(node).failure or seen.status(node).notice}" for node in sorted(failing)}
     present = len(gt.tally.present)
     too_few = gt.gang.phase is Phase.GATHERING and present - len(words) < gt.gang.spec.nodes
     if 2 * len(words) > present or too_few:
@@ -346,7 +362,7 @@ def _run(gt: GangTurn) -> None:
         gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt)))
     if whole and tally.done == tally.reported:
         _finish(gt)
-    else:
+    elif not stopping.overdue(gt):
         _release(gt)
         flushing.on_request(gt)
 
@@ -368,7 +384,8 @@ def _crashed(gt: GangTurn) -> bool:
     # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
     crashed = [(node, rank) for node, rank in failed if gt.seen.status(node).fenced < gt.gang.generation]
     if crashed:
-        suspicion.fence(gt, _exit_words(*crashed[0]), hardware=False, suspected_at=gt.now)
+        # What a script does of a stop is no fault of it.
+        suspicion.fence(gt, _exit_words(*crashed[0]), hardware=gt.gang.stop is not None, suspected_at=gt.now)
     else:
         words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
         suspicion.fence(gt, words, hardware=True, suspected_at=gt.now)
@@ -399,8 +416,28 @@ def _release(gt: GangTurn) -> None:
 
 
 def _finish(gt: GangTurn) -> None:
-    if not flushing.begin(gt, "the job is done", Phase.DONE):
+    if gt.gang.stop is not None:
+        _leave(gt)
+    elif not flushing.begin(gt, "the job is done", Phase.DONE):
         end(gt, Phase.DONE, 0, "every rank exited with 0")
+
+
+def _leave(gt: GangTurn) -> None:
+    """No rank runs any more: save what they have kept, then go on as the stop was planned."""
+    gang, stop = gt.gang, gt.gang.stop
+    assert stop is not None
+    kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)
+    if not kept or not flushing.begin(gt, stop.reason, stop.after):
+        _go_on(gt, stop.after, stop.reason)
+
+
+def _go_on(gt: GangTurn, after: Phase | None, reason: str) -> None:
+    if gt.job_ended:
+        _end_as_slurm(gt, gt.job_ended)
+    elif after is Phase.REQUEUED:
+        _requeue(gt, reason)
+    else:
+        end(gt, Phase.FAILED, EXIT_STOPPED, reason)
 
 
 def _drain(gt: GangTurn) -> None:
@@ -409,8 +446,8 @@ def _drain(gt: GangTurn) -> None:
         return
     error = gang.flush.error if gang.flush else ""
     words = f"the last checkpoint could not be written: {error}"
-    if gang.drain_to is Phase.REQUEUED:
-        _requeue(gt, f"{gang.reason} ({words})" if error else gang.reason)
+    if gang.drain_to is not Phase.DONE:
+        _go_on(gt, gang.drain_to, f"{gang.reason} ({words})" if error else gang.reason)
     elif error:
         end(gt, Phase.FAILED, EXIT_NOT_DURABLE, f"every rank exited with 0, but {words}")
     else:

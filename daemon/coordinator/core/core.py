@@ -123,9 +123,6 @@ def _job_seen(turn: Turn, event: e.JobSeen) -> None:
         turn.record(f.JobChanged(event.gang, event.nodes))
     if gang.final and event.ended and not gang.job_over:
         turn.record(f.JobOver(event.gang, event.ended))
-    again = event.restart_count > gang.restart_count and gang.phase not in (Phase.SUBMITTED, Phase.REQUEUED)
-    if again and not gang.final and not event.ended:
-        turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm has put the job back into the queue"))
 
 
 def _attached(turn: Turn, event: e.AgentAttached) -> None:

@@ -24,6 +24,8 @@ class GangSpec:
     max_failures: int = 3
     requeue: bool = True
     durable_dir: str = ""
+    stop_before_s: float = 120.0
+    requeue_at_limit: bool = False
 
     @property
     def world_size(self) -> int:
@@ -80,6 +82,7 @@ class Status:
     failure: str = ""
     answered_s: dict[str, float] = field(default_factory=dict)
     order_serial: int = 0
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +180,16 @@ class FlushAsked:
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """Slurm's view of a job, when it changed. `ended` is Slurm's word for how a job ended, or None while it has not."""
+    """Slurm's view of a job, when it changed. `ended` is Slurm's word for how a job ended, or None while it has not;
+    `limit_at`: when its time limit of `limit_s` seconds ends it, None while it does not run or has no limit."""
 
     gang: str
     job: int
     nodes: tuple[str, ...]
     restart_count: int
     ended: str | None
+    limit_at: float | None = None
+    limit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

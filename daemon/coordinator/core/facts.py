@@ -148,6 +148,15 @@ class GangEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class StopPlanned:
+    """The job is about to be ended: the ranks are asked to stop, their state is saved, then `after` follows."""
+
+    gang: str
+    reason: str
+    after: Phase
+
+
+@dataclass(frozen=True, slots=True)
 class JobRestarted:
     """Slurm started the job again: members and fences of the run before are void."""
 
@@ -219,8 +228,8 @@ class SlurmSettled:
 
 Fact = (
     GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
-    | FirstStep | Flushing | Flushed | GangEnded | JobRestarted | JobChanged | JobOver | GangForgotten | NodeRegistered
-    | NodeJudged | SlurmOwed | SlurmSettled
+    | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
+    | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}

@@ -13,10 +13,7 @@ FLUSH_S = 120.0
 
 def begin(gt: GangTurn, reason: str, after: Phase) -> bool:
     """Order the last checkpoint written before `after`. False: there is nothing newer than what is durable."""
-    gang = gt.gang
-    if not gang.spec.durable_dir:
-        return False
-    version = _not_durable(gt)
+    gang, version = gt.gang, unsaved(gt)
     if version is None:
         return False
     gt.turn.record(f.PhaseChanged(gang.id, Phase.DRAINING, reason, after))
@@ -24,8 +21,10 @@ def begin(gt: GangTurn, reason: str, after: Phase) -> bool:
     return True
 
 
-def _not_durable(gt: GangTurn) -> Version | None:
-    """The newest version that stands whole, where it is newer than what is durable."""
+def unsaved(gt: GangTurn) -> Version | None:
+    """The newest version that stands whole, where it can be written and is newer than what is durable."""
+    if not gt.gang.spec.durable_dir:
+        return None
     version, durable = restore.newest_complete(gt.held(), gt.gang.spec.world_size), gt.gang.durable_version
     return version if version is not None and (durable is None or version > durable) else None
 
@@ -79,7 +78,7 @@ def progress(gt: GangTurn) -> None:
 def _anew(gt: GangTurn, flush: Flush, why: str) -> None:
     """Writers are gone: have those write who hold the last checkpoint now. Nobody may: then it has failed."""
     gang = gt.gang
-    version = _not_durable(gt) if gang.phase is Phase.DRAINING else None
+    version = unsaved(gt) if gang.phase is Phase.DRAINING else None
     if version is None:
         gt.turn.record(f.Flushed(gang.id, flush.serial, "", why))
     else:

@@ -78,8 +78,17 @@ class Flush:
 
 
 @dataclass(slots=True)
+class Stop:
+    """A planned stop: why, what follows it, and when it was planned."""
+
+    reason: str
+    after: Phase
+    at: float
+
+
+@dataclass(slots=True)
 class Gang:
-    """One training job."""
+    """One training job. `stop`: in this run of the job its ranks start no more."""
 
     id: str
     job: int
@@ -114,6 +123,7 @@ class Gang:
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
     flush: Flush | None = None
+    stop: Stop | None = None
     drain_to: Phase | None = None
     completed: bool = False
     job_over: bool = False
@@ -217,6 +227,7 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
         case f.PhaseChanged():
             _phase(gang, fact.phase, at)
             gang.reason, gang.drain_to = fact.reason, fact.after
+            gang.serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
         case f.GenerationFenced():
             _fence(gang, fact, at)
         case f.StoreMoved():
@@ -236,6 +247,9 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
         case f.GangEnded():
             _phase(gang, fact.phase, at)
             gang.exit_code, gang.reason = fact.exit_code, fact.reason
+            gang.serial += 1
+        case f.StopPlanned():
+            gang.stop = Stop(fact.reason, fact.after, at)
             gang.serial += 1
         case f.JobRestarted():
             _restart(gang, fact)
@@ -319,7 +333,7 @@ def _restart(gang: Gang, fact: f.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
     gang.job_nodes = ()
-    gang.version = None
+    gang.version = gang.stop = None
     gang.reached = 0  # it may have to go back a long way
     gang.fenced = -1
     gang.serial += 1

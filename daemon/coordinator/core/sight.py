@@ -162,6 +162,7 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
 
 def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
     seen.job_ended, seen.job_restarts = event.ended, event.restart_count
+    seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
     if event.ended or not event.nodes:
         seen.granted = None
     elif seen.granted is None or seen.granted[0] != event.restart_count:

@@ -204,7 +204,8 @@ def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
 
 def _follow_slurm(gt: GangTurn, member: Member) -> None:
     """Nobody is left to ask: who is silent and no longer in the job has been given up by Slurm."""
-    if gt.gang.job_nodes and member.node not in gt.gang.job_nodes:
+    taken = gt.requeued or gt.job_ended
+    if taken or (gt.gang.job_nodes and member.node not in gt.gang.job_nodes):
         remove(gt, member, f"{member.node} is silent, and Slurm has taken it out of the job", alive=False)
 
 

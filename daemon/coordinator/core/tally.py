@@ -52,16 +52,18 @@ class Tally:
     """The counts of one gang, true of its nodes but for those that are `marked`.
 
     `present` are the members that may carry ranks; of these are `here` whose agent is in touch and whose node is in
-    service, `unfit` whose node is not, `failing` whose agent can't go on. `expected` are the present and those who went
-    out alive with ranks of the fenced generation; of these are `unattached` whose agent is out of touch, `unfenced` who
-    did not say that their ranks have ended. `crashed` carry a rank that failed, `watchers` miss a neighbour; `leaving`
-    are out, alive, and not let go yet; `unwritten` write a part of the flush under way, `botched` could not.
+    service, `unfit` whose node is not, `failing` whose agent can't go on, `noticed` whom Slurm has told to end.
+    `expected` are the present and those who went out alive with ranks of the fenced generation; of these are
+    `unattached` whose agent is out of touch, `unfenced` who did not say that their ranks have ended. `crashed` carry a
+    rank that failed, `watchers` miss a neighbour; `leaving` are out, alive, and not let go yet; `unwritten` write a
+    part of the flush under way, `botched` could not.
     """
 
     present: set[str] = field(default_factory=set)
     here: set[str] = field(default_factory=set)
     unfit: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
+    noticed: set[str] = field(default_factory=set)
     expected: set[str] = field(default_factory=set)
     unattached: set[str] = field(default_factory=set)
     unfenced: set[str] = field(default_factory=set)
@@ -103,6 +105,7 @@ class Tally:
         _put(self.here, node, present and attached and fit)
         _put(self.unfit, node, present and not fit)
         _put(self.failing, node, present and bool(status.failure))
+        _put(self.noticed, node, present and bool(status.notice))
         _put(self.expected, node, expected)
         _put(self.unattached, node, expected and not attached)
         _put(self.unfenced, node, expected and not (attached and status.fenced >= gang.fenced))

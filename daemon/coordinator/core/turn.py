@@ -87,6 +87,17 @@ class GangTurn:
         """The time of the turn."""
         return self.turn.now
 
+    @property
+    def requeued(self) -> bool:
+        """Slurm has put the job back into the queue, or has started it again."""
+        return self.seen.job_restarts > self.gang.restart_count and not self.seen.job_ended
+
+    @property
+    def job_ended(self) -> str:
+        """Slurm's word for how the job has ended; empty where it has not, or has been started again since."""
+        known = self.seen.job_restarts >= self.gang.restart_count
+        return (self.seen.job_ended or "") if known else ""
+
     def unfit(self, node: str) -> bool:
         """The node's verdict keeps ranks off it."""
         return node in self.turn.tallies.out

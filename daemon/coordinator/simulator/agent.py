@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CALM_PING_S, WORRIED_PING_S = 5.0, 0.25
 DEAF_S = 16.0
 LEISURE_S = 0.25
+_NOTICE_S = 8.0
 _BORN_S = 0.05
 """How long a rank outlives its agent at most."""
 
@@ -79,6 +80,8 @@ class Agent(Process):
         self.flush_error = ""
         self.flushing = 0
         self.failure = ""
+        self.notice = ""
+        self.asked_to_stop = self.deaf_ranks = False
         self.ranks: dict[int, Rank] = {}
         self.memory = Memory(self)
         self.uneasy = Uneasy(self)
@@ -180,7 +183,7 @@ class Agent(Process):
         """The whole status, as convert.status makes it of the wire's."""
         ranks = []
         for r in self.ranks.values():
-            gone = not r.alive
+            gone = not r.alive and not self.fenced < r.generation <= self.killed
             ranks.append(
                 e.RankState(
                     r.rank, r.generation, r.running and not gone, r.exit_code if gone else None, r.stderr,
@@ -198,6 +201,7 @@ class Agent(Process):
             flushed_serial=self.flushed,
             flush_error=self.flush_error,
             failure=self.failure,
+            notice=self.notice,
             answered_s=self.uneasy.answered_s(),
             order_serial=self._carried_out,
         )
@@ -213,6 +217,7 @@ class Agent(Process):
             self.flushing = order.flush.serial
             self.memory.flush(order.flush)
         self.carry_out()
+        self.asked_to_stop = self.asked_to_stop or bool(order.stop)
         if self._carried_out:
             self.changed()
 
@@ -298,11 +303,17 @@ class Agent(Process):
     # -- ends --
 
     def terminate(self, words: str) -> None:
-        """SIGTERM has come: the ranks end, then it leaves."""
-        if not self.failure:
-            self.failure = words
+        """SIGTERM has come: it says so; without the coordinator's word it winds down by itself."""
+        if not self.notice:
+            self.notice = words
             self.changed()
-            self.end_ranks(words)
+            self.later(_NOTICE_S, self._wind_down)
+
+    def _wind_down(self) -> None:
+        if not self.asked_to_stop:
+            self.failure = self.notice
+            self.changed()
+            self.end_ranks(self.notice)
             self.later(self.world.timing.kill() + 0.3, self.leave)
 
     def leave(self) -> None:

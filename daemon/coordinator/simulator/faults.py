@@ -18,20 +18,20 @@ Fault = Callable[[World, str], None]
 """Strikes the world, with a gang as its aim; nothing happens where there is nothing to strike."""
 
 FAULTS: dict[Fault, float] = {
-    hardware.crash: 4, hardware.power_off: 4, hardware.rack: 4, hardware.pause: 3, process.stop_agent: 2,
+    hardware.crash: 4, hardware.power_off: 4, hardware.rack: 4, hardware.pause: 4, process.stop_agent: 2,
     process.stop_daemon: 1, process.stop_services: 7, process.kill_agent: 2, process.kill_daemon: 1,
-    process.kill_rank: 3, process.sick_script: 2.6, process.stuck_rank: 1, process.agent_error: 2.8,
-    hardware.signal: 4, hardware.degraded_then_worse: 10, wire.cut_link: 2, wire.cut_from_coordinator: 4,
-    wire.blind_spot: 3, wire.isolate: 3, wire.fabric: 4, wire.isolate_coordinator: 5, wire.split: 1.5, wire.flap: 1.5,
-    service.crash_coordinator: 5, service.stall_coordinator: 1.5, service.slurm_mute: 1, service.slurm_odd: 1,
-    service.slurm_requeues: 0.7, service.cancel: 0.5, service.scancel: 0.5, service.batch_script: 0.3,
-    service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 12, hardware.buddies: 2, service.ask_flush: 1,
-    service.storage: 1, service.slander: 1,
+    process.kill_rank: 3, process.sick_script: 3.2, process.stuck_rank: 1, process.agent_error: 2.8,
+    hardware.signal: 4, hardware.degraded_then_worse: 13, wire.cut_link: 2, wire.cut_from_coordinator: 7,
+    wire.blind_spot: 3, wire.isolate: 6, wire.fabric: 4, wire.isolate_coordinator: 5, wire.split: 1.5, wire.flap: 1.5,
+    service.crash_coordinator: 5, service.stall_coordinator: 2.5, service.slurm_mute: 1, service.slurm_odd: 1,
+    service.slurm_requeues: 2, service.preempt: 3, service.cancel: 0.5, service.scancel: 0.5,
+    service.batch_script: 0.6, service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 12, hardware.buddies: 2,
+    service.ask_flush: 1, service.storage: 1, service.slander: 1,
 }  # fmt: skip
 """With the weight of each."""
 ENDERS: tuple[Fault, ...] = (
-    service.cancel, service.cancel, service.scancel, service.batch_script, service.batch_script,
-    service.slurm_requeues, service.slurm_requeues,
+    service.cancel, service.cancel, service.scancel, service.batch_script, service.batch_script, service.batch_script,
+    service.slurm_requeues, service.slurm_requeues, service.slurm_requeues,
 )  # fmt: skip
 DISTURBERS: tuple[Fault, ...] = (
     service.crash_coordinator,
@@ -47,9 +47,8 @@ DISTURBERS: tuple[Fault, ...] = (
     service.storage,
 )
 EARLY = (
-    Phase.SUBMITTED, Phase.SUBMITTED, Phase.GATHERING, Phase.GATHERING,
-    Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.PREFLIGHT, Phase.STARTING, Phase.STARTING, Phase.STARTING,
-    Phase.RUNNING, Phase.RUNNING, Phase.RECOVERING, Phase.RECOVERING,
+    *[Phase.SUBMITTED] * 2, *[Phase.GATHERING] * 2, *[Phase.PREFLIGHT] * 5, *[Phase.STARTING] * 5,
+    *[Phase.RUNNING] * 2, *[Phase.RECOVERING] * 2,
 )  # fmt: skip
 LATE = (Phase.DRAINING, Phase.REQUEUED)
 LINGERING = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)

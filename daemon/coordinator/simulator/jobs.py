@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _AGAIN_S = 0.5
 _ASK_S = 1.5
-_SIGTERM = "ended by SIGTERM (Slurm sends it at the time limit, on scancel and on preemption)"
+_SIGTERM = "Slurm has sent SIGTERM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Jobs:
         self.ids: dict[str, int] = {}
         self.never_start: set[str] = set()
         """Nodes whose agent does not start."""
+        self.kill_wait_s = 30.0
+        """From SIGTERM to SIGKILL."""
 
     def submit(self, wanted: Wanted) -> None:
         """A job enters the queue."""
@@ -80,6 +82,24 @@ class Jobs:
         """The gang's job as Slurm has it."""
         return self._seen[self.ids[gang]]
 
+    def preempt(self, job: Job, grace_s: float) -> None:
+        """Every process is told; the job goes back into the queue, or ends, unless it has done so by then."""
+        gang = self._wanted[job.id].gang
+        for node in job.nodes:
+            agent = self._world.agents.get((gang, node))
+            if agent is not None and agent.awake() and agent.post.restarts == job.restart_count:
+                agent.terminate(_SIGTERM)
+        self._world.schedule.later(grace_s, self._preempted, job)
+
+    def _preempted(self, job: Job) -> None:
+        now = self._seen[job.id]
+        if now.state is not JobState.RUNNING or now.restart_count != job.restart_count:
+            return
+        if now.requeue:
+            self._world.cluster.requeue(job.id, (), None)
+        else:
+            self._world.cluster.cancel(job.id)
+
     # -- processes --
 
     def _begin(self, job: Job) -> None:
@@ -94,14 +114,18 @@ class Jobs:
         return now.state is JobState.RUNNING and now.restart_count == job.restart_count and node in now.nodes
 
     def _launch(self, job: Job, node: str, tries: int) -> None:
-        """srun starts the agent, once the node is free of the run before."""
+        """srun starts the agent, once nothing of the run before is left on any node: Slurm calls it completing."""
         world = self._world
         if not self._holds(job, node) or node in self.never_start:
             return
         gang, machine = self._wanted[job.id].gang, world.machines[node]
-        old = world.agents.get((gang, node))
-        if (old is not None and old.alive) or not (machine.kernel and not machine.frozen):
-            if tries < 60:
+        left = any(
+            agent.alive and agent.post.restarts < job.restart_count
+            for (id, _), agent in world.agents.items()
+            if id == gang
+        )
+        if left or not (machine.kernel and not machine.frozen):
+            if tries < 180:
                 world.schedule.later(_AGAIN_S, self._launch, job, node, tries + 1)
             return
         post = Post(gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}")
@@ -119,9 +143,9 @@ class Jobs:
             return
         if agent.machine.frozen or not world.network.both(COORDINATOR, node):
             world.schedule.later(1.0, self._clear, job, node, words)
-        elif words and not agent.stopped:
+        elif words and self.kill_wait_s and not agent.stopped:
             agent.terminate(words)
-            world.schedule.later(30.0, self._clear, job, node, "")
+            world.schedule.later(self.kill_wait_s, self._clear, job, node, "")
         else:
             world.end_agent(agent)
 

@@ -2,7 +2,7 @@
 
 1. One generation can run, commit and publish: when a generation starts, the ranks of all before are dead.
 2. No committed step is lost while its shards stand, none is mixed.
-3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG after less than 4 s.
+3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG within 3 s.
 4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
 5. While many nodes are silent at once nobody is evicted before a minute has passed.
 
@@ -13,15 +13,15 @@ A rank whose agent or node is stopped can do nothing that counts; it must be gon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE
+from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Status, Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
-from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.core.states import WATCHED, Phase, Verdict
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.simulator.memory import digest
 from muster.daemon.coordinator.simulator.network import COORDINATOR
@@ -40,7 +40,8 @@ MANY_WINDOW_S = 10.0
 AFTER_THAW_S = 0.75
 LATE_S = 6.0
 PROGRESS_S = 0.35
-HUNG_S = 4.0
+HUNG_S = 3.0
+"""Four seconds of probes find a node hung; a moment of life in between may have escaped them."""
 LOOK_AT_SNAPSHOT = 16
 """One snapshot of so many is read back."""
 
@@ -50,6 +51,7 @@ _RUNG_OF_CODE = {
     95: "fail: never gathered",
     96: "fail: an agent's error",
     97: "fail: the last checkpoint",
+    98: "stop, then end",
 }
 
 
@@ -76,6 +78,7 @@ class Laws:
         self._began: dict[str, int] = {}
         self._started: dict[str, int] = {}
         self._late: list[Rank] = []
+        self._went_on: dict[str, float] = {}
         self._told: dict[str, tuple[tuple[int, int], float]] = {}
         self._crashes: dict[str, set[int]] = {}
         self._since = world.schedule.now
@@ -171,6 +174,8 @@ class Laws:
                 if before is not fact.verdict:
                     self._world.tally.count("node", f"{before} → {fact.verdict}")
                 self._verdicts[fact.node] = fact.verdict
+            case f.StopPlanned():
+                self._world.tally.count("rung", "stop")
             case f.SlurmOwed() if fact.verb == "requeue":
                 flushed = self._phases.get(fact.gang) is Phase.DRAINING
                 self._world.tally.count("rung", "flush, then requeue" if flushed else "requeue")
@@ -194,7 +199,11 @@ class Laws:
                 self._flushed(core.ledger.gangs[fact.gang], fact)
             case f.JobRestarted():
                 self._committed.pop(fact.gang, None)
+            case f.PhaseChanged() if fact.phase is Phase.REQUEUED:
+                self._saved(core.ledger.gangs[fact.gang])
             case f.GangEnded():
+                if fact.exit_code == EXIT_STOPPED:
+                    self._saved(core.ledger.gangs[fact.gang])
                 if fact.exit_code == EXIT_NO_REQUEUE:
                     self._software_failed(core.ledger.gangs[fact.gang])
                 self._world.tally.count("rung", _RUNG_OF_CODE.get(fact.exit_code, fact.phase))
@@ -243,13 +252,17 @@ class Laws:
                 f"(on {rank.agent.node}) run at once",
             )
 
-    def joined(self, gang: str, generation: int) -> None:
-        """All ranks of a generation have met."""
-        self._must(generation >= self._began.get(gang, 0), f"law 1: generation {generation} joins after a newer one")
+    def joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
+        """All ranks of a generation, which are on these nodes, have met."""
+        began, went_on = self._began.get(gang, 0), max(self._went_on.get(node, -LATE_S) for node in nodes)
+        if generation < began and len(nodes) == 1 and self._world.schedule.now - went_on < AFTER_THAW_S:
+            return  # on a single node ranks need nobody; who was stopped is ended before long
+        self._must(generation >= began, f"law 1: generation {generation} joins after a newer one")
         self._began[gang] = generation
 
     def goes_on(self, node: str) -> None:
         """What was stopped on `node` runs again: ranks of older generations must be gone soon."""
+        self._went_on[node] = self._world.schedule.now
         self._world.schedule.later(AFTER_THAW_S, self._gone, node)
 
     def _gone(self, node: str) -> None:
@@ -267,6 +280,9 @@ class Laws:
         known = self._world.gang(gang)
         if known is not None and leader.node in known.members and known.members[leader.node].out:
             return
+        agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
+        if any(agent.post.restarts > leader.post.restarts for agent in agents):
+            return  # its run of the job is over, whose memory is freed node by node
         self._must(
             version.generation >= self._began.get(gang, 0),
             f"law 1: generation {version.generation} commits too late",
@@ -310,6 +326,17 @@ class Laws:
             f"law 2: generation {fact.generation} starts from {chosen}, though {best} stands",
         )
 
+    def _saved(self, gang: Gang) -> None:
+        """A gang that was stopped by plan leaves nothing behind that could have been written."""
+        committed, durable = self._committed.get(gang.id), self._durable.get(gang.id)
+        failed = gang.flush is not None and gang.flush.error
+        if gang.stop is None or not gang.spec.durable_dir or committed is None or failed:
+            return
+        self._must(
+            (durable is not None and durable >= committed) or not self._stands(gang, committed),
+            f"law 2: {gang.id} is stopped at {committed}, and only {durable} is durable",
+        )
+
     def _stands(self, gang: Gang, version: Version) -> bool:
         """Every rank's shard stands where the coordinator has been in touch for a while."""
         world = self._world
@@ -339,7 +366,8 @@ class Laws:
             self._must(machine.faulty or stuck, f"law 3: {fact.node} is called UNFIT, and is not")
         if fact.verdict not in (Verdict.LOST, Verdict.HUNG):
             return
-        gang = next((g for g in core.ledger.gangs.values() if fact.node in g.members and not g.final), None)
+        watching = (g for g in core.ledger.gangs.values() if fact.node in g.members and g.phase in WATCHED)
+        gang = next(watching, None)
         if gang is not None:
             self._witnessed(gang, fact)
             self._no_progress(gang, fact)

@@ -138,6 +138,12 @@ MUTANTS: dict[str, Mutant] = {
         "            if shard.version != version:",
         "            if shard.version > version:",
     ),
+    "stop-without-saving": Mutant(
+        "a gang that was stopped by plan leaves its last steps behind",
+        f"{_CORE}.advance",
+        "    kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)",
+        "    kept = False",
+    ),
     "flush-half": Mutant(
         "a durable checkpoint counts as soon as one node has written its part",
         f"{_CORE}.flushing",

@@ -33,19 +33,21 @@ class Rehearsal:
     Args:
         absent: nodes whose agent never starts.
         flush_s: seconds that writing a checkpoint takes.
+        limit_s: the job's time limit, seconds; None: none.
         spec: more of the GangSpec.
     """
 
     def __init__(
-        self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1, **spec: object
-    ) -> None:
+        self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
+        limit_s: int | None = None, **spec: object,
+    ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares)]
         self.world = World(Site(leaves, pace=replace(_PACE, flush=2 * flush_s)), 0, folder)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.never_start.update(absent)
         self.world.restart_s = 0.0
-        self.world.submit(Wanted("g", e.GangSpec(nodes, spares, **spec)))  # type: ignore[arg-type]
+        self.world.submit(Wanted("g", e.GangSpec(nodes, spares, **spec), limit_s))  # type: ignore[arg-type]
 
     # -- what stands --
 
@@ -178,6 +180,15 @@ class Rehearsal:
         """The node's daemon sees a hardware signal."""
         self.machines[node].faulty = True
         self.world.daemons[node].signal(e.NodeSignalled(node, judgement, reason, reason))
+
+    def sigterm(self, *nodes: str) -> None:
+        """Slurm gives notice to the agents on these nodes; all of them where none is named."""
+        for node in nodes or self.machines:
+            self.agent(node).terminate(f"{node} was sent SIGTERM")
+
+    def requeue(self) -> None:
+        """An operator has Slurm requeue the job."""
+        self.world.cluster.requeue(self.gang.job, (), None)
 
     def finish(self) -> None:
         """Every rank exits with 0."""

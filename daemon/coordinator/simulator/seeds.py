@@ -61,6 +61,7 @@ class Run:
             folder,
             trace,
         )
+        self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
@@ -73,7 +74,7 @@ class Run:
             world.finish_at[gang] = chance.randint(10, 60)
         if chance.random() < 0.06:
             world.jobs.never_start.add(chance.choice(list(world.machines)))
-        world.submit(Wanted(gang, spec, 200 if chance.random() < 0.02 else None))
+        world.submit(Wanted(gang, spec, chance.choice([60, 200]) if chance.random() < 0.2 else None))
         if chance.random() < 0.15:
             world.cluster.update("take the requeue flag off", world.jobs.ids[gang], requeue=False)
 
@@ -86,6 +87,8 @@ class Run:
             gather_timeout_s=chance.choice([20.0, 40.0]),
             requeue=chance.random() < 0.8,
             durable_dir=chance.choice(["", "/durable", "/durable"]),
+            stop_before_s=chance.choice([0.0, 10.0, 30.0]),
+            requeue_at_limit=chance.random() < 0.5,
         )
 
     def go(self) -> None:
@@ -96,7 +99,7 @@ class Run:
         """
         world, chance = self.world, self._chance
         at = START + 1.0 + 8.0 * chance.random()
-        for _ in range(min(8, 1 + int(chance.expovariate(0.5)))):
+        for _ in range(min(8, 1 + int(chance.expovariate(0.4)))):
             world.schedule.at(at, self._strike)
             at += chance.choice([0.3, 2.0, 8.0, 15.0]) * chance.random()
         for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at + 15.0)):

@@ -56,6 +56,15 @@ def slurm_requeues(world: World, gang: str) -> None:
         world.cluster.requeue(job.id, (), None)
 
 
+def preempt(world: World, gang: str) -> None:
+    """Slurm preempts the job, with a grace time."""
+    job = world.jobs.running(gang)
+    if job is not None:
+        grace_s = world.chance.choice([2.0, 15.0, 40.0, 150.0]) * (0.5 + world.chance.random())
+        world.note(f"FAULT: job {job.id} is preempted, with {grace_s:.1f} s of grace")
+        world.jobs.preempt(job, grace_s)
+
+
 def requeue_flag_off(world: World, gang: str) -> None:
     """Somebody forbids that the job be requeued."""
     job = world.jobs.running(gang)

@@ -18,6 +18,8 @@ RUNGS = (
     "fail: never gathered",
     "fail: an agent's error",
     "fail: the last checkpoint",
+    "stop",
+    "stop, then end",
 )
 """The rungs of the recovery ladder that exist."""
 

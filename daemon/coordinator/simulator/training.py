@@ -70,7 +70,7 @@ class Training:
         met = len(self._joined) == self._order.world_size and all(self.ranks[number].able for number in self._joined)
         if met and not self.began:
             self.began = True
-            world.laws.joined(self.gang, self.generation)
+            world.laws.joined(self.gang, self.generation, {rank.agent.node for rank in self.ranks.values()})
             world.schedule.later(world.timing.step(), self._step)
 
     def _wait(self, rank: Rank, since: float, action: Callable[[Rank, float], None], words: str) -> None:
@@ -98,7 +98,7 @@ class Training:
                 rank.agent.changed(0.0 if first else 0.25)
             for agent, numbers in by_agent.values():
                 agent.memory.keep(self.generation, self.step, numbers)
-            if world.finished(self.gang):
+            if world.finished(self.gang) or all(r.agent.asked_to_stop and not r.agent.deaf_ranks for r in ranks):
                 self.exit_all(0)
                 return
         world.schedule.later(world.timing.step(), self._step)

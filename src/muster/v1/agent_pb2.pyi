@@ -302,6 +302,7 @@ class AgentStatus(_message.Message):
     ORDER_SERIAL_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     ANSWERED_MS_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of every generation up to and including this one is gone from this node."""
     store_port: _builtins.int
@@ -316,6 +317,10 @@ class AgentStatus(_message.Message):
     """Serial of the newest order that this status reflects as carried out."""
     failure: _builtins.str
     """The agent has an error that no order can mend (full disk, script not found): its words, for the user."""
+    notice: _builtins.str
+    """Slurm has signalled this agent (SIGTERM): it is about to end the job, or this node's part of it. In words; empty:
+    it hasn't.
+    """
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]: ...
     @_builtins.property
@@ -350,10 +355,11 @@ class AgentStatus(_message.Message):
         order_serial: _builtins.int = ...,
         failure: _builtins.str = ...,
         answered_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        notice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "order_serial", b"order_serial", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,6 +621,7 @@ class Order(_message.Message):
     FLUSH_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -627,6 +634,10 @@ class Order(_message.Message):
     exit_code: _builtins.int
     """With EXIT."""
     reason: _builtins.str
+    stop: _builtins.str
+    """Carried with any duty: the job is being stopped by plan, and why. Ranks that run are asked to stop after a step, and
+    the agent waits for its orders, whatever signal it gets. Empty: the gang goes on.
+    """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -653,10 +664,11 @@ class Order(_message.Message):
         flush: Global___FlushOrder | None = ...,
         exit_code: _builtins.int = ...,
         reason: _builtins.str = ...,
+        stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "reason", b"reason", "restore", b"restore", "serial", b"serial", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "reason", b"reason", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,6 +94,8 @@ class JobSpec(_message.Message):
     PIPELINE_PARALLEL_FIELD_NUMBER: _builtins.int
     DATA_PARALLEL_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
+    STOP_BEFORE_S_FIELD_NUMBER: _builtins.int
+    REQUEUE_AT_LIMIT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that carry ranks."""
@@ -122,6 +124,10 @@ class JobSpec(_message.Message):
     data_parallel: _builtins.int
     stop_signal: _builtins.int
     """Signal number sent to ranks of a script without the library before a planned stop; 0: none."""
+    stop_before_s: _builtins.float
+    """Seconds before the job's time limit at which its ranks are asked to stop, at most a quarter of that limit; 0: never."""
+    requeue_at_limit: _builtins.bool
+    """Requeue the job after that stop; otherwise it ends."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv; the first word is executed. Where it is a Python interpreter, the warm process becomes the script."""
@@ -154,10 +160,12 @@ class JobSpec(_message.Message):
         pipeline_parallel: _builtins.int = ...,
         data_parallel: _builtins.int = ...,
         stop_signal: _builtins.int = ...,
+        stop_before_s: _builtins.float = ...,
+        requeue_at_limit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "run_dir", b"run_dir", "spares", b"spares", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,89 @@
+"""Planned stops: Slurm is about to end the job, so its ranks stop at a step, and what they have kept is saved.
+
+Slurm says so in three ways: by the time limit that it shows, by a signal to every process of the job (a preemption's
+grace time, the end of the time limit, an operator's requeue), and by a job that it has ended or put back into the queue
+already, whose processes live on for a while (KillWait, 30 s by default).
+"""
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core import flushing, suspicion
+from muster.daemon.coordinator.core.states import ACTIVE, Phase
+from muster.daemon.coordinator.core.turn import GangTurn
+
+STOP_S = 15.0
+"""Ranks that are asked to stop get this long: what they have kept has to be written within KillWait, too."""
+NOT_SAVED = frozenset({"CANCELLED", "GONE"})
+"""Ends after which nobody wants the state."""
+
+
+def plan(gt: GangTurn) -> None:
+    """Plan a stop where there is reason to."""
+    gang = gt.gang
+    if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
+        return
+    if reason := _taken(gt):
+        # Where Slurm has it in the queue again, that follows; where it has ended it, `given_up` says how.
+        gt.turn.record(f.StopPlanned(gang.id, reason, Phase.REQUEUED))
+    elif 2 * len(gt.tally.noticed) > len(gt.tally.present):
+        words = gt.seen.status(min(gt.tally.noticed)).notice
+        gt.turn.record(f.StopPlanned(gang.id, words, _after(gang.spec.requeue)))
+    elif reason := _limit(gt):
+        gt.turn.record(f.StopPlanned(gang.id, reason, _after(gang.spec.requeue_at_limit)))
+
+
+def _after(requeue: bool) -> Phase:
+    return Phase.REQUEUED if requeue else Phase.FAILED
+
+
+def _taken(gt: GangTurn) -> str:
+    """What Slurm has done to the job already, in words."""
+    if gt.job_ended:
+        return f"Slurm ends job {gt.gang.job}: {gt.job_ended}"
+    if gt.requeued:
+        return "Slurm has put the job back into the queue"
+    return ""
+
+
+def _limit(gt: GangTurn) -> str:
+    """Why the job's time limit asks for a stop now; empty where it does not yet."""
+    spec, seen = gt.gang.spec, gt.seen
+    if seen.limit_at is None or not spec.stop_before_s:
+        return ""
+    ahead = min(spec.stop_before_s, seen.limit_s / 4)  # of a short job most is left for training
+    if gt.now < seen.limit_at - ahead:
+        gt.turn.wake(seen.limit_at - ahead)
+        return ""
+    return f"the time limit of job {gt.gang.job} is {max(0.0, seen.limit_at - gt.now):.0f} s away"
+
+
+def given_up(gt: GangTurn) -> bool:
+    """Slurm has taken the job, and nobody is left who could save anything. True: the gang has moved on."""
+    gang = gt.gang
+    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gt.requeued or _can_save(gt):
+        return False
+    gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm has put the job back into the queue"))
+    return True
+
+
+def saves(gt: GangTurn) -> bool:
+    """Slurm has ended the job, and there are agents left that can save what their ranks have kept."""
+    return _can_save(gt) and gt.job_ended not in NOT_SAVED
+
+
+def _can_save(gt: GangTurn) -> bool:
+    if gt.gang.phase is Phase.STARTING and flushing.unsaved(gt) is None:
+        return False  # its ranks have done nothing yet
+    return gt.gang.phase in ACTIVE | {Phase.DRAINING} and bool(gt.tally.here)
+
+
+def overdue(gt: GangTurn) -> bool:
+    """The ranks had their time to stop. True: they are ended now."""
+    stop = gt.gang.stop
+    if stop is None:
+        return False
+    if gt.now < stop.at + STOP_S:
+        gt.turn.wake(stop.at + STOP_S)
+        return False
+    words = f"{stop.reason}; the ranks have not stopped within {STOP_S:.0f} s"
+    suspicion.fence(gt, words, hardware=True, suspected_at=gt.now)
+    return True

@@ -1,0 +1,184 @@
+"""Planned stops: what a gang does of a job that Slurm is about to end, in simulated worlds."""
+
+import pytest
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+
+
+def training(steps: int = 3, **given: object) -> Rehearsal:
+    world = Rehearsal(4, 2, **{"durable_dir": "/durable", **given})  # type: ignore[arg-type]
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.sight.gang("g").step >= steps)
+    return world
+
+
+def verbs(world: Rehearsal) -> list[str]:
+    return [call.verb for call in world.slurm]
+
+
+def durable(world: Rehearsal) -> int:
+    version = world.gang.durable_version
+    return version.step if version else 0
+
+
+def stopped_at(world: Rehearsal) -> int:
+    """The last step that any rank has finished."""
+    ranks = [rank for seat in world.gang.seats for rank in world.agent(seat.node).ranks.values()]
+    return max((rank.step for rank in ranks), default=0)
+
+
+def test_before_the_time_limit_the_ranks_stop_their_last_step_is_written_and_the_job_ends() -> None:
+    world = training(limit_s=60, stop_before_s=10.0)
+    world.run_until(lambda: world.gang.stop is not None)
+    assert world.now - world.gang.registered_at == pytest.approx(50, abs=1)
+    last = stopped_at(world)
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    assert "time limit" in world.gang.reason
+    assert last <= durable(world) <= last + 1
+    assert world.now - world.gang.registered_at < 53
+    assert [fact.action for fact in world.facts(f.GenerationStarted)] == ["start"]
+
+
+def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_there() -> None:
+    world = training(limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert verbs(world) == ["requeue"]
+    saved = durable(world)
+    world.run_until(lambda: world.gang.generation == 2, 300)
+    assert world.facts(f.GenerationStarted)[-1].durable_path == world.gang.durable_path
+    world.run_until(lambda: stopped_at(world) > saved)
+    assert world.gang.stop is None
+
+
+def test_of_a_short_job_a_quarter_is_taken_at_most() -> None:
+    world = training(limit_s=20, stop_before_s=120.0)
+    world.run_until(lambda: world.gang.stop is not None)
+    assert world.now - world.gang.registered_at == pytest.approx(15, abs=1)
+
+
+def test_who_asks_for_no_stop_trains_to_the_limit_and_saves_what_killwait_allows() -> None:
+    world = training(limit_s=60, stop_before_s=0.0)
+    world.run_until(lambda: world.gang.stop is not None)
+    assert world.now - world.gang.registered_at >= 60
+    last = stopped_at(world)
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 1)
+    assert "TIMEOUT" in world.gang.reason
+    assert durable(world) >= last
+    assert verbs(world) == []
+
+
+def test_a_preempted_job_is_saved_in_its_grace_time_and_requeued() -> None:
+    world = training()
+    world.sigterm()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 5)
+    assert durable(world) == stopped_at(world) > 3
+    assert verbs(world) == ["requeue"]
+    assert "SIGTERM" in world.gang.reason
+    world.run_until(lambda: not any(world.agent(f"n{i}").alive for i in range(6)), 2)
+
+
+def test_a_preempted_job_that_may_not_be_requeued_ends() -> None:
+    world = training(requeue=False)
+    world.sigterm()
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    assert durable(world) == stopped_at(world)
+
+
+def test_a_job_that_slurm_requeues_is_saved_and_not_requeued_twice() -> None:
+    world = training()
+    world.requeue()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 10)
+    assert durable(world) == stopped_at(world) > 3
+    assert verbs(world) == []
+    world.run_until(lambda: world.gang.generation == 2, 300)
+    assert world.facts(f.GenerationStarted)[-1].durable_path == world.gang.durable_path
+
+
+def test_without_a_durable_folder_the_ranks_are_asked_to_stop_all_the_same() -> None:
+    world = training(durable_dir="")
+    world.sigterm()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 5)
+    assert all(world.agent(seat.node).ranks[seat.group_rank].exit_code == 0 for seat in world.gang.seats)
+
+
+def test_scancel_saves_nothing() -> None:
+    world = training()
+    world.world.cluster.cancel(world.gang.job)
+    world.run_until(lambda: world.gang.final, 5)
+    assert world.gang.phase is Phase.CANCELLED
+    assert durable(world) == 0
+
+
+def test_a_notice_to_one_node_costs_it_its_place_and_nothing_else() -> None:
+    world = training()
+    world.sigterm("n1")
+    world.run_until(lambda: world.gang.stepped == 2)
+    assert "n1" not in [seat.node for seat in world.gang.seats]
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.gang.stop is None
+    assert "SIGTERM" in world.gang.recoveries[-1].cause
+
+
+def test_ranks_that_do_not_stop_are_ended_and_what_they_have_kept_is_written() -> None:
+    world = training()
+    for agent in world.world.agents.values():
+        agent.deaf_ranks = True
+    world.sigterm()
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING, 20)
+    last = stopped_at(world)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert durable(world) >= last - 1
+    assert world.gang.failures == 0
+    assert world.gang.generation == 1
+
+
+def test_a_rank_that_fails_as_it_stops_is_no_fault_of_the_software() -> None:
+    world = training()
+    world.sigterm()
+    world.run_until(lambda: world.gang.stop is not None)
+    world.kill_rank("n2")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert world.gang.failures == 0
+    assert durable(world) >= 3
+
+
+def test_a_gang_that_still_gathers_is_requeued_at_once() -> None:
+    world = Rehearsal(4, 2, absent=["n5"])
+    world.run_until(lambda: len(world.gang.present()) == 5)
+    world.sigterm("n0", "n1", "n2", "n3", "n4")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 2)
+    assert verbs(world) == ["requeue"]
+
+
+def test_a_gang_that_recovers_is_stopped_without_a_further_generation() -> None:
+    world = training()
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    world.sigterm("n0", "n2", "n3", "n4", "n5")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert world.gang.generation == 1
+    assert durable(world) >= 3
+
+
+def test_a_requeued_job_goes_on_though_killwait_ends_before_its_state_is_written() -> None:
+    world = training(flush_s=100.0)
+    world.requeue()
+    world.run_until(lambda: world.gang.phase is Phase.DRAINING, 10)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 60)
+    assert world.gang.flush is not None
+    assert "went while it was written" in world.gang.flush.error
+    assert durable(world) == 0
+    assert not any(world.core.ledger.node(f"n{i}").verdict in (Verdict.LOST, Verdict.HUNG) for i in range(6))
+
+
+def test_a_cancel_during_a_stop_ends_it_at_once() -> None:
+    world = training(flush_s=100.0)
+    world.sigterm()
+    world.run_until(lambda: world.gang.phase is Phase.DRAINING)
+    world.post(e.CancelAsked("g", "uid 1000"))
+    assert world.gang.phase is Phase.CANCELLED
