@@ -1,0 +1,36 @@
+"""Every scenario of docs/ladder, played again: its transcript has to stand there word for word.
+
+MUSTER_GOLDEN=write writes what happens now; read the diff.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.coordinator.simulator.script import BadScript, play
+
+LADDER = Path(__file__).parents[2] / "docs" / "ladder"
+
+
+@pytest.mark.parametrize("path", sorted(LADDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_scenario_goes_as_it_is_told(path: Path) -> None:
+    played = play(path.read_text())
+    if os.environ.get("MUSTER_GOLDEN") == "write":
+        path.write_text(played)
+    assert played == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("> until step 3", "the first command makes the gang"),
+        ("> gang nodes=2 spares=0\n> explode n1", "'explode n1': there is no such command"),
+        ("> gang nodes=2", "missing 1 required positional argument: 'spares'"),
+        ("> gang nodes=2 spares=0\n> until FINISHED", "'until FINISHED'"),
+        ("> gang nodes=2 spares=0\n> crash n7", "'crash n7'"),
+    ],
+)
+def test_a_command_that_can_not_be_right_is_named(script: str, words: str) -> None:
+    with pytest.raises(BadScript, match=words):
+        play(script)
