@@ -44,12 +44,14 @@ class RankSockets:
         return self._ends[rank][0] if rank in self._ends else None
 
     def send(self, rank: int, message: AgentRankMessage, fds: Sequence[int] = ()) -> None:
-        """Send one message; a rank that is gone is dropped, quietly."""
+        """Send one message. A rank that is gone is dropped, quietly, once all that it has said was heard."""
         if rank not in self._ends:
             return
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._ends[rank][1].sendmsg([message.SerializeToString()], beside)
+        except (BrokenPipeError, ConnectionResetError):
+            log.info("rank %d has hung up", rank)  # its last words may wait to be read
         except OSError as error:
             log.warning("rank %d can't be told: %s", rank, error)
             self._drop(rank)
@@ -94,6 +96,9 @@ class RankSockets:
                 data = sock.recv(PACKET_BYTES)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                # It has closed its end with words of ours unread. The kernel says so once, before its own last words.
+                continue
             except OSError as error:
                 log.info("rank %d: %s", rank, error)
                 data = b""
