@@ -72,16 +72,8 @@ class Gang:
         settings = {"ranks_per_node": 1, "run_dir": folder, "work_dir": folder, "preload": self.preload, **spec}
         text = json.dumps({"command": command, **settings})
         argv = [sys.executable, "-m", "muster.daemon.agent", "run", "--gang", "g", "--node", node, "--spec", text]
-        argv += [
-            "--notice",
-            "0",
-            "--coordinator",
-            self.address,
-            "--auth",
-            f"secret:{self.folder}/secret",
-            "--log-level",
-            "debug",
-        ]
+        argv += ["--coordinator", self.address, "--auth", f"secret:{self.folder}/secret", "--log-level", "debug"]
+        argv.append(f"--notice={self.notice_s}")
         with (self.folder / f"{node}.err").open("ab") as errors:
             self.agents[node] = subprocess.Popen(argv, stderr=errors)
 

@@ -22,7 +22,7 @@ def plan(gt: GangTurn) -> None:
     if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
         return
     if reason := _taken(gt):
-        # Where Slurm has it in the queue again, that follows; where it has ended it, `given_up` says how.
+        # Slurm has decided what follows: where it has ended the job, the gang ends as the job did.
         gt.turn.record(f.StopPlanned(gang.id, reason, Phase.REQUEUED))
     elif 2 * len(gt.tally.noticed) > len(gt.tally.present):
         words = gt.seen.status(min(gt.tally.noticed)).notice

@@ -100,8 +100,6 @@ class Player:
             return lambda: world.core.sight.gang("g").step >= int(number)
         if what == "generation":
             return lambda: world.gang.stepped == int(number)
-        if what == "suspicion":
-            return lambda: bool(world.core.sight.gang("g").suspected)
         return lambda: world.gang.phase is Phase[what]
 
     def _show(self) -> Iterator[str]:
