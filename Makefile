@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-core clean
+.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-core clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -25,7 +25,7 @@ lint: setup ## ruff and strict mypy (also part of the tests)
 	$(BIN)/python -Im pytest -q tests/unit/test_linters.py
 
 unit: setup ## lint and unit tests: seconds, no container
-	$(BIN)/python -Im pytest tests/unit
+	$(BIN)/python -Im pytest -n 2 tests/unit
 
 SIMULATOR := $(BIN)/python -m muster.daemon.coordinator.simulator
 
@@ -33,7 +33,8 @@ sim: setup ## two thousand simulated worlds of faults, and planted bugs; one see
 ifdef SEED
 	@$(SIMULATOR) --seed $(SEED)
 else
-	@$(BIN)/python -Im pytest -q tests/simulator
+	@$(BIN)/python -Im pytest -q tests/simulator/test_seeds.py
+	@$(BIN)/python -Im pytest -q -n 2 tests/simulator/test_mutants.py
 endif
 
 SECONDS ?= 600
@@ -63,13 +64,17 @@ demo: image ## a training job outlives a dead node, on one screen
 	@$(BIN)/python -m muster.slurm.cluster.demo
 
 test: image ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
-	@$(BIN)/python -Im pytest --timeout 120 tests/unit
-	@$(BIN)/python -Im pytest --timeout 420 tests/simulator
+	@$(BIN)/python -Im pytest --timeout 120 -n 2 tests/unit
+	@$(BIN)/python -Im pytest --timeout 420 tests/simulator/test_seeds.py
+	@$(BIN)/python -Im pytest --timeout 420 -n 2 tests/simulator/test_mutants.py
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
 	@$(BIN)/python -Im pytest --timeout 400 --durations 12 tests/cluster
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_recovery
+
+bench-slurm: image ## what each call of the Slurm client costs, on a cluster of containers
+	@$(BIN)/python -m benchmarks.bench_slurm
 
 bench-core: setup ## what the coordinator's decisions, its journal, a restart and a simulated world cost
 	@$(BIN)/python -m benchmarks.bench_core

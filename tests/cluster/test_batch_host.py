@@ -23,6 +23,23 @@ def state(cluster: Cluster, job: int) -> str:
     return cluster.sh(CONTROLLER, f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]
 
 
+def limited_to_a_minute(name: str) -> TrainingSpec:
+    settings = (f'durable_dir = "/shared/jobs/{name}/durable"', '[slurm]\ntime = "00:01:00"')
+    return TrainingSpec(name, nodes=4, spares=0, steps=100_000, arguments=SMALL, settings=settings)
+
+
+def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
+    """Its ranks stop at one step, which is written; the job's code says that it may go on."""
+    view = training.wait_final(100)
+    assert (view["phase"], view["exit_code"]) == ("FAILED", 98)
+    assert "time limit" in view["reason"]
+    last = training.steps(1)[-1][0]
+    training.wait_gone()
+    assert "ExitCode=98:0" in cluster.sh(CONTROLLER, f"scontrol show job {training.job}")
+    saved = sorted(path.name for path in (training.folder / "durable").iterdir())
+    assert saved[-1].startswith(f"step_{last:08d}_")
+
+
 def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_3(healthy: Cluster) -> None:
     with Training(healthy, TrainingSpec("batch-host", nodes=4, spares=3, steps=120, arguments=SMALL)) as training:
         job = training.submit()
@@ -56,12 +73,20 @@ def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> No
 
 
 def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> None:
-    """It heals after a minute; then slurmctld and every slurmd are restarted: the job trains on."""
-    with Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=SMALL)) as training:
+    """It heals after a minute; then slurmctld and every slurmd are restarted: the job trains on.
+
+    In that minute the job beside it comes to its time limit.
+    """
+    with (
+        Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=SMALL)) as training,
+        Training(healthy, limited_to_a_minute("limited")) as limited,
+    ):
         job = training.submit()
         training.wait_step(15)
+        limited.submit()
         cut = healthy.partition("n0")
         training.wait_recovered(2)
+        stops_before_its_time_limit(healthy, limited)
         wait_until(lambda: time.time() - cut > 60, 90, "a minute of partition")
         healthy.heal("n0")
         # The batch script and its srun, whose words name the agent too, stay until Slurm ends them.

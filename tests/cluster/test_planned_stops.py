@@ -65,16 +65,3 @@ def test_a_preempted_job_is_saved_within_its_grace_time_and_makes_room_at_once(p
         shown = f"scontrol show job {number}"
         wait_until(lambda: "JobState=RUNNING" in preempting.sh(CONTROLLER, shown), GRACE_S - 10, "the other job starts")
         goes_on_where_it_stopped(training)
-
-
-def test_before_its_time_limit_a_job_stops_at_a_step_and_says_how_to_go_on(preempting: Cluster) -> None:
-    with training_job(preempting, "limited", 10_000, '[slurm]\ntime = "00:01:00"') as training:
-        job = training.submit()
-        view = training.wait_final(100)
-        assert (view["phase"], view["exit_code"]) == ("FAILED", 98)
-        assert "time limit" in view["reason"]
-        last = training.steps(1)[-1][0]
-        training.wait_gone()
-        assert "ExitCode=98:0" in preempting.sh(CONTROLLER, f"scontrol show job {job}")
-        saved = sorted(path.name for path in (training.folder / "durable").iterdir())
-        assert saved[-1].startswith(f"step_{last:08d}_")

@@ -154,15 +154,3 @@ asyncio.run(main())
 """
         cluster.exec(CONTROLLER, "python3", "-c", let_go)
         assert shown(cluster, job) == ("RUNNING", "n[0,2]", "n0")
-
-
-def test_what_calls_cost(healthy: Cluster) -> None:
-    """Not a matter of taste: a requeue or a drain that takes seconds would be a recovery that takes seconds."""
-    where = put_contract(healthy)
-    costs = {}
-    for backend in ("cli", "pyslurm"):
-        said = healthy.exec(CONTROLLER, "python3", f"{where}/measure_slurm_calls.py", backend, USER, "3", timeout=120)
-        costs[backend] = json.loads(said.stdout)
-        print(f"median ms by {backend}: {said.stdout}")
-    assert max(costs["pyslurm"].values()) < 1000
-    assert max(costs["cli"].values()) < 1000

@@ -1,0 +1,60 @@
+"""`make bench-slurm`: what each call of the Slurm client costs, by backend, on a cluster of containers.
+
+A requeue or a drain that took seconds would be a recovery that takes seconds. The last line is a JSON object: the
+median milliseconds of each call, by backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from muster.slurm.cluster.cluster import CONTROLLER, Cluster
+from muster.slurm.cluster.spec import ClusterSpec
+
+CONTRACT = Path(__file__).resolve().parents[1] / "tests" / "contract"
+USER = "alice"
+LONGEST_S = 600.0
+
+Costs = dict[str, float]
+"""Milliseconds by the name of a call."""
+
+
+def measure(cluster: Cluster, backend: str, rounds: int) -> Costs:
+    """Medians of `rounds` rounds through one backend."""
+    target = cluster.shared / "contract"
+    shutil.copytree(CONTRACT, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    script = "/shared/contract/measure_slurm_calls.py"
+    said = cluster.exec(CONTROLLER, "python3", script, backend, USER, str(rounds), timeout=LONGEST_S)
+    costs: Costs = json.loads(said.stdout)
+    return costs
+
+
+def table(costs: dict[str, Costs]) -> Table:
+    """All figures for a person."""
+    shown = Table("call", *(f"{backend} ms" for backend in costs))
+    for call in next(iter(costs.values())):
+        shown.add_row(call, *(f"{each[call]:.1f}" for each in costs.values()))
+    return shown
+
+
+def main() -> int:
+    """Measure, print, end the cluster that was started for it."""
+    parser = argparse.ArgumentParser(description="What each call of the Slurm client costs.")
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds: int = parser.parse_args().rounds
+    with Cluster.up(ClusterSpec(nodes=4)) as cluster:
+        costs = {backend: measure(cluster, backend, rounds) for backend in ("pyslurm", "cli")}
+    Console(width=120).print(table(costs))
+    print(json.dumps(costs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
