@@ -182,7 +182,7 @@ def test_two_clusters_stand_side_by_side(cluster: Cluster) -> None:
 
 def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
     name = f"{cluster.name}-int"
-    starting = _tool("up", "--nodes", "4", "--name", name)
+    starting = _tool("up", "--nodes", "40", "--name", name)  # too many to be up before they are interrupted
     wait_until(lambda: _traces(cluster, name), 20, "the first container is there")
     starting.send_signal(signal.SIGINT)
     assert starting.wait(timeout=30) == 130

@@ -5,6 +5,7 @@ import pytest
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.simulator.network import COORDINATOR
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 
 
@@ -182,3 +183,31 @@ def test_a_cancel_during_a_stop_ends_it_at_once() -> None:
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
     world.post(e.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
+
+
+def test_what_nodes_that_are_out_still_hold_is_saved_before_the_requeue() -> None:
+    """The agent of one of two nodes met an error, the other node is cut off, and Slurm requeues the job."""
+    world = Rehearsal(2, 0, durable_dir="/durable")
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.sight.gang("g").step >= 3)
+    agent = world.agent("n0")
+    agent.failure = "no space left on device"
+    agent.changed()
+    world.cut(("n0", "n1"), (COORDINATOR, "n1"))
+    world.run_until(lambda: bool(world.gang.members["n0"].out))
+    world.requeue()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 30)
+    assert durable(world) >= 3
+
+
+def test_a_version_that_comes_to_stand_whole_while_an_older_one_is_written_is_written_too() -> None:
+    world = training(flush_s=2.0)
+    world.sigterm()
+    world.run_until(lambda: world.gang.phase is Phase.DRAINING)
+    flush = world.gang.flush
+    assert flush is not None
+    late = e.Version(flush.version.generation, flush.version.step + 1)
+    for seat in world.gang.seats:
+        world.agent(seat.node).memory.keep(late.generation, late.step, [seat.group_rank])
+        world.agent(seat.node).changed()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 30)
+    assert world.gang.durable_version == late

@@ -21,6 +21,15 @@ def begin(gt: GangTurn, reason: str, after: Phase) -> bool:
     return True
 
 
+def go_on(gt: GangTurn) -> bool:
+    """What was written had been the newest, and another copy of a newer one has arrived since: that is written too."""
+    gang, version = gt.gang, unsaved(gt)
+    if version is None or gang.flush is None or not gang.flush.path:
+        return False
+    _order(gt, version, gang.flush.reason)
+    return True
+
+
 def unsaved(gt: GangTurn) -> Version | None:
     """The newest version that stands whole, where it can be written and is newer than what is durable."""
     if not gt.gang.spec.durable_dir:

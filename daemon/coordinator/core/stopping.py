@@ -73,7 +73,9 @@ def saves(gt: GangTurn) -> bool:
 def _can_save(gt: GangTurn) -> bool:
     if gt.gang.phase is Phase.STARTING and flushing.unsaved(gt) is None:
         return False  # its ranks have done nothing yet
-    return gt.gang.phase in ACTIVE | {Phase.DRAINING} and bool(gt.tally.here)
+    if gt.gang.phase not in ACTIVE | {Phase.DRAINING}:
+        return False
+    return bool(gt.tally.here) or flushing.unsaved(gt) is not None  # who is out can write as well
 
 
 def overdue(gt: GangTurn) -> bool:

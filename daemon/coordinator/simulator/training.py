@@ -67,11 +67,20 @@ class Training:
             self._wait(rank, since, self._join, "the rendezvous store does not answer")
             return
         self._joined.add(rank.rank)
-        met = len(self._joined) == self._order.world_size and all(self.ranks[number].able for number in self._joined)
-        if met and not self.began:
-            self.began = True
-            world.laws.joined(self.gang, self.generation, {rank.agent.node for rank in self.ranks.values()})
-            world.schedule.later(world.timing.step(), self._step)
+        if len(self._joined) == self._order.world_size:
+            self._meet()
+
+    def _meet(self) -> None:
+        """All have joined; who is frozen at this moment is waited for."""
+        ranks, world = self.ranks.values(), self._world
+        if self.began or self.over or any(not rank.alive or rank.doomed for rank in ranks):
+            return
+        if not all(rank.able for rank in ranks):
+            world.schedule.later(_AGAIN_S, self._meet)
+            return
+        self.began = True
+        world.laws.joined(self.gang, self.generation, {rank.agent.node for rank in ranks})
+        world.schedule.later(world.timing.step(), self._step)
 
     def _wait(self, rank: Rank, since: float, action: Callable[[Rank, float], None], words: str) -> None:
         if self._world.schedule.now - since > _PATIENCE_S:
