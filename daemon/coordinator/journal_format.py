@@ -21,6 +21,7 @@ ALTER TABLE facts ADD COLUMN crc INTEGER;
 ALTER TABLE snapshots ADD COLUMN crc INTEGER;
 """,
     "-- 3: StopPlanned.",
+    "-- 4: Withheld; nodes that are doubted.",
 )
 
 FORMAT = len(STEPS)

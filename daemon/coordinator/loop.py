@@ -21,6 +21,7 @@ from muster.daemon.coordinator.changes import Followers, Watchers
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
 from muster.daemon.coordinator.orderbook import OrderBook
@@ -46,11 +47,16 @@ class Engine:
     """The running coordinator, without its servers."""
 
     def __init__(
-        self, journal: Journal, slurm: Slurm, credentials: Credentials, clock: SteadyClock | None = None
+        self,
+        journal: Journal,
+        slurm: Slurm,
+        credentials: Credentials,
+        clock: SteadyClock | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Raises JournalError: the journal can't be read."""
         self.clock = clock or SteadyClock(journal.last_at)
-        self.core = Core(journal.load(), self.clock.now())
+        self.core = Core(journal.load(), self.clock.now(), limits)
         self.journal = journal
         self.streams = AgentStreams()
         call_later = asyncio.get_running_loop().call_later

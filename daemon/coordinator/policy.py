@@ -1,7 +1,9 @@
-"""The table from hardware signals to verdicts: policy.toml, with a site's own file merged over it.
+"""The table from hardware signals to verdicts, and the limits on what follows from them: policy.toml, with a site's own
+file merged over it.
 
     policy = Policy.load(Path("/etc/muster/policy.toml"))
     policy.judge("xid", 79)        # Judgement("unfit", "Xid 79: GPU has fallen off the bus")
+    policy.limits.nodes_per_hour   # 20
 
 The files are checked when they are read; `judge` knows an answer for every signal and never fails.
 """
@@ -14,9 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from muster.daemon.coordinator.core.limits import Limits
 
 Verdict = Literal["unfit", "echo", "degraded", "rank", "ignore"]
 
@@ -50,14 +54,28 @@ class _Kind(BaseModel):
     codes: dict[Annotated[int, Field(ge=0)], _Row] = {}
 
 
+class _Limits(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nodes_per_hour: Annotated[int, Field(ge=0)]
+    fraction: Annotated[float, Field(ge=0, le=1)]
+    nodes_at_least: Annotated[int, Field(ge=0)]
+    swaps_per_hour: Annotated[int, Field(ge=0)]
+    observe: bool
+
+
+_LIMITS = "limits"
+_LimitsTable = TypeAdapter(_Limits)
 _Table = TypeAdapter(dict[str, _Kind])
+T = TypeVar("T")
 
 
 class Policy:
     """A checked table. Kinds of signals are fixed by those of the shipped file: a sensor must exist for each."""
 
-    def __init__(self, kinds: Mapping[str, _Kind]) -> None:
+    def __init__(self, kinds: Mapping[str, _Kind], limits: Limits) -> None:
         self._kinds = kinds
+        self.limits = limits
 
     @classmethod
     def load(cls, override: Path | None = None) -> Policy:
@@ -68,11 +86,19 @@ class Policy:
         """
         shipped = tomllib.loads(files("muster.daemon.coordinator").joinpath("policy.toml").read_text())
         if override is None:
-            return cls(_checked(shipped, "policy.toml"))
+            return cls._of(shipped, "policy.toml")
         own = _read(override)
         if unknown := sorted(set(own) - set(shipped)):
             raise PolicyError(f"{override}: unknown kind of signal {unknown[0]!r}{_instead(unknown[0], list(shipped))}")
-        return cls(_checked(_merged(shipped, own, where=str(override)), str(override)))
+        return cls._of(_merged(shipped, own, where=str(override)), str(override))
+
+    @classmethod
+    def _of(cls, table: dict[str, Any], where: str) -> Policy:
+        kinds: dict[str, _Kind] = _checked(
+            _Table, {name: rows for name, rows in table.items() if name != _LIMITS}, where
+        )
+        limits = _checked(_LimitsTable, table[_LIMITS], where, _LIMITS)
+        return cls(kinds, Limits(**limits.model_dump()))
 
     def judge(self, kind: str, code: int) -> Judgement:
         """What the signal comes to. A kind that is not known here (a newer node daemon's) is ignored."""
@@ -109,19 +135,19 @@ def _merged(shipped: Any, own: Any, where: str) -> Any:
     return both
 
 
-def _checked(table: dict[str, Any], where: str) -> dict[str, _Kind]:
+def _checked(shape: TypeAdapter[T], table: Any, where: str, *under: str) -> T:
     try:
-        return _Table.validate_python(table)
+        return shape.validate_python(table)
     except ValidationError as error:
-        raise PolicyError("\n".join(f"{where}: {_words(fault)}" for fault in error.errors())) from None
+        raise PolicyError("\n".join(f"{where}: {_words(fault, under)}" for fault in error.errors())) from None
 
 
-def _words(fault: Any) -> str:
-    *path, last = (str(part) for part in fault["loc"] if part != "[key]")
+def _words(fault: Any, under: tuple[str, ...]) -> str:
+    *path, last = (*under, *(str(part) for part in fault["loc"] if part != "[key]"))
     at = ".".join([*path, last])
     match fault["type"]:
         case "extra_forbidden":
-            model = _Row if len(path) > 1 else _Kind
+            model = _Limits if under else _Row if len(path) > 1 else _Kind
             return f"unknown key {at}{_instead(last, list(model.model_fields))}"
         case "literal_error":
             return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(Verdict))}"

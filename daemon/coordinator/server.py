@@ -53,7 +53,7 @@ class Coordinator:
         """
         self._settings = settings
         self._journal = journal or Journal(settings.state_dir)
-        self.engine = Engine(self._journal, settings.slurm, settings.credentials)
+        self.engine = Engine(self._journal, settings.slurm, settings.credentials, limits=settings.policy.limits)
         self._watch = SlurmWatch(settings.slurm, self.engine.core.ledger, self.engine.post)
         self._watching: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs

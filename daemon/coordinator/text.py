@@ -25,7 +25,7 @@ def describe(fact: f.Fact) -> str:
             return _of_node(fact)
         case f.GenerationFenced() | f.StoreMoved() | f.GenerationStarted() | f.FirstStep():
             return _of_generation(fact)
-        case f.SlurmOwed() | f.SlurmSettled():
+        case f.SlurmOwed() | f.SlurmSettled() | f.Withheld():
             return _of_slurm(fact)
         case f.Flushing() | f.Flushed():
             return _of_flush(fact)
@@ -90,7 +90,10 @@ def _of_start(fact: f.GenerationStarted) -> str:
     return f"generation {fact.generation} starts {origin}{action} on {seats}; spares: {spares}"
 
 
-def _of_slurm(fact: f.SlurmOwed | f.SlurmSettled) -> str:
+def _of_slurm(fact: f.SlurmOwed | f.SlurmSettled | f.Withheld) -> str:
+    if isinstance(fact, f.Withheld):
+        what = _VERBS[fact.verb].format(node=fact.node, job="", exit_code="")
+        return f"withheld: {what}{_because(fact.reason)}"
     if isinstance(fact, f.SlurmSettled):
         return f"Slurm call {fact.call} " + (f"was refused: {fact.error}" if fact.error else "is done")
     exclude = f", without {_names(fact.exclude)}" if fact.exclude else ""

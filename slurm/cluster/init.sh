@@ -52,7 +52,7 @@ controller)
     chown slurm: /var/spool/slurmctld /var/lib/muster
     supervise slurmctld as slurm slurmctld -D &
     [ "$daemons" = 0 ] || supervise muster-coordinator as slurm \
-        muster-coordinator --listen 0.0.0.0:7070 --state-dir /var/lib/muster &
+        muster-coordinator --listen 0.0.0.0:7070 --state-dir /var/lib/muster --policy /etc/muster/policy.toml &
     ;;
 node)
     for device in /dev/nvidia{0..7}; do [ -e $device ] || mknod -m 0666 $device c 1 3 2>/dev/null; done

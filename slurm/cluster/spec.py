@@ -17,6 +17,12 @@ USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shar
 COORDINATOR_PORT = 7070
 DAEMON_PORT = 7071
 KMSG = "/var/log/muster-kmsg"
+POLICY = """# More breaks here in an hour than in a year elsewhere.
+[limits]
+nodes_per_hour = 1000
+fraction = 1.0
+swaps_per_hour = 1000
+"""
 
 
 class SpecError(ValueError):

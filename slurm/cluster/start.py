@@ -27,7 +27,7 @@ from muster.slurm.cluster.registry import (
     owner_of_this_process,
     remove_cluster,
 )
-from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, USERS, ClusterSpec
+from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, USERS, ClusterSpec
 from muster.slurm.image.build import ensure_cluster_image
 from muster.slurm.image.recipe import Recipe
 
@@ -104,6 +104,7 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     for file, text in spec.files().items():
         (folder / "slurm" / file).write_text(text)
     (folder / "muster" / "muster.toml").write_text(f'coordinator = "{CONTROLLER}:{COORDINATOR_PORT}"\n')
+    (folder / "muster" / "policy.toml").write_text(POLICY)
     shutil.copy(_HERE / "init.sh", folder / "cluster" / "init.sh")
     key = folder / "cluster" / "munge.key"
     key.touch(mode=0o400)

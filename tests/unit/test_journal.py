@@ -47,6 +47,7 @@ def _story() -> list[f.Fact]:
         f.FirstStep("g", 2, 9),
         f.SlurmSettled("g", 1, ""),
         f.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
+        f.Withheld("g", "n1", "drain", "Xid 79; observe mode"),
         f.StopPlanned("g", "Slurm has sent SIGTERM", Phase.REQUEUED),
         f.PhaseChanged("g", Phase.REQUEUED, "no spare is left"),
         f.JobRestarted("g", 7, 1),
@@ -149,7 +150,7 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 3\)"):
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 4\)"):
         Journal(tmp_path)
 
 

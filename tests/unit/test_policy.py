@@ -1,9 +1,11 @@
 """The table from hardware signals to verdicts: what ships, and what a site may change."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.policy import Judgement, Policy, PolicyError
 
 SHIPPED = Policy.load()
@@ -79,6 +81,13 @@ def test_a_site_changes_what_it_names(tmp_path: Path) -> None:
     assert policy.judge("xid", 79) == SHIPPED.judge("xid", 79)
 
 
+def test_a_site_changes_its_limits(tmp_path: Path) -> None:
+    policy = _with(tmp_path, "[limits]\nnodes_per_hour = 3\nobserve = true\n")
+    assert policy.limits == replace(SHIPPED.limits, nodes_per_hour=3, observe=True)
+    assert policy.judge("xid", 79) == SHIPPED.judge("xid", 79)
+    assert SHIPPED.limits == Limits()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -95,6 +104,9 @@ def test_a_site_changes_what_it_names(tmp_path: Path) -> None:
         ('[xid.codes]\n79 = { reason = "a \\"b\\"" }\n', "no quotation mark"),
         ("[xid]\ncodes = 3\n", "xid: codes = 3: a table is needed here"),
         ("[xid\n", "is not TOML"),
+        ("[limits]\nnodes_an_hour = 3\n", "unknown key limits.nodes_an_hour: did you mean 'nodes_per_hour'?"),
+        ("[limits]\nfraction = 7\n", "limits.fraction = 7"),
+        ("[limits]\nobserve = 3\n", "limits.observe = 3"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:

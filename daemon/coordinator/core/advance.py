@@ -6,11 +6,11 @@ lost, doubled and reordered events change nothing but the moment.
 
 from collections.abc import Collection
 
+from muster.daemon.coordinator.core import breaker, flushing, placement, restore, silence, stopping, suspicion
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import flushing, placement, restore, silence, stopping, suspicion
 from muster.daemon.coordinator.core.events import RankState, Version
 from muster.daemon.coordinator.core.ledger import Gang
-from muster.daemon.coordinator.core.states import ACTIVE, Phase
+from muster.daemon.coordinator.core.states import ACTIVE, Phase, Verdict
 from muster.daemon.coordinator.core.tally import of_generation
 from muster.daemon.coordinator.core.turn import GangTurn
 
@@ -36,7 +36,9 @@ EXIT_AGENT = 96
 EXIT_NOT_DURABLE = 97
 """Every rank has ended well, but the last checkpoint could not be written."""
 EXIT_STOPPED = 98
-"""Stopped before Slurm would have ended it, and not to be requeued: submit it again to go on."""
+"""Stopped by plan and saved, and not to be requeued: submit it again to go on."""
+EXIT_OBSERVED = 99
+"""In observe mode: what would have been a recovery ends the job, as it does without Muster."""
 
 
 def advance(gt: GangTurn) -> None:
@@ -202,10 +204,57 @@ def _recover(gt: GangTurn) -> None:
     if gang.failures >= gang.spec.max_failures:
         end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
         return
+    _doubt(gt)
+    if gt.turn.limits.observe and gang.seats:
+        end(gt, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {_would_have(gt)}; {gang.recoveries[-1].cause}")
+        return
+    if words := breaker.too_many_swaps(gang, gt.now, gt.turn.limits.swaps_per_hour):
+        if not flushing.begin(gt, words, Phase.FAILED):
+            end(gt, Phase.FAILED, EXIT_STOPPED, words)
+        return
     if len(gt.tally.present) - len(gt.tally.unfit) < (len(gang.seats) or gang.spec.nodes):
         _no_nodes(gt)
     elif ranked := _next_seats(gt):
         _start_where_store_listens(gt, ranked)
+
+
+def _doubt(gt: GangTurn) -> None:
+    """Where ranks have crashed on one node twice running, another node takes its place, if there is one: what happens
+    there tells whether it was the node. Once for each place: a crash that comes again there is no node's fault."""
+    gang = gt.gang
+    if len(gang.recoveries) < 2:
+        return
+    *_, before, last = gang.recoveries
+    node = last.crashed_on
+    if last.hardware or before.hardware or not node or before.crashed_on != node:
+        return
+    member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
+    if member is None or member.out or seat is None or seat.group_rank in gang.doubts:
+        return
+    if len(gt.usable()) > len(gang.seats):
+        gt.turn.record(f.MemberOut(gang.id, node, f"ranks crashed on {node} twice running", alive=True, proven=False))
+
+
+def _blame(gt: GangTurn) -> None:
+    """The ranks crashed on one node twice, and have come further without it."""
+    gang, node = gt.gang, gt.gang.doubted
+    if not node or gt.seen.step <= gang.reached:
+        return
+    reason = f"ranks crashed on {node} twice running, and go on elsewhere"
+    if node not in gt.turn.tallies.out:
+        breaker.take(gt.turn, gang, node, Verdict.UNFIT, reason)
+    gt.turn.record(f.MemberOut(gang.id, node, reason, alive=gang.members[node].alive))
+
+
+def _would_have(gt: GangTurn) -> str:
+    """What would follow if it were not for observe mode."""
+    gang = gt.gang
+    ranked = _next_seats(gt)
+    if ranked is None:
+        return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
+    before = [seat.node for seat in gang.seats]
+    swaps = [f"{new} would take the place of {old}" for old, new in zip(before, ranked, strict=True) if old != new]
+    return ", ".join(swaps) or "the ranks would be restarted in place"
 
 
 def _remove_unfit(gt: GangTurn) -> None:
@@ -360,6 +409,7 @@ def _run(gt: GangTurn) -> None:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if tally.progressed and not _stepped(gt):
         gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt)))
+    _blame(gt)
     if whole and tally.done == tally.reported:
         _finish(gt)
     elif not stopping.overdue(gt):
@@ -385,7 +435,9 @@ def _crashed(gt: GangTurn) -> bool:
     crashed = [(node, rank) for node, rank in failed if gt.seen.status(node).fenced < gt.gang.generation]
     if crashed:
         # What a script does of a stop is no fault of it.
-        suspicion.fence(gt, _exit_words(*crashed[0]), hardware=gt.gang.stop is not None, suspected_at=gt.now)
+        node, rank = crashed[0]
+        stops = gt.gang.stop is not None
+        suspicion.fence(gt, _exit_words(node, rank), hardware=stops, suspected_at=gt.now, crashed_on=node)
     else:
         words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
         suspicion.fence(gt, words, hardware=True, suspected_at=gt.now)
@@ -442,7 +494,7 @@ def _go_on(gt: GangTurn, after: Phase | None, reason: str) -> None:
 
 def _drain(gt: GangTurn) -> None:
     gang = gt.gang
-    if gang.flush is not None and not flushing.over(gang):
+    if (gang.flush is not None and not flushing.over(gang)) or flushing.go_on(gt):
         return
     error = gang.flush.error if gang.flush else ""
     words = f"the last checkpoint could not be written: {error}"

@@ -1,12 +1,13 @@
 """The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
 steps of a recovery."""
 
+from muster.daemon.coordinator.core import breaker, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import suspicion
 from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.sight import Sight, observe
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, Phase, Verdict
 from muster.daemon.coordinator.core.tallies import Tallies
@@ -25,9 +26,10 @@ _ABOUT_A_NODE = e.AgentAttached | e.AgentGone | e.AgentReported | e.NeighbourAcc
 class Core:
     """Ledger and sight, and the decisions on them."""
 
-    def __init__(self, ledger: Ledger, now: float) -> None:
+    def __init__(self, ledger: Ledger, now: float, limits: Limits | None = None) -> None:
         """Take up where `ledger` ends, at time `now` (seconds); nothing is seen yet."""
         self.ledger = ledger
+        self._limits = limits or Limits()
         self.sight = Sight(since=now)
         self.tallies = Tallies(ledger, self.sight)
         self._due = Deadlines()
@@ -45,7 +47,7 @@ class Core:
             return Outcome(due=self._due.nearest)  # moves no gang
         self.tallies.note(event)
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
-        turn = Turn(self.ledger, self.sight, self.tallies, now, about)
+        turn = Turn(self.ledger, self.sight, self.tallies, now, about, self._limits)
         _consequences(turn, event)
         if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
             self._due.set(ECHO, now + ECHO_S)
@@ -205,9 +207,11 @@ def _signalled(turn: Turn, event: e.NodeSignalled) -> None:
 
 
 def _unfit(turn: Turn, node: str, reason: str) -> None:
-    turn.record(f.NodeJudged(node, Verdict.UNFIT, reason))
-    gang = next(iter(turn.tallies.homes(node)), None)
-    turn.owe("drain", gang.id if gang else "", gang.job if gang else 0, f"muster: {reason}", node=node)
+    held = breaker.hold(turn)
+    if not held:
+        breaker.take(turn, next(iter(turn.tallies.homes(node)), None), node, Verdict.UNFIT, reason)
+    elif turn.ledger.node(node).verdict is Verdict.FIT:
+        turn.record(f.NodeJudged(node, Verdict.DEGRADED, f"{reason}; it stays in service: {held}"))
 
 
 def _echoes(turn: Turn) -> None:

@@ -56,12 +56,14 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberOut:
-    """The node carries no rank of this gang again. `alive`: its processes can be told to leave."""
+    """The node carries no rank of this gang again. `alive`: its processes can be told to leave; `proven`: it is to
+    blame, else it may be the software."""
 
     gang: str
     node: str
     reason: str
     alive: bool
+    proven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFenced:
-    """Every rank up to `generation` shall end. `store_node` opens the next generation's rendezvous store."""
+    """Every rank up to `generation` shall end. `store_node` opens the next generation's rendezvous store; on
+    `crashed_on` a rank has ended by itself."""
 
     gang: str
     generation: int
@@ -84,6 +87,7 @@ class GenerationFenced:
     store_node: str
     step_before: int
     suspected_at: float
+    crashed_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +230,20 @@ class SlurmSettled:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """What was not done, for a limit or in observe mode: a call to Slurm for `node`."""
+
+    gang: str
+    node: str
+    verb: SlurmVerb
+    reason: str
+
+
 Fact = (
     GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
     | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
-    | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled
+    | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}

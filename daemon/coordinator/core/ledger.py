@@ -9,7 +9,10 @@ from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec, Version
-from muster.daemon.coordinator.core.states import FINAL, Phase, Verdict, move_gang, move_node
+from muster.daemon.coordinator.core.states import FINAL, OUT_OF_SERVICE, Phase, Verdict, move_gang, move_node
+
+HOUR_S = 3600.0
+"""Limits count what happened within so many seconds."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,8 @@ class Recovery:
     first_step_at: float = 0.0
     step_before: int = 0
     step_restored: int = 0
+    crashed_on: str = ""
+    """Node of the rank that ended the generation before by itself."""
 
 
 @dataclass(slots=True)
@@ -122,6 +127,10 @@ class Gang:
     reached: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
+    doubted: str = ""
+    """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
+    doubts: tuple[int, ...] = ()
+    """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
     flush: Flush | None = None
     stop: Stop | None = None
     drain_to: Phase | None = None
@@ -158,6 +167,8 @@ class Ledger:
     gangs: dict[str, Gang] = field(default_factory=dict)
     owed: dict[int, f.SlurmOwed] = field(default_factory=dict)
     calls: int = 0
+    taken: list[float] = field(default_factory=list)
+    """When nodes were taken out of service, within the hour before the last one."""
 
     def node(self, name: str) -> Node:
         """The node of that name; one that was never heard of is FIT."""
@@ -198,6 +209,8 @@ def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
                 ledger.gangs[fact.gang].completed = True
         case f.SlurmSettled():
             ledger.owed.pop(fact.call, None)
+        case f.Withheld():
+            pass  # nothing was done
         case f.GangRegistered():
             ledger.gangs.setdefault(
                 fact.gang,
@@ -214,6 +227,8 @@ def _apply_node(ledger: Ledger, fact: f.NodeRegistered | f.NodeJudged, at: float
     if isinstance(fact, f.NodeRegistered):
         node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
     else:
+        if fact.verdict in OUT_OF_SERVICE and node.verdict not in OUT_OF_SERVICE:
+            ledger.taken = [*(when for when in ledger.taken if at - when < HOUR_S), at]
         node.verdict = move_node(node.verdict, fact.verdict)
         node.reason, node.judged_at = fact.reason, at
 
@@ -276,12 +291,17 @@ def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
     member = gang.members[fact.node]
     member.out, member.alive = fact.reason, fact.alive
     gang.serial += 1
+    if not fact.proven:
+        gang.doubted = fact.node
+        gang.doubts += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
+    elif gang.doubted == fact.node:
+        gang.doubted = ""
     if not gang.recoveries or gang.phase is not Phase.RECOVERING:
         return
     recovery = gang.recoveries[-1]
     if fact.node not in recovery.nodes_out:  # it may go out alive, and die on the way
         recovery.nodes_out.append(fact.node)
-    if not recovery.hardware:
+    if not recovery.hardware and fact.proven:
         # What looked like a rank's failure was its node's: the software is not to blame.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
         gang.failures = max(0, gang.failures - 1)
@@ -296,9 +316,12 @@ def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
     else:
         _phase(gang, Phase.RECOVERING, at)
         if not fact.hardware:
-            gang.failures = 1 if fact.step_before > gang.reached else gang.failures + 1
+            came_further = fact.step_before > gang.reached
+            gang.failures = 1 if came_further else gang.failures + 1
+            gang.doubted = gang.doubted if came_further else ""  # ranks crash elsewhere as well
         gang.reached = max(gang.reached, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
+        recovery.crashed_on = fact.crashed_on
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
         gang.recoveries.append(recovery)
 
@@ -334,6 +357,7 @@ def _restart(gang: Gang, fact: f.JobRestarted) -> None:
     gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
     gang.job_nodes = ()
     gang.version = gang.stop = None
+    gang.doubted, gang.doubts = "", ()
     gang.reached = 0  # it may have to go back a long way
     gang.fenced = -1
     gang.serial += 1

@@ -4,11 +4,11 @@ A suspicion arises from an accusation, a stream that ended, or a fence that is n
 probes and to nothing else; only the finding of a round (`verdict`) takes a node from its gang.
 """
 
+from muster.daemon.coordinator.core import breaker, placement
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import placement
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear, forget
-from muster.daemon.coordinator.core.states import FENCING, NODE_MOVES, WATCHED, Phase, Verdict
+from muster.daemon.coordinator.core.states import FENCING, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.core.tally import silent_neighbours
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 from muster.daemon.coordinator.core.verdict import Finding, find
@@ -286,11 +286,7 @@ def _few(gt: GangTurn) -> int:
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
-    before = gt.turn.ledger.node(member.node).verdict
-    if verdict is before or verdict in NODE_MOVES[before]:
-        gt.turn.record(f.NodeJudged(member.node, verdict, reason))
-    verb: f.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
-    gt.turn.owe(verb, gt.gang.id, gt.gang.job, f"muster: {reason}", node=member.node)
+    breaker.take(gt.turn, gt.gang, member.node, verdict, reason)
     remove(gt, member, reason, alive=verdict is Verdict.UNFIT)
 
 
@@ -304,13 +300,14 @@ def remove(gt: GangTurn, member: Member, reason: str, alive: bool) -> None:
     forget(gt.seen, member.node)
 
 
-def fence(gt: GangTurn, cause: str, hardware: bool, suspected_at: float, not_on: str = "") -> None:
+def fence(
+    gt: GangTurn, cause: str, hardware: bool, suspected_at: float, not_on: str = "", crashed_on: str = ""
+) -> None:
     """Order every rank of the running generation ended."""
     gang = gt.gang
     step = max(gt.seen.step, gang.version.step if gang.version else 0)  # its first report may not have come yet
-    gt.turn.record(
-        f.GenerationFenced(gang.id, gang.generation, cause, hardware, store_node(gt, not_on), step, suspected_at)
-    )
+    store = store_node(gt, not_on)
+    gt.turn.record(f.GenerationFenced(gang.id, gang.generation, cause, hardware, store, step, suspected_at, crashed_on))
 
 
 def store_node(gt: GangTurn, not_on: str = "") -> str:

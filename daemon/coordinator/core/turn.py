@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Shard
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, Member, apply
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.sight import GangSight, Sight
 from muster.daemon.coordinator.core.tallies import Tallies
 from muster.daemon.coordinator.core.tally import Tally
@@ -45,6 +46,7 @@ class Turn:
     tallies: Tallies
     now: float
     about: str | None = None
+    limits: Limits = field(default_factory=Limits)
     outcome: Outcome = field(default_factory=Outcome)
 
     def record(self, fact: f.Fact) -> None:

@@ -293,7 +293,7 @@ class Agent(Process):
             return
         rank.alive, rank.running, rank.exit_code, rank.stderr = False, False, exit_code, stderr
         if exit_code and not rank.doomed:
-            self.world.laws.crashed_by_itself(self.post.gang, rank.generation)
+            self.world.laws.crashed_by_itself(self.post.gang, rank.generation, self.node)
         self.later(0.0, self._rank_ended)
 
     def _rank_ended(self) -> None:

@@ -78,7 +78,7 @@ class Coordinator(Process):
         super().__init__(world.schedule, None)
         self.world = world
         self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY), snapshot_share=0.0)
-        self.core = Core(self.journal.load(), self._clock())
+        self.core = Core(self.journal.load(), self._clock(), world.limits)
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}
         self._orders = OrderBook(self.core.ledger, self.journal.term, self._listeners, self._tell_late)

@@ -5,6 +5,7 @@
 3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG within 3 s.
 4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
 5. While many nodes are silent at once nobody is evicted before a minute has passed.
+6. No more nodes are taken out of service than the site allows; in observe mode nothing is done.
 
 And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the ledger.
 
@@ -21,7 +22,7 @@ from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Status, Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
-from muster.daemon.coordinator.core.states import WATCHED, Phase, Verdict
+from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.simulator.memory import digest
 from muster.daemon.coordinator.simulator.network import COORDINATOR
@@ -52,6 +53,7 @@ _RUNG_OF_CODE = {
     96: "fail: an agent's error",
     97: "fail: the last checkpoint",
     98: "stop, then end",
+    99: "observed",
 }
 
 
@@ -81,6 +83,8 @@ class Laws:
         self._went_on: dict[str, float] = {}
         self._told: dict[str, tuple[tuple[int, int], float]] = {}
         self._crashes: dict[str, set[int]] = {}
+        self._crashed_on: dict[str, int] = {}
+        self._taken: list[str] = []
         self._since = world.schedule.now
         self._left: Ledger | None = None
 
@@ -171,11 +175,19 @@ class Laws:
                 self._world.tally.count("rung", fact.action)
             case f.NodeJudged():
                 before = self._verdicts.get(fact.node, Verdict.FIT)
+                if fact.verdict in OUT_OF_SERVICE and before not in OUT_OF_SERVICE:
+                    self._taken.append(fact.node)
                 if before is not fact.verdict:
                     self._world.tally.count("node", f"{before} → {fact.verdict}")
                 self._verdicts[fact.node] = fact.verdict
             case f.StopPlanned():
                 self._world.tally.count("rung", "stop")
+            case f.MemberOut() if not fact.proven:
+                self._world.tally.count("rung", "doubt a node")
+            case f.MemberOut() if "go on elsewhere" in fact.reason:
+                self._world.tally.count("rung", "blame a node that was doubted")
+            case f.Withheld():
+                self._world.tally.count("rung", "withheld")
             case f.SlurmOwed() if fact.verb == "requeue":
                 flushed = self._phases.get(fact.gang) is Phase.DRAINING
                 self._world.tally.count("rung", "flush, then requeue" if flushed else "requeue")
@@ -195,6 +207,8 @@ class Laws:
                 self._node_judged(core, fact, at)
             case f.MemberOut():
                 self._member_out(fact)
+            case f.SlurmOwed() if fact.verb in ("drain", "down"):
+                self._within_limits(fact)
             case f.Flushed() if fact.path:
                 self._flushed(core.ledger.gangs[fact.gang], fact)
             case f.JobRestarted():
@@ -218,6 +232,8 @@ class Laws:
         return [rank for rank in ranks if rank not in self._late] if self._late else ranks
 
     def _generation_starts(self, core: Core, fact: f.GenerationStarted) -> None:
+        observed = self._world.limits.observe and fact.action not in ("start", "requeue")
+        self._must(not observed, f"law 6: generation {fact.generation} starts in observe mode")
         for rank in self._able(fact.gang):
             self._must(
                 rank.generation >= fact.generation,
@@ -300,9 +316,10 @@ class Laws:
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
-    def crashed_by_itself(self, gang: str, generation: int) -> None:
+    def crashed_by_itself(self, gang: str, generation: int, node: str) -> None:
         """A rank has exited with an error, and nobody had killed it."""
         self._crashes.setdefault(gang, set()).add(generation)
+        self._crashed_on[node] = self._crashed_on.get(node, 0) + 1
 
     def _software_failed(self, gang: Gang) -> None:
         crashes = self._crashes.get(gang.id, set())
@@ -363,7 +380,8 @@ class Laws:
         machine = self._world.machines[fact.node]
         if fact.verdict is Verdict.UNFIT:
             stuck = at - 15.0 < machine.stuck_until
-            self._must(machine.faulty or stuck, f"law 3: {fact.node} is called UNFIT, and is not")
+            crashes = self._crashed_on.get(fact.node, 0) > 1
+            self._must(machine.faulty or stuck or crashes, f"law 3: {fact.node} is called UNFIT, and is not")
         if fact.verdict not in (Verdict.LOST, Verdict.HUNG):
             return
         watching = (g for g in core.ledger.gangs.values() if fact.node in g.members and g.phase in WATCHED)
@@ -441,6 +459,16 @@ class Laws:
         self._must(
             not ended or not agent.alive or self._blind(COORDINATOR, fact.gang, fact.node),
             f"law 3: the agent on {fact.node} is said to have ended, and lives",
+        )
+
+    # -- 6: limits --
+
+    def _within_limits(self, fact: f.SlurmOwed) -> None:
+        limits, before = self._world.limits, self._taken[: -self._taken[::-1].index(fact.node) - 1]
+        self._must(not limits.observe, f"law 6: {fact.node} is taken out of service in observe mode")
+        self._must(
+            len(before) < limits.nodes_per_hour,
+            f"law 6: {fact.node} is taken out of service after {before}, and {limits.nodes_per_hour} may be in an hour",
         )
 
     # -- 4: the end --

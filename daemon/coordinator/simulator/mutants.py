@@ -144,6 +144,24 @@ MUTANTS: dict[str, Mutant] = {
         "    kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)",
         "    kept = False",
     ),
+    "know-no-limit": Mutant(
+        "node after node is taken out of service",
+        f"{_CORE}.breaker",
+        "    if taken >= limits.nodes_per_hour:",
+        "    if taken >= 100 + limits.nodes_per_hour:",
+    ),
+    "act-as-observer": Mutant(
+        "in observe mode nodes are drained",
+        f"{_CORE}.breaker",
+        "    if limits.observe:",
+        "    if limits.observe and turn.about:",
+    ),
+    "blame-a-doubted-node": Mutant(
+        "a node is to blame as soon as one rank has crashed on it",
+        f"{_CORE}.advance",
+        "    if last.hardware or before.hardware or not node or before.crashed_on != node:",
+        "    if last.hardware or not node:",
+    ),
     "flush-half": Mutant(
         "a durable checkpoint counts as soon as one node has written its part",
         f"{_CORE}.flushing",

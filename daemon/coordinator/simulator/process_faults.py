@@ -73,6 +73,24 @@ def kill_rank(world: World, gang: str) -> None:
         agent.rank_ends(rank, world.chance.choice([1, -9, -11]), "RuntimeError: CUDA error")
 
 
+def sick_node(world: World, gang: str) -> None:
+    """Ranks on one node exit by themselves, in two generations running."""
+    known = world.gang(gang)
+    node = world.chance.choice(known.seats).node if known and known.seats else aim.node(world, gang)
+    world.note(f"FAULT: {node} is bad for ranks")
+    _exit_there(world, gang, node, 0, 2, world.schedule.now + 40.0)
+
+
+def _exit_there(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
+    agent = world.agents.get((gang, node))
+    able = [r for r in agent.ranks.values() if r.able and r.generation > generation and r.step] if agent else []
+    if agent is not None and able:
+        agent.rank_ends(able[0], -11, "")
+        generation, left = able[0].generation, left - 1
+    if left and world.schedule.now < until:
+        world.schedule.later(0.5, _exit_there, world, gang, node, generation, left, until)
+
+
 def sick_script(world: World, gang: str) -> None:
     """The script fails again and again for a while: in every generation a rank exits."""
     world.note(f"FAULT: the script of {gang} fails from now on")

@@ -17,11 +17,12 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, apply
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.jobs import Wanted
 from muster.daemon.coordinator.simulator.machine import Machine
 from muster.daemon.coordinator.simulator.timing import Pace
-from muster.daemon.coordinator.simulator.world import Site, World
+from muster.daemon.coordinator.simulator.world import NO_LIMITS, Site, World
 
 _Fact = TypeVar("_Fact", bound=f.Fact)
 _PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, launch=0.02, steady=True)
@@ -34,16 +35,17 @@ class Rehearsal:
         absent: nodes whose agent never starts.
         flush_s: seconds that writing a checkpoint takes.
         limit_s: the job's time limit, seconds; None: none.
+        limits: what the coordinator may do.
         spec: more of the GangSpec.
     """
 
     def __init__(
         self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
-        limit_s: int | None = None, **spec: object,
+        limit_s: int | None = None, limits: Limits = NO_LIMITS, **spec: object,
     ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares)]
-        self.world = World(Site(leaves, pace=replace(_PACE, flush=2 * flush_s)), 0, folder)
+        self.world = World(Site(leaves, pace=replace(_PACE, flush=2 * flush_s), limits=limits), 0, folder)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.never_start.update(absent)
         self.world.restart_s = 0.0

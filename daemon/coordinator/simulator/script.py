@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.simulator.world import NO_LIMITS
 from muster.daemon.coordinator.text import call_words
 
 PROMPT = "> "
@@ -66,7 +69,8 @@ class Player:
         try:
             if name == "gang":
                 given: dict[str, Any] = {key: _value(value) for key, value in (word.split("=", 1) for word in words)}
-                self._world = Rehearsal(**given)
+                limits = {name: given.pop(name) for name in [*given] if name in Limits.__slots__}
+                self._world = Rehearsal(**given, limits=replace(NO_LIMITS, **limits))
             elif name == "show":
                 yield from self._show()
             else:

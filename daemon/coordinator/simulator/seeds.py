@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.daemon.coordinator.core.events import GangSpec
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator import faults
 from muster.daemon.coordinator.simulator.agent import Agent
@@ -17,14 +18,22 @@ from muster.daemon.coordinator.simulator.laws import Violation
 from muster.daemon.coordinator.simulator.network import COORDINATOR, Weather
 from muster.daemon.coordinator.simulator.tally import Tally
 from muster.daemon.coordinator.simulator.timing import Pace
-from muster.daemon.coordinator.simulator.world import START, Site, World
+from muster.daemon.coordinator.simulator.world import NO_LIMITS, START, Site, World
 from muster.slurm.client.states import JobState
 
 SETTLE_S = 900.0
 """Everything settles within this after the last fault: Slurm's own delay of a requeue, and whatever waits, included."""
+TIGHT = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2)
 CALM_S = 70.0
 """So long after the last fault all that mends itself has mended."""
 _MEMORY = Path("/dev/shm")
+
+
+def _limits(seed: int) -> Limits:
+    """Most sites need none; some are reached soon, and some only watch."""
+    if seed % 14 == 7:
+        return Limits(observe=True)
+    return TIGHT if seed % 5 == 3 else NO_LIMITS
 
 
 @dataclass(slots=True)
@@ -56,6 +65,7 @@ class Run:
                     late=chance.choice([0.0, 0.01, 0.05]),
                 ),
                 Pace(step=chance.choice([0.3, 0.4, 0.5])),
+                _limits(seed),
             ),
             seed,
             folder,
@@ -99,7 +109,7 @@ class Run:
         """
         world, chance = self.world, self._chance
         at = START + 1.0 + 8.0 * chance.random()
-        for _ in range(min(8, 1 + int(chance.expovariate(0.4)))):
+        for _ in range(min(10, 2 + int(chance.expovariate(0.4)))):
             world.schedule.at(at, self._strike)
             at += chance.choice([0.3, 2.0, 8.0, 15.0]) * chance.random()
         for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at + 15.0)):

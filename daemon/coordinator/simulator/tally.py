@@ -20,6 +20,10 @@ RUNGS = (
     "fail: the last checkpoint",
     "stop",
     "stop, then end",
+    "doubt a node",
+    "blame a node that was doubted",
+    "withheld",
+    "observed",
 )
 """The rungs of the recovery ladder that exist."""
 

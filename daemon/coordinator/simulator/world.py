@@ -10,6 +10,7 @@ from pathlib import Path
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.coordinator import Coordinator
@@ -33,14 +34,18 @@ DAEMON_RESTARTS_S = 1.0
 """systemd starts a node's daemon again after this."""
 
 
+NO_LIMITS = Limits(nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, swaps_per_hour=1000)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a world is made of: its nodes by leaf, weather and pace."""
+    """What a world is made of: its nodes by leaf, weather and pace, and what the coordinator may do."""
 
     leaves: Sequence[tuple[str, str]]
     """(node, leaf)"""
     weather: Weather = field(default_factory=Weather)
     pace: Pace = field(default_factory=Pace)
+    limits: Limits = NO_LIMITS
 
 
 class World:
@@ -50,6 +55,7 @@ class World:
         self.chance = random.Random(seed)
         self.trace = trace
         self.notes: list[tuple[float, object]] = []
+        self.limits = site.limits
         self.schedule = Schedule(START)
         self.network = Network(self.schedule, self.chance, site.weather)
         self.timing = Timing(site.pace, self.chance)

@@ -1,0 +1,222 @@
+"""Limits on what is taken out of service, observe mode, and nodes that are doubted, in simulated worlds."""
+
+from muster.daemon.coordinator.core import breaker
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.core.limits import Limits
+from muster.daemon.coordinator.core.sight import Sight
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.core.tallies import Tallies
+from muster.daemon.coordinator.core.turn import Turn
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+
+
+def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> Rehearsal:
+    more = {} if limits is None else {"limits": limits}
+    world = Rehearsal(4, spares, **more, **{"durable_dir": "/durable", **spec})  # type: ignore[arg-type]
+    runs(world, 1)
+    return world
+
+
+def runs(world: Rehearsal, generation: int) -> None:
+    """Until that generation has made a few steps."""
+    world.run_until(lambda: world.runs(generation) and world.gang.stepped == generation)
+    step = world.core.sight.gang("g").step
+    world.run_until(lambda: world.core.sight.gang("g").step > step + 3)
+
+
+def verbs(world: Rehearsal) -> list[tuple[str, str]]:
+    return [(call.verb, call.node) for call in world.slurm]
+
+
+def verdict(world: Rehearsal, node: str) -> Verdict:
+    return world.core.ledger.node(node).verdict
+
+
+# -- limits --
+
+
+def test_at_its_limit_a_live_node_stays_in_service_whatever_its_hardware_says() -> None:
+    world = training(limits=Limits(nodes_per_hour=1))
+    world.signal("n1")
+    runs(world, 2)
+    world.signal("n2")
+    world.run_for(5)
+    assert world.gang.generation == 2
+    assert verdict(world, "n2") is Verdict.DEGRADED
+    assert "Xid 79; it stays in service: 1 nodes were taken" in world.core.ledger.node("n2").reason
+    assert ("drain", "n1") in verbs(world)
+    assert ("drain", "n2") not in verbs(world)
+
+
+def test_at_its_limit_a_gang_goes_on_without_a_dead_node_of_which_slurm_is_not_told() -> None:
+    world = training(limits=Limits(nodes_per_hour=1))
+    world.signal("n1")
+    runs(world, 2)
+    world.power_off("n2")
+    runs(world, 3)
+    assert verdict(world, "n2") is Verdict.LOST
+    assert [fact.node for fact in world.facts(f.Withheld)] == ["n2"]
+    assert ("down", "n2") not in verbs(world)
+
+
+def test_an_hour_later_nodes_may_be_taken_again() -> None:
+    ledger, limits = Ledger(), Limits(nodes_per_hour=2)
+    for node, at in (("n1", 100.0), ("n2", 200.0)):
+        apply(ledger, f.NodeJudged(node, Verdict.UNFIT, ""), at)
+
+    def held(now: float) -> str:
+        sight = Sight(since=0.0)
+        return breaker.hold(Turn(ledger, sight, Tallies(ledger, sight), now, limits=limits))
+
+    assert held(3699.0) == "2 nodes were taken out of service within the hour, and no more may be"
+    assert held(3701.0) == ""
+    apply(ledger, f.NodeJudged("n3", Verdict.LOST, ""), 3750.0)
+    assert ledger.taken == [200.0, 3750.0]
+
+
+def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
+    world = training(limits=Limits(fraction=0.2, nodes_at_least=0))
+    world.signal("n1")
+    runs(world, 2)
+    world.signal("n2")
+    world.run_for(5)
+    assert verdict(world, "n2") is Verdict.DEGRADED
+    assert "1 of 6 nodes are out of service" in world.core.ledger.node("n2").reason
+
+
+def test_a_node_that_goes_from_bad_to_worse_counts_once() -> None:
+    world = training()
+    world.signal("n1")
+    runs(world, 2)
+    assert len(world.core.ledger.taken) == 1
+    world.power_off("n1")
+    world.power_off("n2")
+    runs(world, 3)
+    assert len(world.core.ledger.taken) == 2
+
+
+def test_a_gang_that_loses_node_after_node_is_saved_and_stopped() -> None:
+    world = training(limits=Limits(swaps_per_hour=1))
+    world.crash("n1")
+    runs(world, 2)
+    world.crash("n2")
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    assert "lost 2 nodes within the hour, and 1 may be replaced" in world.gang.reason
+    assert world.gang.durable_version is not None
+    assert world.gang.durable_version.step > 3
+
+
+def test_without_a_durable_folder_it_is_stopped_all_the_same() -> None:
+    world = training(limits=Limits(swaps_per_hour=0), durable_dir="")
+    world.crash("n1")
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+
+
+def test_restarts_in_place_are_no_swaps() -> None:
+    world = training(limits=Limits(swaps_per_hour=0))
+    world.kill_rank("n1")
+    runs(world, 2)
+    assert not world.gang.final
+
+
+# -- observe mode --
+
+
+def test_an_observer_says_what_it_would_have_swapped_and_a_fault_ends_the_job() -> None:
+    world = training(limits=Limits(observe=True))
+    world.power_off("n2")
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 99)
+    assert "observe mode: n3 would take the place of n2; n2 is lost" in world.gang.reason
+    assert "observe mode" in world.facts(f.Withheld)[0].reason
+    assert not {"drain", "down", "requeue", "let_go"} & {verb for verb, _ in verbs(world)}
+
+
+def test_an_observer_would_restart_in_place_or_requeue() -> None:
+    world = training(limits=Limits(observe=True))
+    world.kill_rank("n2")
+    world.run_until(lambda: world.gang.final)
+    assert "the ranks would be restarted in place; rank 1 on n2 exited with 1" in world.gang.reason
+    world = training(spares=0, limits=Limits(observe=True))
+    world.crash("n2")
+    world.run_until(lambda: world.gang.final)
+    assert "the job would be requeued" in world.gang.reason
+    assert verbs(world) == []
+
+
+def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -> None:
+    world = training(limits=Limits(observe=True))
+    world.signal("n2")
+    world.run_for(5)
+    assert world.gang.phase is Phase.RUNNING
+    assert verdict(world, "n2") is Verdict.DEGRADED
+    assert verbs(world) == []
+
+
+# -- the same node twice --
+
+
+def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_on_elsewhere() -> None:
+    world = training()
+    world.kill_rank("n1")
+    runs(world, 2)
+    world.kill_rank("n1")
+    runs(world, 3)
+    assert "n1" not in {seat.node for seat in world.gang.seats}
+    assert verdict(world, "n1") is Verdict.UNFIT
+    assert world.core.ledger.node("n1").reason == "ranks crashed on n1 twice running, and go on elsewhere"
+    assert ("drain", "n1") in verbs(world)
+    assert world.gang.doubted == ""
+
+
+def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_blamed() -> None:
+    world = training()
+    for generation in (1, 2, 3):
+        world.run_until(lambda generation=generation: world.runs(generation))  # type: ignore[misc]
+        world.kill_rank(world.gang.seats[1].node)
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
+    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
+
+
+def test_crashes_that_come_again_in_the_same_place_doubt_no_second_node() -> None:
+    world = training(spares=3)
+    for generation in range(1, 6):
+        runs(world, generation)
+        world.kill_rank(world.gang.seats[1].node)
+    runs(world, 6)
+    assert [fact.node for fact in world.facts(f.MemberOut) if not fact.proven] == ["n2"]
+
+
+def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
+    world = training(spares=0)
+    for generation in (1, 2):
+        runs(world, generation)
+        world.kill_rank("n1")
+    runs(world, 3)
+    assert "n1" in {seat.node for seat in world.gang.seats}
+    assert not world.facts(f.MemberOut)
+
+
+def test_two_crashes_with_another_in_between_doubt_nobody() -> None:
+    world = training()
+    for generation, node in ((1, "n1"), (2, "n2"), (3, "n1")):
+        runs(world, generation)
+        world.kill_rank(node)
+    runs(world, 4)
+    assert not world.facts(f.MemberOut)
+
+
+def test_a_doubted_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:
+    world = training()
+    world.kill_rank("n1")
+    runs(world, 2)
+    world.kill_rank("n1")
+    world.run_until(lambda: world.gang.doubted == "n1")
+    world.restart_coordinator()
+    runs(world, 3)
+    assert verdict(world, "n1") is Verdict.UNFIT
