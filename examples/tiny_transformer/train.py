@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
     parser.add_argument("--bucket-cap-mb", type=float, default=25.0, help="size of DDP's gradient buckets")
     parser.add_argument("--text", type=Path, default=HERE / "keepers_log.txt")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to rest after each step")
     parser.add_argument("--digest", type=Path, help="write the final weights' SHA-256 to DIGEST.RANK")
     parser.add_argument("--sample", type=int, default=0, help="characters to write with the trained model")
     return parser.parse_args()
@@ -97,6 +98,7 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
             print(f"step {step} loss {loss:.4f} {time.monotonic() - began:.3f} s", flush=True)
         if not go_on:
             return None
+        time.sleep(args.pause)
     return model
 
 

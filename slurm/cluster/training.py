@@ -203,6 +203,10 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the watch, and the job if it still runs."""
         self._end_watch()
         if self.job and self.cluster.is_running(LOGIN):
             self.cluster.sh(LOGIN, f"scancel {self.job} 2>/dev/null || true")

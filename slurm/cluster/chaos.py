@@ -1,0 +1,413 @@
+"""`make chaos MINUTES=10`: random faults at random times against two training jobs on a real Slurm.
+
+Two users' jobs train side by side and are submitted anew when they end. Every few seconds one fault strikes: a node,
+a process, a service, two nodes at once; what was broken is mended some time later. When the time is up all is mended
+and the jobs end. Then it is asked whether every promise was kept:
+
+- every job ended DONE, with the weights of a run without faults, to the bit;
+- whoever was drained or set DOWN in Slurm had been struck, and the reason says why;
+- no process of a job is left on any node, no job in the queue.
+
+Which faults are drawn follows from the seed; when they strike depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn
+
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.patience import WaitTimeout, wait_until
+from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.training import XID, Training, TrainingSpec
+
+STEPS = 250
+SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05", "--dropout", "0.1")
+PAUSE_S = 0.1
+"""A job rests so long after each step, so that it lives through several faults."""
+NODES, SPARES = 3, 1
+BROKEN_AT_ONCE = 3
+"""No more nodes are struck while so many are not mended: two jobs of four nodes need the rest of the ten."""
+CALM_S = (2.0, 9.0)
+"""From one fault to the next."""
+BROKEN_S = (8.0, 40.0)
+"""How long a node that was struck stays so."""
+MOMENT_S = (0.3, 1.5)
+"""What lasts so long is no fault: nobody may be blamed for it."""
+END_S = 300.0
+"""A job ends within this when nothing strikes any more."""
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+@dataclass
+class Lane:
+    """One user's job after another; `runs` counts those that have ended."""
+
+    user: str
+    seed: int
+    training: Training
+    runs: int = 0
+    killed_at: int = -1
+    """Step at which a rank of the running job was killed last."""
+
+
+@dataclass
+class Chaos:
+    """What is struck and mended, and what was seen."""
+
+    cluster: Cluster
+    random: random.Random
+    say: Callable[[str], None]
+    struck: dict[str, float] = field(default_factory=dict)
+    """Nodes that are not mended yet, and when they will be."""
+    guilty: set[str] = field(default_factory=set)
+    """Every node that was ever struck: these may be drained."""
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: int = 0
+
+    # What strikes
+
+    def strike(self, lanes: Sequence[Lane]) -> None:
+        """One fault, drawn at random among those that can strike now."""
+        room = len(self.struck) < BROKEN_AT_ONCE
+        draws = [(weight, act) for weight, act, of_node in self._acts() if room or not of_node]
+        act = self.random.choices([act for _, act in draws], [weight for weight, _ in draws])[0]
+        lane = self.random.choice(lanes)
+        name = act.__name__.strip("_")
+        words = act(lane)
+        if words:
+            self.faults += 1
+            self.counts[name] += 1
+            self.say(f"{name.replace('_', ' ')}: {words}")
+
+    def _acts(self) -> list[tuple[int, Callable[[Lane], str], bool]]:
+        """Weight, act, whether it breaks nodes."""
+        return [
+            (3, self._power_off, True),
+            (3, self._crash, True),
+            (3, self._partition, True),
+            (2, self._pause, True),
+            (3, self._xid, True),
+            (2, self._two_at_once, True),
+            (3, self._kill_rank, False),
+            (2, self._kill_agent, False),
+            (2, self._restart_musterd, False),
+            (3, self._restart_coordinator, False),
+            (2, self._stop_coordinator, False),
+            (2, self._restart_slurmctld, False),
+            (1, self._restart_slurmd, False),
+            (2, self._short_partition, False),
+            (2, self._short_pause, False),
+        ]
+
+    def _power_off(self, lane: Lane) -> str:
+        return self._break(lane, self.cluster.power_off)
+
+    def _crash(self, lane: Lane) -> str:
+        return self._break(lane, self.cluster.crash)
+
+    def _partition(self, lane: Lane) -> str:
+        return self._break(lane, self.cluster.partition)
+
+    def _pause(self, lane: Lane) -> str:
+        return self._break(lane, self.cluster.pause)
+
+    def _xid(self, lane: Lane) -> str:
+        return self._break(lane, lambda node: self.cluster.kmsg(node, XID))
+
+    def _two_at_once(self, lane: Lane) -> str:
+        """Or one soon after the other: in the middle of a recovery."""
+        first = self._break(lane, self.cluster.crash)
+        if not first or len(self.struck) >= BROKEN_AT_ONCE:
+            return first
+        gap = self.random.choice((0.0, self.random.uniform(*MOMENT_S)))
+        time.sleep(gap)
+        return f"{first}, {gap:.1f} s later {self._break(lane, self.cluster.power_off)}"
+
+    def _kill_rank(self, lane: Lane) -> str:
+        """Only where the job has come further since: three crashes without progress are the script's."""
+        step = int(lane.training.view.get("step", 0))
+        if lane.training.view.get("phase") != "RUNNING" or step <= lane.killed_at + 5:
+            return ""
+        rank = self.random.randrange(NODES)
+        node = lane.training.node_of(rank)
+        if node in self.struck:
+            return ""
+        self.guilty.add(node)  # of two crashes running on one node it is to blame
+        lane.killed_at = step
+        lane.training.kill_rank(rank)
+        return f"rank {rank} of {lane.user}'s job"
+
+    def _kill_agent(self, lane: Lane) -> str:
+        node = self._whole(lane)
+        return node and self._end_process(node, f"pkill -KILL -u {lane.user} -f 'python3 [^ ]*/muster-agent run'")
+
+    def _restart_musterd(self, lane: Lane) -> str:
+        node = self._whole(lane)
+        if node:
+            self.cluster.restart_service(node, "musterd", "KILL")
+        return node
+
+    def _restart_coordinator(self, _: Lane) -> str:
+        self.cluster.restart_coordinator()
+        return "SIGKILL"
+
+    def _stop_coordinator(self, _: Lane) -> str:
+        rest = self.random.uniform(2, 8)
+        self.cluster.kill_coordinator()
+        time.sleep(rest)
+        self.cluster.start_service(CONTROLLER, COORDINATOR)
+        return f"SIGKILL, away for {rest:.1f} s"
+
+    def _restart_slurmctld(self, _: Lane) -> str:
+        self.cluster.restart_slurmctld()
+        return "SIGTERM"
+
+    def _restart_slurmd(self, lane: Lane) -> str:
+        node = self._whole(lane)
+        if node:
+            self.cluster.restart_slurmd(node)
+        return node
+
+    def _short_partition(self, lane: Lane) -> str:
+        return self._for_a_moment(lane, self.cluster.partition, self.cluster.heal)
+
+    def _short_pause(self, lane: Lane) -> str:
+        return self._for_a_moment(lane, self.cluster.pause, self.cluster.unpause)
+
+    def _break(self, lane: Lane, how: Callable[[str], float]) -> str:
+        node = self._whole(lane)
+        if node:
+            self.guilty.add(node)
+            how(node)
+            self.struck[node] = time.monotonic() + self.random.uniform(*BROKEN_S)
+        return node
+
+    def _for_a_moment(self, lane: Lane, begin: Callable[[str], float], end: Callable[[str], float]) -> str:
+        node = self._whole(lane)
+        if not node:
+            return ""
+        moment = self.random.uniform(*MOMENT_S)
+        begin(node)
+        time.sleep(moment)
+        end(node)
+        return f"{node} for {moment:.1f} s"
+
+    def _end_process(self, node: str, command: str) -> str:
+        done = self.cluster.exec(node, "sh", "-c", command, check=False)
+        return node if done.rc == 0 else ""
+
+    def _whole(self, lane: Lane) -> str:
+        """A node of the job that is not struck; empty where there is none."""
+        nodes = [str(node["node"]) for node in lane.training.view.get("nodes", ())]
+        whole = [node for node in nodes if node not in self.struck]
+        return self.random.choice(whole) if whole else ""
+
+    # What mends
+
+    def mend(self, everything: bool = False) -> None:
+        """Bring back the nodes whose time has come."""
+        now = time.monotonic()
+        due = [node for node, at in self.struck.items() if everything or at <= now]
+        self.check_drained()
+        if due:
+            self.cluster.repair(*due)
+            for node in due:
+                del self.struck[node]
+            self.say(f"mended: {', '.join(due)}")
+
+    def check_drained(self) -> None:
+        """Whoever Muster has taken out of service was struck, and the reason says why.
+
+        Raises:
+            Broken: a node is out that nothing had struck, or without a reason.
+        """
+        for node, state in self.cluster.node_states().items():
+            if not re.search("drain|down", state):
+                continue
+            shown = self.cluster.sh(CONTROLLER, f"scontrol show node {node}")
+            reason = re.search(r"Reason=(.*)", shown)
+            if reason is None:
+                raise Broken(f"{node} is {state}, without a reason")
+            if "muster:" in reason[1] and node not in self.guilty:
+                raise Broken(f"{node} is {state}, and nothing had struck it: {reason[1]}")
+
+
+def job_spec(name: str, user: str, seed: int, pause_s: float) -> TrainingSpec:
+    """A job that may be requeued, and says at its end what its weights are."""
+    folder = f"/shared/jobs/{name}"
+    arguments = (*SMALL, "--seed", str(seed), "--pause", str(pause_s), "--digest", f"{folder}/digest")
+    settings = (f'durable_dir = "{folder}/durable"', "[slurm]", 'time = "01:00:00"')
+    return TrainingSpec(name, NODES, SPARES, STEPS, arguments, settings, user)
+
+
+def digest(training: Training) -> str:
+    """What all ranks say of their weights.
+
+    Raises:
+        Broken: they do not say the same.
+    """
+    said = {(training.folder / f"digest.{rank}").read_text().strip() for rank in range(NODES)}
+    if len(said) != 1:
+        raise Broken(f"{training.spec.name}: the ranks end with different weights")
+    return said.pop()
+
+
+def undisturbed(cluster: Cluster, seeds: Sequence[int]) -> dict[int, str]:
+    """By seed, the digest of the weights that a job ends with where nothing goes wrong."""
+    found = {}
+    for seed in seeds:
+        with Training(cluster, job_spec(f"undisturbed-{seed}", "alice", seed, 0.0)) as training:
+            training.submit()
+            end_well(training)
+            found[seed] = digest(training)
+    return found
+
+
+def end_well(training: Training) -> None:
+    """Wait for its end.
+
+    Raises:
+        Broken: it did not end DONE, or not at all.
+    """
+    try:
+        view = training.wait_final(END_S)
+        training.wait_gone(120)
+    except (TimeoutError, WaitTimeout) as error:
+        raise Broken(str(error)) from error
+    if view["phase"] != "DONE":
+        raise Broken(f"{training.spec.name} ended {view['phase']}: {view.get('reason')}")
+
+
+def nothing_left(cluster: Cluster) -> None:
+    """No process of a user on any node, no job in the queue.
+
+    Raises:
+        Broken: something is left.
+    """
+    left = "ps -o user:12=,pid=,args= -u alice,bob || true"
+
+    def told() -> str:
+        return "".join(cluster.sh(node, left) for node in cluster.nodes) + cluster.sh(CONTROLLER, "squeue -h")
+
+    try:
+        wait_until(lambda: not told(), 120, "no process and no job is left", every=0.5)
+    except WaitTimeout as error:
+        raise Broken(f"{error}: {told()}") from error
+
+
+def submit(cluster: Cluster, user: str, seed: int, run: int) -> Training:
+    """The lane's next job."""
+    training = Training(cluster, job_spec(f"{user}-{run}", user, seed, PAUSE_S))
+    wait_until(lambda: _submitted(training), 60, f"{user}'s job is taken", every=0.5)
+    return training
+
+
+def _submitted(training: Training) -> bool:
+    try:
+        return training.submit() > 0
+    except EngineError as error:
+        if re.search("coordinator|slurm", str(error), re.I):
+            return False  # one of them is just being started again: a user would try again as well
+        raise
+
+
+def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None]) -> Chaos:
+    """Strike for so long, then ask.
+
+    Raises:
+        Broken, WaitTimeout: a promise was not kept.
+    """
+    seeds = {"alice": 1, "bob": 2}
+    wanted = undisturbed(cluster, list(seeds.values()))
+    say(f"{len(wanted)} jobs without faults have ended")
+    chaos = Chaos(cluster, random.Random(seed), say)
+    lanes = [Lane(user, s, submit(cluster, user, s, 0)) for user, s in seeds.items()]
+    try:
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end:
+            time.sleep(chaos.random.uniform(*CALM_S))
+            chaos.mend()
+            for lane in lanes:
+                _next_job(chaos, lane, wanted)
+            chaos.strike(lanes)
+        chaos.mend(everything=True)
+        for lane in lanes:
+            _check_end(lane, wanted, say)
+        chaos.check_drained()
+        nothing_left(cluster)
+    finally:
+        for lane in lanes:
+            lane.training.close()
+    return chaos
+
+
+def _next_job(chaos: Chaos, lane: Lane, wanted: dict[int, str]) -> None:
+    if not lane.training.view.get("final"):
+        return
+    _check_end(lane, wanted, chaos.say)
+    lane.training.close()
+    lane.training = submit(chaos.cluster, lane.user, lane.seed, lane.runs)
+    lane.killed_at = -1
+
+
+def _check_end(lane: Lane, wanted: dict[int, str], say: Callable[[str], None]) -> None:
+    end_well(lane.training)
+    if digest(lane.training) != wanted[lane.seed]:
+        raise Broken(f"{lane.training.spec.name} ends with other weights than a run without faults")
+    lane.runs += 1
+    recoveries = len(lane.training.view.get("recoveries", ()))
+    say(f"{lane.training.spec.name}: done after {recoveries} recoveries, with the weights of a run without faults")
+
+
+def main() -> int:
+    """Exit status: 0 every promise was kept; 1 one was not, or the cluster could not be had; 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m muster.slurm.cluster.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=None, help="which faults are drawn; default: others each time")
+    args = parser.parse_args()
+    seed = random.randrange(1_000_000) if args.seed is None else args.seed
+    signal.signal(signal.SIGTERM, _interrupt)
+    began = time.monotonic()
+
+    def say(words: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {words}", flush=True)
+
+    say(f"seed {seed}")
+    try:
+        with Cluster.up(ClusterSpec(nodes=10, requeue_delay=1)) as cluster:
+            try:
+                chaos = play(cluster, args.minutes, seed, say)
+            except (Broken, WaitTimeout):
+                print(cluster.sh(LOGIN, "sinfo -N; squeue -a"), file=sys.stderr)
+                print(cluster.logs(CONTROLLER, COORDINATOR)[-20_000:], file=sys.stderr)
+                raise
+    except KeyboardInterrupt:
+        return 130
+    except (Broken, EngineError, WaitTimeout) as error:
+        print(f"seed {seed}: {error}", file=sys.stderr)
+        return 1
+    say(f"{chaos.faults} faults: " + ", ".join(f"{name} {n}" for name, n in sorted(chaos.counts.items())))
+    say("every promise was kept")
+    return 0
+
+
+def _interrupt(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
