@@ -60,25 +60,36 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
     """
     if not address:
         return Door.MUTE
-    door = Door.MUTE
-    pinging = asyncio.ensure_future(_ping(address, node, credentials, deadline_s))
+    door = before = None
+
+    def ping() -> asyncio.Future[bool]:
+        return asyncio.ensure_future(_ping(address, node, credentials, deadline_s))
+
+    pings = {ping()}
     try:
         async with asyncio.timeout(deadline_s):
             while True:
-                door = await knock(address)
-                if door is Door.CLOSED and not pinging.done():
+                before, door = door, await knock(address)
+                if any(one.done() and one.result() for one in pings):
+                    return None
+                if door is Door.CLOSED:
                     return door
-                await asyncio.wait({pinging}, timeout=_AGAIN_S)
-                if pinging.done():
-                    if pinging.result():
-                        return None
+                if before is Door.MUTE and door is Door.OPEN:
+                    # What was sent into a cut link comes again after a second only, too late for most deadlines.
+                    pings.add(ping())
+                await asyncio.wait(pings, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                if any(one.done() and one.result() for one in pings):
+                    return None
+                pings = {one for one in pings if not one.done()}
+                if not pings:
                     await asyncio.sleep(_AGAIN_S)
-                    pinging = asyncio.ensure_future(_ping(address, node, credentials, deadline_s))
+                    pings.add(ping())
     except TimeoutError:
-        return door
+        return door or Door.MUTE
     finally:
-        pinging.cancel()
-        await asyncio.gather(pinging, return_exceptions=True)
+        for one in pings:
+            one.cancel()
+        await asyncio.gather(*pings, return_exceptions=True)
 
 
 async def _ping(address: str, node: str, credentials: Credentials, deadline_s: float) -> bool:

@@ -12,6 +12,7 @@ import shutil
 import statistics
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from muster.slurm.cluster.spec import LOGIN
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """A kernel log line of a fatal GPU error."""
+_LOOK_AGAIN_S = 0.5
 View = dict[str, Any]
 """A GangView (api.proto) as JSON, with the field names of the proto."""
 
@@ -74,20 +76,21 @@ class Training:
         return self.job
 
     def _follow(self) -> None:
-        # One watch for the whole job: it outlives restarts of the coordinator.
-        words = ("muster", "status", "--json", "--follow", str(self.job))
-        self._watch = self.cluster.popen(LOGIN, *words, user=self.spec.user)
+        self._watch = self._look()
         self._reader = threading.Thread(target=self._read, args=(self._watch,), daemon=True)
         self._reader.start()
 
+    def _look(self) -> subprocess.Popen[str]:
+        words = ("muster", "status", "--json", "--follow", str(self.job))
+        return self.cluster.popen(LOGIN, *words, user=self.spec.user)
+
     def _end_watch(self) -> None:
-        if self._watch and self._reader and self._watch.stdout:
-            self.cluster.kill(self._watch)
-            self._watch.wait()
-            self._reader.join(5)
-            if not self._reader.is_alive():
-                self._watch.stdout.close()
-            self._watch = None
+        with self.changed:
+            watch, self._watch = self._watch, None
+        if watch and self._reader:
+            if watch.poll() is None:
+                self.cluster.kill(watch)
+            self._reader.join(10)
 
     def _lay_out(self) -> str:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,12 +115,22 @@ class Training:
         return "\n".join(lines) + "\n"
 
     def _read(self, watch: subprocess.Popen[str]) -> None:
-        for line in watch.stdout or ():
-            if line.startswith("{"):
-                view = json.loads(line)
-                with self.changed:
-                    self.view = view
-                    self.changed.notify_all()
+        # A watch outlives restarts of the coordinator, but one that is away at its first word ends it.
+        while True:
+            with watch:
+                for line in watch.stdout or ():
+                    if line.startswith("{"):
+                        self._see(json.loads(line))
+            time.sleep(_LOOK_AGAIN_S)
+            with self.changed:
+                if self._watch is None or self.view.get("final"):
+                    return
+                self._watch = watch = self._look()
+
+    def _see(self, view: View) -> None:
+        with self.changed:
+            self.view = view
+            self.changed.notify_all()
 
     # What happens
 

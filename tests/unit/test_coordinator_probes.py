@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,7 @@ from muster.daemon.coordinator.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.scripted_world import spec
 from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials
-from muster.daemon.probe import Door, probe
+from muster.daemon.probe import Door, knock, probe
 
 
 @pytest.fixture
@@ -66,6 +67,29 @@ async def test_no_kernel_answers(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, full(listening):
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         assert await probe(address, "n1", credentials, 0.3) is Door.MUTE
+
+
+async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
+    """What the first ping sent is lost; the kernel would send it again too late."""
+    host, port = agent.address.rsplit(":", 1)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pump(reader, ours), pump(theirs, writer))
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(4096):
+                writer.write(data)
+        writer.close()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with full(listening):
+            asking = asyncio.ensure_future(probe(address, "n1", credentials, 0.95))
+            assert await knock(address) is Door.MUTE
+        async with await asyncio.start_server(forward, sock=listening):
+            assert await asking is None
 
 
 async def test_the_last_word_of_a_kernel_that_dies_counts(credentials: Credentials) -> None:
