@@ -22,6 +22,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from muster.daemon.agent.launch import Allocation, Srun, requeue
 from muster.daemon.channel import open_channel
 from muster.daemon.identity import Credentials
 from muster.v1.api_pb2 import GangRef, GangView
@@ -82,33 +83,60 @@ class Pace:
 _PACE = Pace()
 
 
-async def batch(argv: Sequence[str], coordinator: Coordinator, pace: Pace = _PACE) -> int:
+async def batch(
+    argv: Sequence[str], coordinator: Coordinator, allocation: Allocation | None = None, pace: Pace = _PACE
+) -> int:
     """Start `argv` (srun), wait until the gang is final, return its exit code.
 
-    Where srun fails and the coordinator knows of no agent that ever attached, or where srun has ended and the
-    coordinator goes on knowing no such gang: srun's own exit code, with the reason logged.
+    Where srun finds nodes of `allocation` dead, it is started again without them, or the job is requeued where too few
+    are left. Where it fails otherwise and the coordinator knows of no agent that ever attached, or where srun has ended
+    and the coordinator goes on knowing no such gang: srun's own exit code, with the reason logged.
     """
+    allocation, lost = allocation or Allocation(), set[str]()
+    while True:
+        try:
+            srun = await Srun.start(allocation.command(argv, sorted(lost)))
+        except OSError as error:
+            log.error("can't start %s: %s", argv[0], error.strerror)
+            return 127
+        _pass_on(srun.process)
+        view = await _final_beside(srun, coordinator, pace)
+        if view is not None:
+            await _end(srun, pace)
+            return _say_end(view)
+        code = await srun.wait()
+        found = srun.failed - lost
+        lost |= found
+        if not code or not found or not await _goes_on(allocation, lost):
+            return await _after_srun(code, coordinator, pace)
+
+
+async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
+    """Nodes enough are left without `lost`. If not, the job goes back into the queue where it may."""
+    names, left = ", ".join(sorted(lost)), allocation.nodes - len(lost)
+    if left >= allocation.needed > 0:
+        log.warning("srun could start nothing on %s: it is started again on the other %d nodes", names, left)
+        return True
+    if allocation.needed:
+        log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.needed)
+    if allocation.needed and allocation.requeue:
+        refused = await requeue(allocation)
+        log.warning("job %d %s", allocation.job, f"can't be requeued: {refused}" if refused else "is requeued")
+    return False
+
+
+async def _end(srun: Srun, pace: Pace) -> None:
     try:
-        srun = await asyncio.create_subprocess_exec(*argv)
-    except OSError as error:
-        log.error("can't start %s: %s", argv[0], error.strerror)
-        return 127
-    _pass_on(srun)
-    view = await _final_beside(srun, coordinator, pace)
-    if view is None:
-        return await _after_srun(srun.returncode or 0, coordinator, pace)
-    try:
-        await asyncio.wait_for(srun.wait(), pace.srun_ends)
+        await asyncio.wait_for(srun.process.wait(), pace.srun_ends)
     except TimeoutError:
         log.warning("the gang is final but srun still runs: it is ended")
-        srun.kill()
-        await srun.wait()
-    return _say_end(view)
+        srun.process.kill()
+    await srun.wait()
 
 
-async def _final_beside(srun: asyncio.subprocess.Process, coordinator: Coordinator, pace: Pace) -> GangView | None:
+async def _final_beside(srun: Srun, coordinator: Coordinator, pace: Pace) -> GangView | None:
     """The gang's view if it becomes final while srun runs; None when srun has ended first."""
-    ended = asyncio.ensure_future(srun.wait())
+    ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         await asyncio.wait([ended], timeout=pace.ask_beside_srun)
         if not ended.done() and isinstance(view := await coordinator.view(), GangView) and view.final:

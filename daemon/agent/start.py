@@ -20,6 +20,7 @@ from muster.daemon.agent.agent import Agent, Setting
 from muster.daemon.agent.batch import Remote
 from muster.daemon.agent.batch import batch as run_batch
 from muster.daemon.agent.crew import Job
+from muster.daemon.agent.launch import Allocation
 from muster.daemon.agent.peers import Channels, Self
 from muster.daemon.agent.warmth import PRELOAD, Recipe
 from muster.daemon.site import Site, node_name, split_address, start_logging
@@ -59,7 +60,18 @@ def batch(options: argparse.Namespace) -> int:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
     start_logging(options.log_level)
-    return asyncio.run(run_batch(options.command, Remote(site.coordinator, site.credentials(), options.gang)))
+    remote = Remote(site.coordinator, site.credentials(), options.gang)
+    return asyncio.run(run_batch(options.command, remote, _allocation()))
+
+
+def _allocation() -> Allocation:
+    """What Slurm and the job's script say in the environment."""
+    given, text = os.environ, os.environ.get("MUSTER_SPEC", "")
+    if not text:
+        return Allocation()
+    spec = read_spec(text)
+    job, nodes = int(given.get("SLURM_JOB_ID", 0)), int(given.get("SLURM_JOB_NUM_NODES", 0))
+    return Allocation(job, nodes, spec.nodes, spec.requeue)
 
 
 def read_spec(text: str) -> JobSpec:

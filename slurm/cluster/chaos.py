@@ -45,8 +45,8 @@ TRIES = 10
 BROKEN_S = (8.0, 30.0)
 """How long a node that was struck stays so."""
 MOMENT_S = (0.2, 0.6)
-"""What lasts so long is no fault: nobody may be blamed for it. (A link that was cut needs up to a second more, until who
-asked for an address in vain asks again.)"""
+"""What lasts so long is no fault: nobody may be blamed for it. (A link that was cut may take a second more, until those
+who asked for an address in vain ask again.)"""
 END_S = 300.0
 """A job ends within this when nothing strikes any more."""
 

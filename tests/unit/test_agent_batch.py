@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent.batch import Absence, Pace, Remote, batch
+from muster.daemon.agent.launch import Allocation
 from muster.daemon.coordinator.scripted_world import World
 from muster.v1.api_pb2 import GangView, NodeView
 
@@ -74,35 +75,90 @@ def _signals() -> Iterator[None]:
     ],
 )
 async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | Absence], code: int) -> None:
-    assert await batch(["sh", "-c", srun], Answers(*views), FAST) == code
+    assert await batch(["sh", "-c", srun], Answers(*views), pace=FAST) == code
 
 
 async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out() -> None:
     answers = Answers(GATHERING, GATHERING, DONE)
-    assert await batch(["sh", "-c", "exit 0"], answers, FAST) == 0
+    assert await batch(["sh", "-c", "exit 0"], answers, pace=FAST) == 0
     assert answers.asked == 3
 
 
 async def test_a_final_gang_does_not_wait_for_an_srun_that_hangs(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    code = await batch(["sh", "-c", f"echo $$ > {mark}; exec sleep 100"], Answers(RUNNING, FAILED), FAST)
+    code = await batch(["sh", "-c", f"echo $$ > {mark}; exec sleep 100"], Answers(RUNNING, FAILED), pace=FAST)
     assert code == 93
     assert not Path("/proc", mark.read_text().strip()).exists()
 
 
+FAKE_SRUN = """#!/bin/sh
+echo "$*" >> {folder}/calls
+case "$*" in
+*--exclude=n2*) exit {then} ;;
+*) echo "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure" >&2; exit 233 ;;
+esac
+"""
+
+
+def fake_srun(folder: Path, then: int = 0) -> str:
+    """An srun that finds n2 dead."""
+    path = folder / "srun"
+    path.write_text(FAKE_SRUN.format(folder=folder, then=then))
+    path.chmod(0o755)
+    return str(path)
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines()
+
+
+async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = Allocation(7, nodes=4, needed=3)
+    assert await batch([fake_srun(tmp_path), "--no-kill", "agent"], Answers(GATHERING, DONE), given, FAST) == 0
+    assert calls(tmp_path) == ["--no-kill agent", "--nodes=3 --ntasks=3 --exclude=n2 --no-kill agent"]
+    assert "Task launch for StepId=7.0 failed on node n2" in capfd.readouterr().err
+
+
+async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/scontrolled\n')
+    scontrol.chmod(0o755)
+    given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
+    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
+    assert "srun could start nothing on n2: 3 nodes are left of 4" in caplog.text
+    given = Allocation(7, nodes=4, needed=4, requeue=False, scontrol=f"{tmp_path}/scontrol")
+    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
+
+
+async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "Requested operation is presently disabled" >&2; exit 1\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
+    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert "job 7 can't be requeued: Requested operation is presently disabled" in caplog.text
+
+
+async def test_another_failure_of_srun_is_not_tried_again(tmp_path: Path) -> None:
+    given = Allocation(7, nodes=4, needed=3)
+    assert await batch([fake_srun(tmp_path, then=5)], Answers(GATHERING), given, FAST) == 5
+    assert len(calls(tmp_path)) == 2
+
+
 async def test_srun_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    assert await batch(["/nowhere/srun"], Answers(GATHERING), FAST) == 127
+    assert await batch(["/nowhere/srun"], Answers(GATHERING), pace=FAST) == 127
     assert "can't start /nowhere/srun" in caplog.text
 
 
 async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    await batch(["false"], Answers(GATHERING), FAST)
+    await batch(["false"], Answers(GATHERING), pace=FAST)
     assert "srun failed with status 1 before any agent attached" in caplog.text
 
 
 async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers(UNKNOWN)
-    await batch(["false"], answers, FAST)
+    await batch(["false"], answers, pace=FAST)
     assert answers.asked == FAST.unknown
     assert "srun has ended with status 1, and the coordinator goes on knowing no such gang" in caplog.text
     assert "is muster-agent installed on every node of the job?" in caplog.text
@@ -125,7 +181,7 @@ async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path:
 async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path) -> None:
     mark = tmp_path / "ready"
     script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
-    running = asyncio.ensure_future(batch(["sh", "-c", script], Answers(RUNNING, DONE), FAST))
+    running = asyncio.ensure_future(batch(["sh", "-c", script], Answers(RUNNING, DONE), pace=FAST))
     async with asyncio.timeout(20):
         while not mark.exists():  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)

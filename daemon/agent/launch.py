@@ -1,0 +1,91 @@
+"""srun, and the nodes on which it could start nothing.
+
+A node may die between the moment in which Slurm gives it to a job and the launch of the step. srun finds no slurmd
+there, says so, and takes the whole step down. The other nodes are as good as before: they are tried without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+_FAILED = re.compile(rb"Task launch for \S+ failed on node ([^\s:]+)")
+_CHUNK = 65536
+_LAST_WORDS_S = 2.0
+"""srun has ended: what it still had to say is read for so long. A child of it may keep the pipe open."""
+REQUEUE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What Slurm gave: `job`, with `nodes` of which the gang needs `needed`. `requeue`: the job may be requeued."""
+
+    job: int = 0
+    nodes: int = 0
+    needed: int = 0
+    requeue: bool = False
+    scontrol: str = "scontrol"
+
+    def command(self, srun: Sequence[str], lost: Sequence[str]) -> list[str]:
+        """srun's command line for all nodes but `lost`."""
+        if not lost:
+            return list(srun)
+        left = self.nodes - len(lost)
+        return [srun[0], f"--nodes={left}", f"--ntasks={left}", f"--exclude={','.join(lost)}", *srun[1:]]
+
+
+@dataclass(slots=True)
+class Srun:
+    """One srun under way; what it says on standard error is passed on."""
+
+    process: asyncio.subprocess.Process
+    failed: set[str] = field(default_factory=set)
+    """Nodes on which it could start nothing."""
+    _reader: asyncio.Task[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = asyncio.create_task(self._read())
+
+    @staticmethod
+    async def start(argv: Sequence[str]) -> Srun:
+        """Start it.
+
+        Raises:
+            OSError: there is none.
+        """
+        return Srun(await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE))
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended and said all."""
+        status = await self.process.wait()
+        await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
+        self._reader.cancel()
+        return status
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        begun = b""
+        while said := await self.process.stderr.read(_CHUNK):
+            sys.stderr.buffer.write(said)
+            sys.stderr.buffer.flush()
+            *lines, begun = (begun + said).split(b"\n")
+            begun = begun[-_CHUNK:]
+            for line in lines:
+                self.failed.update(name.decode(errors="replace") for name in _FAILED.findall(line))
+
+
+async def requeue(given: Allocation) -> str:
+    """Have Slurm put the job back into the queue; Slurm's words where it refuses."""
+    argv = (given.scontrol, "requeue", str(given.job))
+    try:
+        asked = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
+        _, words = await asyncio.wait_for(asked.communicate(), REQUEUE_S)
+    except (OSError, TimeoutError) as error:
+        return f"scontrol: {error or 'no answer'}"
+    return words.decode(errors="replace").strip() if asked.returncode else ""
