@@ -31,6 +31,9 @@ from muster.v1.api_pb2_grpc import MusterStub
 log = logging.getLogger(__name__)
 
 _CALL_S = 5.0
+_SIGNALS = 128
+LAUNCHES = 3
+"""srun is started so often, where nothing tells which node it is that takes it down."""
 # Phases in which no agent has done anything yet (docs/STATES.md).
 _BEFORE = frozenset({"SUBMITTED", "GATHERING"})
 
@@ -89,11 +92,13 @@ async def batch(
     """Start `argv` (srun), wait until the gang is final, return its exit code.
 
     Where srun finds nodes of `allocation` dead, it is started again without them, or the job is requeued where too few
-    are left. Where it fails otherwise and the coordinator knows of no agent that ever attached, or where srun has ended
-    and the coordinator goes on knowing no such gang: srun's own exit code, with the reason logged.
+    are left. A launch that a dying node took down is tried again, too, for a while. Where it fails otherwise and the
+    coordinator knows of no agent that ever attached, or where srun has ended and the coordinator goes on knowing no
+    such gang: srun's own exit code, with the reason logged.
     """
-    allocation, lost = allocation or Allocation(), set[str]()
+    allocation, lost, launches = allocation or Allocation(), set[str](), 0
     while True:
+        launches += 1
         try:
             srun = await Srun.start(allocation.command(argv, sorted(lost)))
         except OSError as error:
@@ -107,8 +112,12 @@ async def batch(
         code = await srun.wait()
         found = srun.failed - lost
         lost |= found
-        if not code or not found or not await _goes_on(allocation, lost):
-            return await _after_srun(code, coordinator, pace)
+        if code and found and await _goes_on(allocation, lost):
+            continue
+        more = bool(allocation.needed) and not found and launches < LAUNCHES
+        ended = await _after_srun(code, coordinator, pace, more)
+        if ended is not None:
+            return ended
 
 
 async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
@@ -144,7 +153,8 @@ async def _final_beside(srun: Srun, coordinator: Coordinator, pace: Pace) -> Gan
     return None
 
 
-async def _after_srun(code: int, coordinator: Coordinator, pace: Pace) -> int:
+async def _after_srun(code: int, coordinator: Coordinator, pace: Pace, more: bool) -> int | None:
+    """The exit code; None: nothing was ever started, and srun may be tried once more."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = 0
     while True:
@@ -153,6 +163,9 @@ async def _after_srun(code: int, coordinator: Coordinator, pace: Pace) -> int:
         if isinstance(view, GangView) and view.final:
             return _say_end(view)
         if isinstance(view, GangView) and code != 0 and _never_started(view):
+            if more and _killed(code):
+                log.warning("srun was taken down with status %d before any agent attached: it is started again", code)
+                return None
             log.error(
                 "srun failed with status %d before any agent attached: see srun's message above; "
                 "is muster-agent installed on every node of the job?",
@@ -168,6 +181,11 @@ async def _after_srun(code: int, coordinator: Coordinator, pace: Pace) -> int:
             )
             return _exit_code(code)
         await asyncio.sleep(pace.ask)
+
+
+def _killed(code: int) -> bool:
+    """The step's tasks, or srun, were killed: no agent has left of its own accord."""
+    return code < 0 or code > _SIGNALS
 
 
 def _never_started(view: GangView) -> bool:

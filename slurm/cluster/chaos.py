@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
 from muster.slurm.cluster.engine import EngineError
 from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import ClusterSpec
@@ -393,8 +393,10 @@ def main() -> int:
             try:
                 chaos = play(cluster, args.minutes, seed, say)
             except (Broken, WaitTimeout):
-                print(cluster.sh(LOGIN, "sinfo -N; squeue -a"), file=sys.stderr)
-                print(cluster.logs(CONTROLLER, COORDINATOR)[-20_000:], file=sys.stderr)
+                look = "sinfo -N; squeue -a; tail -n 400 /var/log/muster/muster-coordinator.log"
+                print(cluster.sh(CONTROLLER, look), file=sys.stderr)
+                for output in sorted(cluster.shared.glob("jobs/*/slurm-*.out")):
+                    print(f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}", file=sys.stderr)
                 raise
     except KeyboardInterrupt:
         return 130

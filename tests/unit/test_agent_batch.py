@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.batch import Absence, Pace, Remote, batch
+from muster.daemon.agent.batch import LAUNCHES, Absence, Pace, Remote, batch
 from muster.daemon.agent.launch import Allocation
 from muster.daemon.coordinator.scripted_world import World
 from muster.v1.api_pb2 import GangView, NodeView
@@ -138,6 +138,21 @@ async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
     assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert "job 7 can't be requeued: Requested operation is presently disabled" in caplog.text
+
+
+async def test_a_launch_that_a_dying_node_took_down_is_tried_again(tmp_path: Path) -> None:
+    srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
+    given = Allocation(7, nodes=4, needed=3)
+    assert await batch(["sh", "-c", srun], Answers(GATHERING), given, FAST) == 128 + 9
+    assert len(calls(tmp_path)) == LAUNCHES
+    assert await batch(["sh", "-c", srun], Answers(ATTACHED, DONE), given, FAST) == 0
+    assert len(calls(tmp_path)) == LAUNCHES + 1
+
+
+async def test_an_agent_that_leaves_by_itself_is_not_tried_again(tmp_path: Path) -> None:
+    given = Allocation(7, nodes=4, needed=3)
+    assert await batch(["sh", "-c", f"echo once >> {tmp_path}/calls; exit 78"], Answers(GATHERING), given, FAST) == 78
+    assert len(calls(tmp_path)) == 1
 
 
 async def test_another_failure_of_srun_is_not_tried_again(tmp_path: Path) -> None:
