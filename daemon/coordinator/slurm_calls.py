@@ -115,7 +115,7 @@ async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
             await slurm.down(call.node, call.text)
         case "let_go":
             await slurm.let_go(call.job, call.node)
-        case "requeue":
+        case "requeue" | "admit":
             await _requeue(slurm, call, ledger)
         case "requeue_off":
             await slurm.set_requeue_flag(call.job, False)
@@ -129,7 +129,7 @@ async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
     if gang is None or gang.phase is not Phase.REQUEUED:
         return  # its agents are back already: it was done, and the answer was lost with an earlier coordinator
-    await slurm.requeue(call.job, call.exclude, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
+    await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
 
 
 def _tell(call: f.SlurmOwed, state: RetryCallState) -> None:

@@ -12,6 +12,7 @@ _VERBS: dict[f.SlurmVerb, str] = {
     "down": "drain and down {node}",
     "let_go": "let job {job} go of {node}",
     "requeue": "requeue job {job}",
+    "admit": "let job {job} start on more nodes",
     "requeue_off": "take the requeue flag off job {job}",
     "complete": "complete job {job} with exit code {exit_code}",
     "cancel": "cancel job {job}",
@@ -97,7 +98,8 @@ def _of_slurm(fact: f.SlurmOwed | f.SlurmSettled | f.Withheld) -> str:
     if isinstance(fact, f.SlurmSettled):
         return f"Slurm call {fact.call} " + (f"was refused: {fact.error}" if fact.error else "is done")
     exclude = f", without {_names(fact.exclude)}" if fact.exclude else ""
-    return f"Slurm call {fact.call}: {call_words(fact)}{exclude}{_because(fact.text)}"
+    admit = f", again with {_names(fact.admit)}" if fact.admit else ""
+    return f"Slurm call {fact.call}: {call_words(fact)}{exclude}{admit}{_because(fact.text)}"
 
 
 def _of_flush(fact: f.Flushing | f.Flushed) -> str:

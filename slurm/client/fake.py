@@ -65,11 +65,12 @@ class FakeSlurm:
         self,
         job: int,
         exclude: Collection[str] = (),
+        admit: Collection[str] = (),
         *,
         restarts: int | None = None,
         deadline: float = DEFAULT_DEADLINE,
     ) -> None:
-        self._answering().requeue(job, exclude, restarts)
+        self._answering().requeue(job, exclude, restarts, admit)
 
     async def set_requeue_flag(self, job: int, flag: bool, *, deadline: float = DEFAULT_DEADLINE) -> None:
         self._answering().update(f"set the requeue flag of job {job}", job, requeue=flag)

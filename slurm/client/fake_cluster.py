@@ -24,7 +24,7 @@ from typing import Final
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused
 from muster.slurm.client.sbatch_request import JobRequest
 from muster.slurm.client.states import JobState, NodeState
-from muster.slurm.client.types import Job, Node, Topology
+from muster.slurm.client.types import Job, Node, Topology, excluding
 
 NOT_RESPONDING_AFTER: Final = 16.0
 DOWN_AFTER: Final = 29.0
@@ -211,8 +211,8 @@ class FakeCluster:
         self._changed(entry, replace(now, nodes=tuple(name for name in now.nodes if name != node)))
         self.settle()
 
-    def requeue(self, job: int, exclude: Collection[str], restarts: int | None) -> None:
-        """Back to the queue, without the nodes in `exclude`, free to start at once."""
+    def requeue(self, job: int, exclude: Collection[str], restarts: int | None, admit: Collection[str] = ()) -> None:
+        """Back to the queue, without the nodes in `exclude`, with those in `admit`, free to start at once."""
         entry = self._entry(f"requeue job {job}", job)
         self.settle()
         if entry.job.state is not JobState.PENDING:
@@ -222,7 +222,7 @@ class FakeCluster:
                 raise SlurmRefused(f"requeue job {job}", "Requested operation is presently disabled")
             self._to_queue(entry, 0.0)
         entry.begin = 0.0
-        excluded = (*entry.job.excluded, *sorted(set(exclude) - set(entry.job.excluded)))
+        excluded = excluding(entry.job.excluded, exclude, admit)
         self._changed(entry, replace(entry.job, excluded=excluded, reason=""))
         self.settle()
 

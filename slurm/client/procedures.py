@@ -30,6 +30,7 @@ from muster.slurm.client.types import (
     NodeAnswers,
     Topology,
     Unknown,
+    excluding,
 )
 
 _NO_BATCH_HOST: Final = "You cannot remove the batch host from a job when resizing"
@@ -146,6 +147,7 @@ class Procedures(ABC):
         self,
         job: int,
         exclude: Collection[str] = (),
+        admit: Collection[str] = (),
         *,
         restarts: int | None = None,
         deadline: float = DEFAULT_DEADLINE,
@@ -161,7 +163,7 @@ class Procedures(ABC):
             except SlurmRefused as error:
                 if refusals.IS_PENDING not in error.words:  # Slurm, or its user, was quicker
                     raise
-        await self._exclude(now, exclude, budget)
+        await self._exclude(now, exclude, admit, budget)
         now = await self._wait_completed(what, job, budget)
         if now.state is not JobState.PENDING:
             return  # it has started already
@@ -169,11 +171,11 @@ class Procedures(ABC):
         if now.held and now.reason not in _HELD_BY_PEOPLE:
             await self._release(job, budget.need(what))
 
-    async def _exclude(self, job: Job, exclude: Collection[str], budget: Budget) -> None:
-        if wanted := sorted(set(exclude) - set(job.excluded)):
-            what = f"exclude {', '.join(wanted)} from job {job.id}"
-            names = ",".join((*job.excluded, *wanted))
-            await self._update_job(what, job.id, {"ExcNodeList": names}, budget.need(what))
+    async def _exclude(self, job: Job, exclude: Collection[str], admit: Collection[str], budget: Budget) -> None:
+        wanted = excluding(job.excluded, exclude, admit)
+        if set(wanted) != set(job.excluded):
+            what = f"exclude {', '.join(wanted) or 'no node'} from job {job.id}"
+            await self._update_job(what, job.id, {"ExcNodeList": ",".join(wanted)}, budget.need(what))
 
     async def _wait_completed(self, what: str, job: int, budget: Budget) -> Job:
         """The job once the nodes of its last run are given back; SlurmTimeout if that takes too long."""

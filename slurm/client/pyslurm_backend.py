@@ -69,7 +69,7 @@ class PyslurmSlurm(Procedures):
         return await self._cli._topology(deadline)
 
     async def _update_job(self, what: str, job: int, changes: Mapping[str, str], deadline: float) -> None:
-        if changes.get("Comment") == "":
+        if "" in changes.values():
             await self._cli._update_job(what, job, changes, deadline)  # pyslurm takes "" for "no change"
             return
         await self._commands.ask(what, deadline, "update_job", job=job, changes=dict(changes))

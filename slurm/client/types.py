@@ -151,6 +151,12 @@ JobAnswers = Mapping[int, Job | Gone]
 NodeAnswers = Mapping[str, Node | Gone]
 
 
+def excluding(now: Sequence[str], exclude: Collection[str], admit: Collection[str]) -> tuple[str, ...]:
+    """The nodes that a job may not have, which were `now`, with `exclude` and without `admit`."""
+    kept = [node for node in now if node in exclude or node not in admit]
+    return (*kept, *sorted(set(exclude) - set(kept)))
+
+
 @runtime_checkable
 class Slurm(Protocol):
     """One door to one Slurm cluster. Implementations: cli.py, pyslurm_backend.py, fake.py."""
@@ -198,13 +204,15 @@ class Slurm(Protocol):
         self,
         job: int,
         exclude: Collection[str] = (),
+        admit: Collection[str] = (),
         *,
         restarts: int | None = None,
         deadline: float = DEFAULT_DEADLINE,
     ) -> None:
-        """Requeues `job`, adds `exclude` to the nodes it may not have, and lets it start as soon as it can.
+        """Requeues `job`, adds `exclude` to the nodes it may not have, takes `admit` from them, and lets it start as
+        soon as it can.
 
-        A pending job is only given `exclude` and let start. With `restarts`, the restart count
+        A pending job is only given its nodes and let start. With `restarts`, the restart count
         at which the requeue was decided, a job that has restarted since is left alone: what makes this
         safe to give again.
         """

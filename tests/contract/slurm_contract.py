@@ -316,6 +316,20 @@ async def requeue_of_a_waiting_job_excludes_and_starts_it(world: World) -> None:
     assert after.restart_count == 0
 
 
+async def a_node_that_was_excluded_is_admitted_again(world: World) -> None:
+    some = await names(world)
+    id = await world.start(["-N1", "--begin=now+3600", "-x", f"{some[0]},{some[1]}"])
+    await until(world, id, lambda job: job.state is JobState.PENDING)
+    await world.slurm.requeue(id, (), [some[0]], restarts=0)
+    after = await until(world, id, lambda job: job.running)
+    assert after.excluded == (some[1],)
+    await world.slurm.cancel(id)
+    id = await world.start(["-N1", "--begin=now+3600", "-x", some[0]])
+    await until(world, id, lambda job: job.state is JobState.PENDING)
+    await world.slurm.requeue(id, (), [some[0]], restarts=0)
+    assert (await until(world, id, lambda job: job.running)).excluded == ()
+
+
 async def requeue_is_refused_where_the_flag_is_off(world: World) -> None:
     job = await running(world, "-N1", "--no-requeue")
     refused = None
@@ -400,6 +414,7 @@ CHECKS: tuple[Check, ...] = (
     complete_with_a_code,
     requeue_elsewhere_and_once,
     requeue_of_a_waiting_job_excludes_and_starts_it,
+    a_node_that_was_excluded_is_admitted_again,
     requeue_is_refused_where_the_flag_is_off,
     cancel_ends_a_job,
     a_signal_does_not_end_a_job,

@@ -61,7 +61,7 @@ DOORS = {
             "daemon/agent/guard.py": "the agent's parent forks the agent",
             "daemon/agent/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
-            "daemon/agent/batch.py": "the batch script's srun, which it outlives",
+            "daemon/agent/launch.py": "the batch script's srun, which it outlives",
             "daemon/coordinator/simulator/many.py": "seeds run in processes; no daemon imports it",
         },
     ),

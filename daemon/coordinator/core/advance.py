@@ -25,6 +25,9 @@ SLURM_WORD_S = 5.0
 RELEASE_S = 30.0
 """A script without the library declares no step: its outgoing nodes are let go this long after its ranks run."""
 
+EXCLUDED_S = 600.0
+"""A node that is in service, and that a job was requeued without, is left out of it for so long."""
+
 EXIT_NO_REQUEUE = 93
 """Decided: the software fails again and again, do not requeue."""
 EXIT_NO_NODES = 94
@@ -65,7 +68,10 @@ def _once(gt: GangTurn) -> None:
     suspicion.examine(gt)
     flushing.progress(gt)
     match gang.phase:
-        case Phase.SUBMITTED | Phase.REQUEUED:
+        case Phase.SUBMITTED:
+            _await_agents(gt)
+        case Phase.REQUEUED:
+            _admit(gt)
             _await_agents(gt)
         case Phase.GATHERING:
             _gather(gt)
@@ -163,14 +169,38 @@ def _gather(gt: GangTurn) -> None:
     since = max(gang.phase_at, gt.turn.sight.since)  # after a restart every agent has to attach anew
     waited = gt.now - since
     here = len(gt.tally.here)
-    if here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
+    if _never_enough(gt):
+        _no_nodes(gt)
+    elif here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
         store = _first_store(gt)
         gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
+    elif waited > spec.gather_timeout_s and _dead(gt) and spec.requeue:
+        _requeue(gt, f"{_dead(gt)} did not attach, and are silent")
     elif waited > spec.gather_timeout_s:
         end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
     else:
         complete = here >= spec.nodes
         gt.turn.wake(since + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+
+
+def _never_enough(gt: GangTurn) -> bool:
+    """Of the job's nodes too few are in service: Slurm, or their hardware, has taken the others."""
+    gang, out = gt.gang, gt.turn.tallies.out
+    nodes = gang.job_nodes
+    if not nodes or len(nodes) - len(out) >= gang.spec.nodes:
+        return False
+    return sum(node not in out for node in nodes) < gang.spec.nodes
+
+
+def _dead(gt: GangTurn) -> str:
+    """The job's nodes that have not attached and whose daemons, which were known, are silent."""
+    names = [node for node in gt.gang.job_nodes if node not in gt.tally.here and _silent(gt, node)]
+    return ", ".join(names)
+
+
+def _silent(gt: GangTurn, node: str) -> bool:
+    known = node in gt.turn.ledger.nodes and bool(gt.turn.ledger.node(node).probe_address)
+    return known and gt.now - max(gt.turn.sight.since, gt.turn.sight.node(node).heard_at) > suspicion.LEASE_S
 
 
 def _first_store(gt: GangTurn) -> str:
@@ -346,22 +376,49 @@ def _crash_words(gt: GangTurn) -> str:
 
 def _no_nodes(gt: GangTurn) -> None:
     gang = gt.gang
-    out = ", ".join(m.node for m in gang.members.values() if m.out)
+    lost = ", ".join(sorted(_bad(gt)))
+    words = f"no spare is left for {lost}" if lost else f"{len(gang.job_nodes)} nodes are left in the job"
     if not gang.spec.requeue:
-        end(gt, Phase.FAILED, EXIT_NO_NODES, f"no spare is left for {out}, and the job may not be requeued")
+        end(gt, Phase.FAILED, EXIT_NO_NODES, f"{words}, and the job may not be requeued")
         return
-    reason = f"no spare is left for {out}: requeue"
-    if flushing.begin(gt, reason, Phase.REQUEUED):
+    reason = f"{words}: requeue"
+    if gang.phase is Phase.RECOVERING and flushing.begin(gt, reason, Phase.REQUEUED):
         return
     _requeue(gt, reason)
 
 
-def _requeue(gt: GangTurn, reason: str) -> None:
+def _bad(gt: GangTurn) -> set[str]:
+    """Nodes of this run of the job that it shall not start on again."""
     gang = gt.gang
-    bad = tuple(sorted(m.node for m in gang.members.values() if m.out))
+    return {m.node for m in gang.members.values() if m.out} | (set(gang.job_nodes) & gt.turn.tallies.out)
+
+
+def _requeue(gt: GangTurn, reason: str) -> None:
+    gang, bad, unfit = gt.gang, _bad(gt), gt.turn.tallies.out
     if not gt.requeued:
-        gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=bad)
+        exclude = tuple(sorted(bad))
+        admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
+        gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
     gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, reason))
+
+
+def _admit(gt: GangTurn) -> None:
+    """A job that waits may start on nodes again that were put back into service, and after a while on those that never
+    were out of it: else it could wait for ever."""
+    gang = gt.gang
+    if not gang.excluded:
+        return
+    waited = gt.now - gang.phase_at
+    back = []
+    for node in (gt.turn.ledger.node(name) for name in gang.excluded):
+        in_service = node.name not in gt.turn.tallies.out
+        if in_service and (node.judged_at > gang.phase_at or waited >= EXCLUDED_S):
+            back.append(node.name)
+    if back:
+        words = "muster: in service"
+        gt.turn.owe("admit", gang.id, gang.job, words, admit=tuple(back))
+    elif waited < EXCLUDED_S:
+        gt.turn.wake(gang.phase_at + EXCLUDED_S)
 
 
 # -- running --

@@ -75,7 +75,10 @@ class Core:
                 if ECHO in due:
                     return [g for g in gangs.values() if not g.final or g.id in due]
                 return [gangs[g] for g in due if g in gangs]
-            case e.NodeAttached() | e.NodeSignalled() | e.NodeSeen() | e.NodeHeard() | e.NodeGone():
+            case e.NodeSeen():
+                waiting = [gang for gang in gangs.values() if event.node in gang.excluded and not gang.final]
+                return list({gang.id: gang for gang in (*self.tallies.homes(event.node), *waiting)}.values())
+            case e.NodeAttached() | e.NodeSignalled() | e.NodeHeard() | e.NodeGone():
                 return self.tallies.homes(event.node)
             case _:
                 return [gangs[event.gang]] if event.gang in gangs else []

@@ -206,12 +206,13 @@ class NodeJudged:
     reason: str
 
 
-SlurmVerb = Literal["drain", "down", "let_go", "requeue", "requeue_off", "complete", "cancel"]
+SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off", "complete", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmOwed:
-    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the ledger."""
+    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the ledger. A requeued job
+    starts on none of `exclude`, and may start again on `admit`, which were excluded before."""
 
     gang: str
     call: int
@@ -221,6 +222,7 @@ class SlurmOwed:
     text: str
     exclude: tuple[str, ...] = ()
     exit_code: int = 0
+    admit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Gang:
     serial: int = 0
     restart_count: int = 0
     job_nodes: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Nodes that the job may not start on, by a requeue of ours."""
     members: dict[str, Member] = field(default_factory=dict)
     seats: tuple[f.Seat, ...] = ()
     spares: tuple[f.Seat, ...] = ()
@@ -207,6 +209,10 @@ def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
                 ledger.gangs[fact.gang].members[fact.node].released = True
             elif fact.verb == "complete":
                 ledger.gangs[fact.gang].completed = True
+            elif fact.verb in ("requeue", "admit"):
+                gang = ledger.gangs[fact.gang]
+                kept = (node for node in gang.excluded if node not in fact.admit)
+                gang.excluded = tuple(sorted({*kept, *fact.exclude}))
         case f.SlurmSettled():
             ledger.owed.pop(fact.call, None)
         case f.Withheld():

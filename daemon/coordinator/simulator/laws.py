@@ -26,6 +26,7 @@ from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.simulator.memory import digest
 from muster.daemon.coordinator.simulator.network import COORDINATOR
+from muster.slurm.client.states import JobState
 
 if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.agent import Agent, Rank
@@ -480,3 +481,16 @@ class Laws:
             coordinator.journal.load(use_snapshot=False) == coordinator.core.ledger, "the journal is not the ledger"
         )
         self._must(not coordinator.core.ledger.owed, f"law 4: Slurm is owed {coordinator.core.ledger.owed}")
+        for gang in coordinator.core.ledger.gangs.values():
+            self._may_start(gang, coordinator.core.ledger)
+
+    def _may_start(self, gang: Gang, ledger: Ledger) -> None:
+        """A job that waits is kept from no node that was put back into service meanwhile."""
+        job = self._world.cluster.jobs().get(gang.job)
+        if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
+            return
+        back = [n for n in job.excluded if n not in self._out(ledger) and ledger.node(n).judged_at > gang.phase_at]
+        self._must(not back, f"law 4: {gang.id} waits, and its job may not start on {back}, which are in service")
+
+    def _out(self, ledger: Ledger) -> set[str]:
+        return {node.name for node in ledger.nodes.values() if node.verdict in OUT_OF_SERVICE}

@@ -156,6 +156,13 @@ class Rehearsal:
         """A paused node goes on."""
         self.world.freeze(node, False)
 
+    def repair(self, node: str) -> None:
+        """A dead or faulty node is mended, and an operator puts it back into service."""
+        self.machines[node].faulty = False
+        if not self.machines[node].kernel:
+            self.world.boot(node)
+        self.world.cluster.resume(node)
+
     def cut(self, *pairs: tuple[str, str]) -> None:
         """Nothing goes from the first of each pair to the second; "coordinator" is a host, too."""
         for src, dst in pairs:

@@ -1,0 +1,103 @@
+"""A job that is requeued: on which nodes it may not start, until when, and what keeps it from gathering."""
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.advance import EXCLUDED_S
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.slurm.client.types import excluding
+
+
+def training(nodes: int, spares: int, **spec: object) -> Rehearsal:
+    world = Rehearsal(nodes, spares, **{"durable_dir": "/durable", **spec})  # type: ignore[arg-type]
+    steps(world, 1)
+    return world
+
+
+def steps(world: Rehearsal, generation: int) -> None:
+    """Until that generation has made a few steps."""
+    world.run_until(lambda: world.runs(generation) and world.gang.stepped == generation, 900)
+    step = world.core.sight.gang("g").step
+    world.run_until(lambda: world.core.sight.gang("g").step > step + 3)
+
+
+def excluded(world: Rehearsal) -> tuple[str, ...]:
+    """The nodes that Slurm keeps from the job."""
+    return world.world.cluster.jobs()[world.gang.job].excluded
+
+
+def calls(world: Rehearsal, verb: str) -> list[f.SlurmOwed]:
+    return [call for call in world.slurm if call.verb == verb]
+
+
+def test_a_job_that_waits_may_start_on_a_node_again_that_was_repaired() -> None:
+    world = training(nodes=2, spares=0)
+    world.crash("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_for(30)
+    assert excluded(world) == ("n1",)
+    world.repair("n1")
+    world.run_until(lambda: world.gang.generation == 2, 60)
+    assert calls(world, "admit")[0].admit == ("n1",)
+    assert excluded(world) == ()
+
+
+def test_at_the_next_requeue_only_those_are_excluded_that_are_bad_by_then() -> None:
+    world = training(nodes=2, spares=1)
+    for node in ("n0", "n1"):
+        world.crash(node)
+        world.run_for(8)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert excluded(world) == ("n0", "n1")
+    for node in ("n0", "n1"):
+        world.repair(node)
+    steps(world, 3)
+    for node in [seat.node for seat in world.gang.seats]:
+        world.crash(node)
+        world.run_for(8)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_for(5)
+    assert len(excluded(world)) == 2
+
+
+def test_what_the_user_excluded_stays_so() -> None:
+    assert excluding(("n9",), ["n1"], []) == ("n9", "n1")
+    assert excluding(("n9", "n1"), [], ["n1"]) == ("n9",)
+    assert excluding(("n1",), ["n1", "n2"], ["n1"]) == ("n1", "n2")
+    assert excluding(("n1",), [], ["n1"]) == ()
+
+
+def test_a_node_that_never_was_out_of_service_is_left_out_for_a_while() -> None:
+    world = training(nodes=2, spares=0)
+    world.kill_agent("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    at = world.now
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    world.run_until(lambda: bool(calls(world, "admit")), 700)
+    assert world.now - at >= EXCLUDED_S
+    world.run_until(lambda: world.gang.generation == 2, 60)
+
+
+def test_a_job_of_which_too_few_nodes_are_left_in_service_is_requeued_before_it_has_gathered() -> None:
+    world = Rehearsal(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.signal("n0")
+    world.signal("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 10)
+    assert calls(world, "requeue")[0].exclude == ("n0", "n1")
+
+
+def test_it_fails_where_it_may_not_be_requeued() -> None:
+    world = Rehearsal(2, 0, absent=["n1"], requeue=False, gather_timeout_s=300.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.signal("n0")
+    world.run_until(lambda: world.gang.final, 10)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 94)
+    assert "no spare is left for n0, and the job may not be requeued" in world.gang.reason
+
+
+def test_a_node_that_dies_before_it_attaches_costs_a_requeue_and_not_the_job() -> None:
+    world = Rehearsal(2, 0, absent=["n1"], gather_timeout_s=40.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED or world.gang.final, 60)
+    assert world.gang.phase is Phase.REQUEUED, world.gang.reason
