@@ -22,7 +22,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from muster.daemon.agent.launch import Allocation, Srun, requeue
+from muster.daemon.agent.launch import REQUEUES, Allocation, Srun, requeue
 from muster.daemon.channel import open_channel
 from muster.daemon.identity import Credentials
 from muster.v1.api_pb2 import GangRef, GangView
@@ -128,7 +128,9 @@ async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
         return True
     if allocation.needed:
         log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.needed)
-    if allocation.needed and allocation.requeue:
+    # Where nothing can be started on this very node, which lives, it is no dead node that srun speaks of.
+    may = allocation.requeue and allocation.host not in lost and allocation.restarts < REQUEUES
+    if allocation.needed and may:
         refused = await requeue(allocation)
         log.warning("job %d %s", allocation.job, f"can't be requeued: {refused}" if refused else "is requeued")
     return False

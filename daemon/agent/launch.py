@@ -7,7 +7,9 @@ there, says so, and takes the whole step down. The other nodes are as good as be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -20,16 +22,21 @@ _CHUNK = 65536
 _LAST_WORDS_S = 2.0
 """srun has ended: what it still had to say is read for so long. A child of it may keep the pipe open."""
 REQUEUE_S = 60.0
+REQUEUES = 5
+"""A job whose launch fails is requeued so often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What Slurm gave: `job`, with `nodes` of which the gang needs `needed`. `requeue`: the job may be requeued."""
+    """What Slurm gave: `job`, with `nodes` of which the gang needs `needed`, `host` among them. `requeue`: the job may
+    be requeued; it was `restarts` times."""
 
     job: int = 0
     nodes: int = 0
     needed: int = 0
     requeue: bool = False
+    host: str = ""
+    restarts: int = 0
     scontrol: str = "scontrol"
 
     def command(self, srun: Sequence[str], lost: Sequence[str]) -> list[str]:
@@ -47,10 +54,7 @@ class Srun:
     process: asyncio.subprocess.Process
     failed: set[str] = field(default_factory=set)
     """Nodes on which it could start nothing."""
-    _reader: asyncio.Task[None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._reader = asyncio.create_task(self._read())
+    _reader: asyncio.Task[None] | None = None
 
     @staticmethod
     async def start(argv: Sequence[str]) -> Srun:
@@ -59,22 +63,44 @@ class Srun:
         Raises:
             OSError: there is none.
         """
-        return Srun(await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE))
+        # A pipe of our own: with asyncio's, the end of srun would be known only once its last child has closed it.
+        ours, theirs = os.pipe()
+        try:
+            srun = Srun(await asyncio.create_subprocess_exec(*argv, stderr=theirs))
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        srun._reader = asyncio.create_task(srun._read(ours))
+        return srun
 
     async def wait(self) -> int:
         """Its exit status, once it has ended and said all."""
         status = await self.process.wait()
-        await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
-        self._reader.cancel()
+        if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
+            self._reader.cancel()
         return status
 
-    async def _read(self) -> None:
-        assert self.process.stderr is not None
+    async def _read(self, ours: int) -> None:
+        said = asyncio.StreamReader()
+        with os.fdopen(ours, "rb") as pipe:
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(said), pipe
+            )
+            try:
+                await self._pass_on(said)
+            finally:
+                transport.close()
+
+    async def _pass_on(self, said: asyncio.StreamReader) -> None:
         begun = b""
-        while said := await self.process.stderr.read(_CHUNK):
-            sys.stderr.buffer.write(said)
-            sys.stderr.buffer.flush()
-            *lines, begun = (begun + said).split(b"\n")
+        while words := await said.read(_CHUNK):
+            with contextlib.suppress(OSError):  # a full disk must not stop srun, which waits for its reader
+                sys.stderr.buffer.write(words)
+                sys.stderr.buffer.flush()
+            *lines, begun = (begun + words).split(b"\n")
             begun = begun[-_CHUNK:]
             for line in lines:
                 self.failed.update(name.decode(errors="replace") for name in _FAILED.findall(line))

@@ -71,7 +71,8 @@ def _allocation() -> Allocation:
         return Allocation()
     spec = read_spec(text)
     job, nodes = int(given.get("SLURM_JOB_ID", 0)), int(given.get("SLURM_JOB_NUM_NODES", 0))
-    return Allocation(job, nodes, spec.nodes, spec.requeue)
+    host, restarts = given.get("SLURMD_NODENAME", ""), int(given.get("SLURM_RESTART_COUNT", 0))
+    return Allocation(job, nodes, spec.nodes, spec.requeue, host, restarts)
 
 
 def read_spec(text: str) -> JobSpec:

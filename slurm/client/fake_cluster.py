@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from muster.slurm.client import refusals
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused
 from muster.slurm.client.sbatch_request import JobRequest
 from muster.slurm.client.states import JobState, NodeState
@@ -215,6 +216,8 @@ class FakeCluster:
         """Back to the queue, without the nodes in `exclude`, with those in `admit`, free to start at once."""
         entry = self._entry(f"requeue job {job}", job)
         self.settle()
+        if entry.job.state is JobState.CANCELLED:
+            raise SlurmRefused(f"requeue job {job}", refusals.CANCELLED)
         if entry.job.state is not JobState.PENDING:
             if restarts is not None and entry.job.restart_count > restarts:
                 return

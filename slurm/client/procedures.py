@@ -155,6 +155,8 @@ class Procedures(ABC):
         what = f"requeue job {job}"
         budget = Budget(deadline)
         now = await self._job(what, job, budget)
+        if now.state is JobState.CANCELLED:
+            raise SlurmRefused(what, refusals.CANCELLED)  # Slurm would take it back, against its user's will
         if now.state is not JobState.PENDING:
             if restarts is not None and now.restart_count > restarts:
                 return

@@ -21,6 +21,8 @@ from muster.slurm.client.errors import (
 NO_SUCH_JOB: Final = "Invalid job id"
 NO_SUCH_NODE: Final = "Invalid node name"
 IS_PENDING: Final = "Job is pending execution"
+CANCELLED: Final = "Job is cancelled"
+"""Our own words: Slurm does requeue a job that was cancelled."""
 NO_TRANSITION: Final = "Invalid node state transition"
 _ENDED: Final = ("Job has already finished", "already completing or completed")
 

@@ -223,19 +223,20 @@ class Chaos:
         """Bring back the nodes whose time has come."""
         now = time.monotonic()
         due = [node for node, at in self.struck.items() if everything or at <= now]
-        self.check_drained()
+        due += [node for node in self.check_drained() if node not in self.struck]
         if due:
             self.cluster.repair(*due)
             for node in due:
-                del self.struck[node]
+                self.struck.pop(node, None)
             self.say(f"mended: {', '.join(due)}")
 
-    def check_drained(self) -> None:
-        """Whoever Muster has taken out of service was struck, and the reason says why.
+    def check_drained(self) -> list[str]:
+        """Whoever Muster has taken out of service was struck, and the reason says why. Returns them.
 
         Raises:
             Broken: a node is out that nothing had struck, or without a reason.
         """
+        drained = []
         for node, state in self.cluster.node_states().items():
             if not re.search("drain|down", state):
                 continue
@@ -245,6 +246,8 @@ class Chaos:
                 raise Broken(f"{node} is {state}, without a reason")
             if "muster:" in reason[1] and node not in self.guilty:
                 raise Broken(f"{node} is {state}, and nothing had struck it: {reason[1]}")
+            drained.append(node)
+        return drained
 
 
 def job_spec(name: str, user: str, seed: int, pause_s: float) -> TrainingSpec:

@@ -316,6 +316,19 @@ async def requeue_of_a_waiting_job_excludes_and_starts_it(world: World) -> None:
     assert after.restart_count == 0
 
 
+async def a_cancelled_job_is_not_requeued(world: World) -> None:
+    job = await running(world, "-N1", "--requeue")
+    await world.slurm.cancel(job.id)
+    await until(world, job.id, lambda job: job.final)
+    refused = None
+    try:
+        await world.slurm.requeue(job.id)
+    except SlurmRefused as error:
+        refused = error
+    assert refused is not None
+    assert "is cancelled" in str(refused)
+
+
 async def a_node_that_was_excluded_is_admitted_again(world: World) -> None:
     some = await names(world)
     id = await world.start(["-N1", "--begin=now+3600", "-x", f"{some[0]},{some[1]}"])
@@ -414,6 +427,7 @@ CHECKS: tuple[Check, ...] = (
     complete_with_a_code,
     requeue_elsewhere_and_once,
     requeue_of_a_waiting_job_excludes_and_starts_it,
+    a_cancelled_job_is_not_requeued,
     a_node_that_was_excluded_is_admitted_again,
     requeue_is_refused_where_the_flag_is_off,
     cancel_ends_a_job,

@@ -6,11 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from muster.daemon.agent.batch import LAUNCHES, Absence, Pace, Remote, batch
-from muster.daemon.agent.launch import Allocation
+from muster.daemon.agent.launch import REQUEUES, Allocation, Srun
 from muster.daemon.coordinator.scripted_world import World
 from muster.v1.api_pb2 import GangView, NodeView
 
@@ -130,6 +131,23 @@ async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog
     given = Allocation(7, nodes=4, needed=4, requeue=False, scontrol=f"{tmp_path}/scontrol")
     assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize("more", [{"host": "n2"}, {"restarts": REQUEUES}])
+async def test_a_job_is_not_requeued_for_ever(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Where srun can start nothing on the node it runs on, it speaks of something else than a dead node."""
+    given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol", **more)
+    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert len(calls(tmp_path)) == 1
+
+
+async def test_the_end_of_srun_does_not_wait_for_a_child_that_holds_its_pipe(tmp_path: Path) -> None:
+    lasts = tmp_path / "lasts"
+    os.mkfifo(lasts)
+    srun = await Srun.start(["sh", "-c", f"cat {lasts} & exit 3"])
+    assert await srun.process.wait() == 3
+    await asyncio.to_thread(lasts.write_text, "")  # lets the child end
+    assert await srun.wait() == 3
 
 
 async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Whole agents as processes, ordered about by a scripted coordinator on loopback. Ranks are small scripts; no torch."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -223,9 +224,10 @@ async def test_ranks_and_all_that_they_started_die_with_their_agent(gang: Gang, 
     if victim == "agent":
         await gone(loader, stray)
         assert await gang.exit_code("n0") == 128 + signal.SIGKILL
-    else:  # nobody is left to end what the rank had started
+    else:  # nobody may be left to end what the rank had started
         for pid in (loader, stray):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_warm_process_that_dies_takes_its_rank_along_and_is_replaced(gang: Gang) -> None:

@@ -63,7 +63,7 @@ def test_at_its_limit_a_gang_goes_on_without_a_dead_node_of_which_slurm_is_not_t
 def test_an_hour_later_nodes_may_be_taken_again() -> None:
     ledger, limits = Ledger(), Limits(nodes_per_hour=2)
     for node, at in (("n1", 100.0), ("n2", 200.0)):
-        apply(ledger, f.NodeJudged(node, Verdict.UNFIT, ""), at)
+        apply(ledger, f.SlurmOwed("", 1, "drain", 0, node, ""), at)
 
     def held(now: float) -> str:
         sight = Sight(since=0.0)
@@ -71,8 +71,8 @@ def test_an_hour_later_nodes_may_be_taken_again() -> None:
 
     assert held(3699.0) == "2 nodes were taken out of service within the hour, and no more may be"
     assert held(3701.0) == ""
-    apply(ledger, f.NodeJudged("n3", Verdict.LOST, ""), 3750.0)
-    assert ledger.taken == [200.0, 3750.0]
+    apply(ledger, f.SlurmOwed("", 2, "down", 0, "n3", ""), 3750.0)
+    assert ledger.taken == {"n2": 200.0, "n3": 3750.0}
 
 
 def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
@@ -159,64 +159,81 @@ def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -
 # -- the same node twice --
 
 
+def crash_at_once(world: Rehearsal, generation: int, position: int) -> None:
+    """A rank of the node in that place exits before it has made a step."""
+    world.run_until(lambda: world.runs(generation))
+    world.kill_rank(world.gang.seats[position].node)
+
+
+def doubted(world: Rehearsal) -> list[str]:
+    return [fact.node for fact in world.facts(f.MemberOut) if not fact.proven]
+
+
 def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_on_elsewhere() -> None:
     world = training()
-    world.kill_rank("n1")
-    runs(world, 2)
-    world.kill_rank("n1")
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
     runs(world, 3)
-    assert "n1" not in {seat.node for seat in world.gang.seats}
-    assert verdict(world, "n1") is Verdict.UNFIT
-    assert world.core.ledger.node("n1").reason == "ranks crashed on n1 twice running, and go on elsewhere"
-    assert ("drain", "n1") in verbs(world)
+    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert verdict(world, "n2") is Verdict.UNFIT
+    assert world.core.ledger.node("n2").reason == "ranks crashed on n2 twice running, and go on elsewhere"
+    assert ("drain", "n2") in verbs(world)
     assert world.gang.doubted == ""
+
+
+def test_a_late_report_of_the_generation_before_blames_nobody() -> None:
+    world = training()
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
+    world.run_until(lambda: world.gang.generation == 3)
+    reached = world.gang.reached
+    world.core.sight.gang("g").moved_to = (2, reached + 5)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    assert verdict(world, "n2") is Verdict.FIT
+
+
+def test_a_node_on_which_the_ranks_came_further_in_between_is_not_doubted() -> None:
+    world = training()
+    for generation in (1, 2):
+        runs(world, generation)
+        world.kill_rank("n2")
+    runs(world, 3)
+    assert doubted(world) == []
+    assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
 
 
 def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_blamed() -> None:
     world = training()
     for generation in (1, 2, 3):
-        world.run_until(lambda generation=generation: world.runs(generation))  # type: ignore[misc]
-        world.kill_rank(world.gang.seats[1].node)
+        crash_at_once(world, generation, 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
-    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert doubted(world) == ["n2"]
     assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
 
 
 def test_crashes_that_come_again_in_the_same_place_doubt_no_second_node() -> None:
-    world = training(spares=3)
+    world = training(spares=3, max_failures=9)
     for generation in range(1, 6):
-        runs(world, generation)
-        world.kill_rank(world.gang.seats[1].node)
+        crash_at_once(world, generation, 1)
     runs(world, 6)
-    assert [fact.node for fact in world.facts(f.MemberOut) if not fact.proven] == ["n2"]
+    assert doubted(world) == ["n2"]
 
 
 def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
     world = training(spares=0)
-    for generation in (1, 2):
-        runs(world, generation)
-        world.kill_rank("n1")
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
     runs(world, 3)
-    assert "n1" in {seat.node for seat in world.gang.seats}
-    assert not world.facts(f.MemberOut)
-
-
-def test_two_crashes_with_another_in_between_doubt_nobody() -> None:
-    world = training()
-    for generation, node in ((1, "n1"), (2, "n2"), (3, "n1")):
-        runs(world, generation)
-        world.kill_rank(node)
-    runs(world, 4)
+    assert "n2" in {seat.node for seat in world.gang.seats}
     assert not world.facts(f.MemberOut)
 
 
 def test_a_doubted_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:
     world = training()
-    world.kill_rank("n1")
-    runs(world, 2)
-    world.kill_rank("n1")
-    world.run_until(lambda: world.gang.doubted == "n1")
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
+    world.run_until(lambda: world.gang.doubted == "n2")
     world.restart_coordinator()
     runs(world, 3)
-    assert verdict(world, "n1") is Verdict.UNFIT
+    assert verdict(world, "n2") is Verdict.UNFIT

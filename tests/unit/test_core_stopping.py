@@ -7,6 +7,7 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.simulator.network import COORDINATOR
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.slurm.client.states import JobState
 
 
 def training(steps: int = 3, **given: object) -> Rehearsal:
@@ -105,6 +106,27 @@ def test_without_a_durable_folder_the_ranks_are_asked_to_stop_all_the_same() -> 
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 5)
     assert all(world.agent(seat.node).ranks[seat.group_rank].exit_code == 0 for seat in world.gang.seats)
+
+
+@pytest.mark.parametrize("after", [0.3, 0.7, 1.0, 1.3, 1.7])
+def test_scancel_is_no_requeue_whenever_slurm_is_looked_at(after: float) -> None:
+    """The agents hear of it at once, the coordinator only when it looks at the job again."""
+    world = training()
+    world.run_for(after)
+    world.world.cluster.cancel(world.gang.job)
+    world.run_until(lambda: world.gang.final, 60)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.CANCELLED, 130)
+    world.run_for(10)
+    assert world.world.cluster.jobs()[world.gang.job].state is JobState.CANCELLED
+
+
+def test_sigterm_at_the_time_limit_is_the_limits() -> None:
+    world = training(limit_s=60, stop_before_s=0.0)
+    world.run_until(lambda: world.now - world.gang.registered_at > 58)
+    world.sigterm()
+    world.run_until(lambda: world.gang.final, 10)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+    assert verbs(world) == []
 
 
 def test_scancel_saves_nothing() -> None:

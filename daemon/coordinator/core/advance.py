@@ -28,6 +28,9 @@ RELEASE_S = 30.0
 EXCLUDED_S = 600.0
 """A node that is in service, and that a job was requeued without, is left out of it for so long."""
 
+DOUBTED_AFTER = 2
+"""So many crashes running on one node, each no further than the one before, are as likely the node's fault."""
+
 EXIT_NO_REQUEUE = 93
 """Decided: the software fails again and again, do not requeue."""
 EXIT_NO_NODES = 94
@@ -40,6 +43,7 @@ EXIT_NOT_DURABLE = 97
 """Every rank has ended well, but the last checkpoint could not be written."""
 EXIT_STOPPED = 98
 """Stopped by plan and saved, and not to be requeued: submit it again to go on."""
+EXIT_CANCELLED = 130
 EXIT_OBSERVED = 99
 """In observe mode: what would have been a recovery ends the job, as it does without Muster."""
 
@@ -174,8 +178,8 @@ def _gather(gt: GangTurn) -> None:
     elif here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
         store = _first_store(gt)
         gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
-    elif waited > spec.gather_timeout_s and _dead(gt) and spec.requeue:
-        _requeue(gt, f"{_dead(gt)} did not attach, and are silent")
+    elif waited > spec.gather_timeout_s and (dead := _dead(gt)) and spec.requeue and not gt.turn.limits.observe:
+        _requeue(gt, f"{', '.join(dead)} did not attach, and are silent", dead)
     elif waited > spec.gather_timeout_s:
         end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
     else:
@@ -192,10 +196,9 @@ def _never_enough(gt: GangTurn) -> bool:
     return sum(node not in out for node in nodes) < gang.spec.nodes
 
 
-def _dead(gt: GangTurn) -> str:
+def _dead(gt: GangTurn) -> list[str]:
     """The job's nodes that have not attached and whose daemons, which were known, are silent."""
-    names = [node for node in gt.gang.job_nodes if node not in gt.tally.here and _silent(gt, node)]
-    return ", ".join(names)
+    return [node for node in gt.gang.job_nodes if node not in gt.tally.here and _silent(gt, node)]
 
 
 def _silent(gt: GangTurn, node: str) -> bool:
@@ -244,6 +247,8 @@ def _recover(gt: GangTurn) -> None:
         return
     if len(gt.tally.present) - len(gt.tally.unfit) < (len(gang.seats) or gang.spec.nodes):
         _no_nodes(gt)
+    elif _store_opens(gt):
+        return  # who sits where is looked at once, not with every report that comes meanwhile
     elif ranked := _next_seats(gt):
         _start_where_store_listens(gt, ranked)
 
@@ -258,6 +263,8 @@ def _doubt(gt: GangTurn) -> None:
     node = last.crashed_on
     if last.hardware or before.hardware or not node or before.crashed_on != node:
         return
+    if gang.failures < DOUBTED_AFTER:
+        return  # the ranks had come further in between, on that very node
     member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
     if member is None or member.out or seat is None or seat.group_rank in gang.doubts:
         return
@@ -268,8 +275,10 @@ def _doubt(gt: GangTurn) -> None:
 def _blame(gt: GangTurn) -> None:
     """The ranks crashed on one node twice, and have come further without it."""
     gang, node = gt.gang, gt.gang.doubted
-    if not node or gt.seen.step <= gang.reached:
+    if not node or not _stepped(gt) or gt.seen.moved_to[0] != gang.generation:
         return
+    if gt.seen.moved_to[1] <= gang.reached + 1:
+        return  # a rank that has finished a step says of the others that they have finished the one before
     reason = f"ranks crashed on {node} twice running, and go on elsewhere"
     if node not in gt.turn.tallies.out:
         breaker.take(gt.turn, gang, node, Verdict.UNFIT, reason)
@@ -298,6 +307,18 @@ def _next_seats(gt: GangTurn) -> list[str] | None:
     if gt.gang.seats:
         return placement.reseat([s.node for s in gt.gang.seats], usable, gt.leaves())
     return placement.first_seats(usable, gt.gang.spec.nodes)
+
+
+def _store_opens(gt: GangTurn) -> bool:
+    """A node that will carry ranks is opening the store, and has time left for it."""
+    gang = gt.gang
+    until = max(gang.phase_at, gang.store_at) + STORE_S
+    if gt.store_listens() or gt.now >= until or gang.store_node not in gt.tally.present or gt.unfit(gang.store_node):
+        return False
+    if gang.store_node not in {seat.node for seat in gang.seats}:
+        return False
+    gt.turn.wake(until)
+    return True
 
 
 def _start_where_store_listens(gt: GangTurn, ranked: list[str]) -> None:
@@ -378,6 +399,9 @@ def _no_nodes(gt: GangTurn) -> None:
     gang = gt.gang
     lost = ", ".join(sorted(_bad(gt)))
     words = f"no spare is left for {lost}" if lost else f"{len(gang.job_nodes)} nodes are left in the job"
+    if gt.turn.limits.observe:
+        end(gt, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued")
+        return
     if not gang.spec.requeue:
         end(gt, Phase.FAILED, EXIT_NO_NODES, f"{words}, and the job may not be requeued")
         return
@@ -393,8 +417,8 @@ def _bad(gt: GangTurn) -> set[str]:
     return {m.node for m in gang.members.values() if m.out} | (set(gang.job_nodes) & gt.turn.tallies.out)
 
 
-def _requeue(gt: GangTurn, reason: str) -> None:
-    gang, bad, unfit = gt.gang, _bad(gt), gt.turn.tallies.out
+def _requeue(gt: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
+    gang, bad, unfit = gt.gang, _bad(gt) | set(dead), gt.turn.tallies.out
     if not gt.requeued:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
@@ -410,7 +434,7 @@ def _admit(gt: GangTurn) -> None:
         return
     waited = gt.now - gang.phase_at
     back = []
-    for node in (gt.turn.ledger.node(name) for name in gang.excluded):
+    for node in (gt.turn.ledger.node(name) for name in gang.excluded if name not in gang.admitted):
         in_service = node.name not in gt.turn.tallies.out
         if in_service and (node.judged_at > gang.phase_at or waited >= EXCLUDED_S):
             back.append(node.name)
@@ -512,7 +536,7 @@ def _release(gt: GangTurn) -> None:
     """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
     gang = gt.gang
     leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
-    if not leaving or gang.phase is not Phase.RUNNING or _batch_host_dead(gang):
+    if not leaving or gang.phase is not Phase.RUNNING or _batch_host_dead(gang) or gt.turn.limits.observe:
         return
     if not _stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
         gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)

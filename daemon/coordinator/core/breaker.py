@@ -10,16 +10,20 @@ from muster.daemon.coordinator.core.ledger import HOUR_S, Gang
 from muster.daemon.coordinator.core.states import NODE_MOVES, Verdict
 from muster.daemon.coordinator.core.turn import Turn
 
+DAY_S = 86400.0
+"""A node that has been out of service for longer counts no more: some never come back."""
+
 
 def hold(turn: Turn) -> str:
     """Why no further node may be taken out of service; empty where one may."""
     limits = turn.limits
     if limits.observe:
         return "observe mode"
-    taken = sum(turn.now - at < HOUR_S for at in turn.ledger.taken)
+    taken = sum(turn.now - at < HOUR_S for at in turn.ledger.taken.values())
     if taken >= limits.nodes_per_hour:
         return f"{taken} nodes were taken out of service within the hour, and no more may be"
-    out, known = len(turn.tallies.out), len(turn.ledger.nodes)
+    judged = (turn.ledger.node(name).judged_at for name in turn.tallies.out)
+    out, known = sum(turn.now - at < DAY_S for at in judged), len(turn.ledger.nodes)
     if out >= max(limits.nodes_at_least, int(limits.fraction * known)):
         return f"{out} of {known} nodes are out of service, and no more may be"
     return ""

@@ -4,7 +4,7 @@ steps of a recovery."""
 from muster.daemon.coordinator.core import breaker, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end
+from muster.daemon.coordinator.core.advance import EXIT_CANCELLED, EXIT_NO_NODES, advance, end
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.limits import Limits
@@ -15,6 +15,8 @@ from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
 
 KEPT_S, KEPT = 7 * 86400.0, 1000
 """A gang that is over stays in the ledger for so long (seconds), while not so many newer ones are."""
+CANCELLED = "Job is cancelled"
+"""What the Slurm client says (refusals.CANCELLED) to a requeue where a user's scancel came between."""
 ECHO_S = 2.5
 """A signal that may be the echo of a peer's loss waits this long for that loss to show."""
 ECHO = ""
@@ -138,6 +140,9 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
         turn.record(f.JobRestarted(gang.id, event.job, event.restart_count))
+        seen = turn.sight.gang(gang.id)
+        if seen.job_nodes and seen.job_restarts == event.restart_count:
+            turn.record(f.JobChanged(gang.id, seen.job_nodes))  # Slurm told of them before anybody attached
     elif gang.phase is Phase.REQUEUED:
         return  # an agent of the run that is being ended
     _join(turn, gang, event)
@@ -172,7 +177,11 @@ def _answered(turn: Turn, event: e.SlurmAnswered) -> None:
         return
     turn.record(f.SlurmSettled(event.gang, event.call, event.error or ""))
     gang = turn.ledger.gangs.get(owed.gang)
-    if owed.verb == "requeue" and event.error and gang is not None and not gang.final:
+    if owed.verb != "requeue" or not event.error or gang is None or gang.final:
+        return
+    if CANCELLED in event.error:
+        end(GangTurn(turn, gang), Phase.CANCELLED, EXIT_CANCELLED, f"Slurm ended job {gang.job}: CANCELLED")
+    else:
         end(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec, Version
-from muster.daemon.coordinator.core.states import FINAL, OUT_OF_SERVICE, Phase, Verdict, move_gang, move_node
+from muster.daemon.coordinator.core.states import FINAL, Phase, Verdict, move_gang, move_node
 
 HOUR_S = 3600.0
 """Limits count what happened within so many seconds."""
@@ -111,7 +111,9 @@ class Gang:
     restart_count: int = 0
     job_nodes: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
-    """Nodes that the job may not start on, by a requeue of ours."""
+    """Nodes that the job was ever requeued without: an admission may come too late for a start, and change nothing."""
+    admitted: tuple[str, ...] = ()
+    """Of these, who may be started on again since the last requeue."""
     members: dict[str, Member] = field(default_factory=dict)
     seats: tuple[f.Seat, ...] = ()
     spares: tuple[f.Seat, ...] = ()
@@ -169,8 +171,8 @@ class Ledger:
     gangs: dict[str, Gang] = field(default_factory=dict)
     owed: dict[int, f.SlurmOwed] = field(default_factory=dict)
     calls: int = 0
-    taken: list[float] = field(default_factory=list)
-    """When nodes were taken out of service, within the hour before the last one."""
+    taken: dict[str, float] = field(default_factory=dict)
+    """Nodes that Slurm was told to take out of service within the hour before the last one, and when."""
 
     def node(self, name: str) -> Node:
         """The node of that name; one that was never heard of is FIT."""
@@ -209,10 +211,15 @@ def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
                 ledger.gangs[fact.gang].members[fact.node].released = True
             elif fact.verb == "complete":
                 ledger.gangs[fact.gang].completed = True
-            elif fact.verb in ("requeue", "admit"):
+            elif fact.verb == "requeue":
                 gang = ledger.gangs[fact.gang]
-                kept = (node for node in gang.excluded if node not in fact.admit)
-                gang.excluded = tuple(sorted({*kept, *fact.exclude}))
+                gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
+            elif fact.verb == "admit":
+                gang = ledger.gangs[fact.gang]
+                gang.admitted += fact.admit
+            elif fact.verb in ("drain", "down"):
+                recent = {node: when for node, when in ledger.taken.items() if at - when < HOUR_S}
+                ledger.taken = {**recent, fact.node: at}
         case f.SlurmSettled():
             ledger.owed.pop(fact.call, None)
         case f.Withheld():
@@ -233,8 +240,6 @@ def _apply_node(ledger: Ledger, fact: f.NodeRegistered | f.NodeJudged, at: float
     if isinstance(fact, f.NodeRegistered):
         node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
     else:
-        if fact.verdict in OUT_OF_SERVICE and node.verdict not in OUT_OF_SERVICE:
-            ledger.taken = [*(when for when in ledger.taken if at - when < HOUR_S), at]
         node.verdict = move_node(node.verdict, fact.verdict)
         node.reason, node.judged_at = fact.reason, at
 

@@ -58,6 +58,7 @@ class GangSight:
     own_probes: dict[str, tuple[bool, float]] = field(default_factory=dict)
     job_ended: str | None = None
     job_restarts: int = 0
+    job_nodes: tuple[str, ...] = ()
     limit_at: float | None = None
     limit_s: float = 0.0
     """When the job's time limit ends it, and how long that limit is in all."""
@@ -163,6 +164,7 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
 def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
     seen.job_ended, seen.job_restarts = event.ended, event.restart_count
     seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
+    seen.job_nodes = event.nodes
     if event.ended or not event.nodes:
         seen.granted = None
     elif seen.granted is None or seen.granted[0] != event.restart_count:

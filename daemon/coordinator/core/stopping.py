@@ -12,6 +12,8 @@ from muster.daemon.coordinator.core.turn import GangTurn
 
 STOP_S = 15.0
 """Ranks that are asked to stop get this long: what they have kept has to be written within KillWait, too."""
+LIMIT_MARGIN_S = 5.0
+"""SIGTERM so close to the time limit is the limit's."""
 NOT_SAVED = frozenset({"CANCELLED", "GONE"})
 """Ends after which nobody wants the state."""
 
@@ -26,7 +28,10 @@ def plan(gt: GangTurn) -> None:
         gt.turn.record(f.StopPlanned(gang.id, reason, Phase.REQUEUED))
     elif 2 * len(gt.tally.noticed) > len(gt.tally.present):
         words = gt.seen.status(min(gt.tally.noticed)).notice
-        gt.turn.record(f.StopPlanned(gang.id, words, _after(gang.spec.requeue)))
+        limit = gt.seen.limit_at is not None and gt.now >= gt.seen.limit_at - LIMIT_MARGIN_S
+        gt.turn.record(
+            f.StopPlanned(gang.id, words, _after(gang.spec.requeue_at_limit if limit else gang.spec.requeue))
+        )
     elif reason := _limit(gt):
         gt.turn.record(f.StopPlanned(gang.id, reason, _after(gang.spec.requeue_at_limit)))
 

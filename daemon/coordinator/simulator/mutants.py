@@ -159,7 +159,8 @@ MUTANTS: dict[str, Mutant] = {
     "blame-a-doubted-node": Mutant(
         "a node is to blame as soon as one rank has crashed on it",
         f"{_CORE}.advance",
-        "    if last.hardware or before.hardware or not node or before.crashed_on != node:",
+        "    if last.hardware or before.hardware or not node or before.crashed_on != node:\n        return\n"
+        "    if gang.failures < DOUBTED_AFTER:",
         "    if last.hardware or not node:",
     ),
     "flush-half": Mutant(

@@ -74,7 +74,7 @@ def kill_rank(world: World, gang: str) -> None:
 
 
 def sick_node(world: World, gang: str) -> None:
-    """Ranks on one node exit by themselves, in two generations running."""
+    """Ranks on one node exit by themselves, in two generations running, and come no further in between."""
     known = world.gang(gang)
     node = world.chance.choice(known.seats).node if known and known.seats else aim.node(world, gang)
     world.note(f"FAULT: {node} is bad for ranks")
@@ -83,12 +83,12 @@ def sick_node(world: World, gang: str) -> None:
 
 def _exit_there(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
     agent = world.agents.get((gang, node))
-    able = [r for r in agent.ranks.values() if r.able and r.generation > generation and r.step] if agent else []
+    able = [r for r in agent.ranks.values() if r.able and r.generation > generation] if agent else []
     if agent is not None and able:
         agent.rank_ends(able[0], -11, "")
         generation, left = able[0].generation, left - 1
     if left and world.schedule.now < until:
-        world.schedule.later(0.5, _exit_there, world, gang, node, generation, left, until)
+        world.schedule.later(0.2, _exit_there, world, gang, node, generation, left, until)
 
 
 def sick_script(world: World, gang: str) -> None:
