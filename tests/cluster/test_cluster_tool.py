@@ -182,7 +182,7 @@ def test_two_clusters_stand_side_by_side(cluster: Cluster) -> None:
 
 def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
     name = f"{cluster.name}-int"
-    starting = _tool("up", "--nodes", "40", "--name", name)  # too many to be up before they are interrupted
+    starting = _tool("up", "--nodes", "10", "--name", name)
     wait_until(lambda: _traces(cluster, name), 20, "the first container is there")
     starting.send_signal(signal.SIGINT)
     assert starting.wait(timeout=30) == 130
@@ -206,7 +206,9 @@ Cluster.up(ClusterSpec(nodes=1, daemons=False), {name!r}); print('up', flush=Tru
 
 
 def _tool(*args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "muster.slurm.cluster", *args])
+    # A shell that runs the tests in the background has SIGINT ignored, and all its children inherit that.
+    heeds = ["env", "--default-signal=INT"]
+    return subprocess.Popen([*heeds, sys.executable, "-m", "muster.slurm.cluster", *args])
 
 
 def _traces(cluster: Cluster, name: str) -> str:
