@@ -58,7 +58,7 @@ FAULTS = (
     Fault("power_loss", lambda c, n, _: c.power_off(n), (6.0, 8.0)),
     Fault("partition", lambda c, n, _: c.partition(n), (6.0, 8.0)),
     Fault("xid", lambda c, n, _: c.kmsg(n, XID), (1.5, 2.5)),
-    Fault("rank_killed", lambda _, __, t: t.kill_rank(3 + t.generation % 2), (1.5, 2.5), a_job=5),
+    Fault("rank_killed", lambda _, __, t: t.kill_rank(3), (1.5, 2.5), a_job=5),
     Fault("node0_crash", lambda c, n, _: c.crash(n), (3.0, 5.0), node0=True, a_job=1),
     Fault("node0_power_loss", lambda c, n, _: c.power_off(n), (7.0, 9.0), node0=True, a_job=1),
 )

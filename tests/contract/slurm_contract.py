@@ -45,6 +45,16 @@ class World(Protocol):
 
 Check = Callable[[World], Awaitable[None]]
 _Seen = TypeVar("_Seen", Job, Node)
+_Refused = TypeVar("_Refused", bound=SlurmRefused)
+
+
+async def refusal(call: Awaitable[None], kind: type[_Refused]) -> _Refused:
+    """The refusal of that kind that `call` meets."""
+    try:
+        await call
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 async def job_of(world: World, id: int) -> Job:
@@ -249,12 +259,7 @@ async def let_go_of_a_node(world: World) -> None:
 
 async def the_batch_host_is_not_let_go(world: World) -> None:
     job = await running(world, "-N2", "--no-kill")
-    refused = None
-    try:
-        await world.slurm.let_go(job.id, job.batch_host)
-    except BatchHostRefused as error:
-        refused = error
-    assert refused is not None
+    refused = await refusal(world.slurm.let_go(job.id, job.batch_host), BatchHostRefused)
     assert "batch host" in refused.words
     assert (await job_of(world, job.id)).nodes == job.nodes
 
@@ -268,12 +273,7 @@ async def a_job_whose_batch_host_died_ends_with_its_code(world: World) -> None:
     assert after.state is JobState.RUNNING
     assert after.nodes == job.nodes[1:]
     assert after.batch_host == job.batch_host
-    refused = None
-    try:
-        await world.slurm.let_go(job.id, after.nodes[1])
-    except BatchHostRefused as error:
-        refused = error
-    assert refused is not None
+    await refusal(world.slurm.let_go(job.id, after.nodes[1]), BatchHostRefused)
     assert (await job_of(world, next_id)).state is JobState.PENDING
     await world.slurm.complete_job(job.id, 0)
     # COMPLETING lasts 12 s: the steps' daemons report to that of the dead node first.
@@ -320,12 +320,7 @@ async def a_cancelled_job_is_not_requeued(world: World) -> None:
     job = await running(world, "-N1", "--requeue")
     await world.slurm.cancel(job.id)
     await until(world, job.id, lambda job: job.final)
-    refused = None
-    try:
-        await world.slurm.requeue(job.id)
-    except SlurmRefused as error:
-        refused = error
-    assert refused is not None
+    refused = await refusal(world.slurm.requeue(job.id), SlurmRefused)
     assert "is cancelled" in str(refused)
 
 
@@ -345,12 +340,7 @@ async def a_node_that_was_excluded_is_admitted_again(world: World) -> None:
 
 async def requeue_is_refused_where_the_flag_is_off(world: World) -> None:
     job = await running(world, "-N1", "--no-requeue")
-    refused = None
-    try:
-        await world.slurm.requeue(job.id)
-    except SlurmRefused as error:
-        refused = error
-    assert refused is not None
+    await refusal(world.slurm.requeue(job.id), SlurmRefused)
     assert (await job_of(world, job.id)).running
 
 

@@ -43,9 +43,10 @@ EXIT_NOT_DURABLE = 97
 """Every rank has ended well, but the last checkpoint could not be written."""
 EXIT_STOPPED = 98
 """Stopped by plan and saved, and not to be requeued: submit it again to go on."""
-EXIT_CANCELLED = 130
 EXIT_OBSERVED = 99
 """In observe mode: what would have been a recovery ends the job, as it does without Muster."""
+EXIT_CANCELLED = 130
+"""A user wanted it so."""
 
 
 def advance(gt: GangTurn) -> None:
@@ -131,15 +132,16 @@ def _outside_end(gt: GangTurn) -> bool:
     """A user's cancel, or Slurm's own end of the job."""
     state = gt.job_ended
     if gt.seen.cancel:
-        end(gt, Phase.CANCELLED, 130, f"cancelled by {gt.seen.cancel}")
+        end(gt, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gt.seen.cancel}")
     elif state and not _ended_before_the_requeue(gt, state) and not stopping.saves(gt):
-        _end_as_slurm(gt, state)
+        end_as_slurm(gt, state)
     return gt.gang.final or stopping.given_up(gt)
 
 
-def _end_as_slurm(gt: GangTurn, state: str) -> None:
+def end_as_slurm(gt: GangTurn, state: str) -> None:
+    """End the gang as Slurm has ended its job."""
     phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
-    end(gt, phase, 130 if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
+    end(gt, phase, EXIT_CANCELLED if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
 
 
 def _ended_before_the_requeue(gt: GangTurn, state: str) -> bool:
@@ -566,7 +568,7 @@ def _leave(gt: GangTurn) -> None:
 
 def _go_on(gt: GangTurn, after: Phase | None, reason: str) -> None:
     if gt.job_ended:
-        _end_as_slurm(gt, gt.job_ended)
+        end_as_slurm(gt, gt.job_ended)
     elif after is Phase.REQUEUED:
         _requeue(gt, reason)
     else:

@@ -4,7 +4,7 @@ steps of a recovery."""
 from muster.daemon.coordinator.core import breaker, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import EXIT_CANCELLED, EXIT_NO_NODES, advance, end
+from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end, end_as_slurm
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.limits import Limits
@@ -180,7 +180,7 @@ def _answered(turn: Turn, event: e.SlurmAnswered) -> None:
     if owed.verb != "requeue" or not event.error or gang is None or gang.final:
         return
     if CANCELLED in event.error:
-        end(GangTurn(turn, gang), Phase.CANCELLED, EXIT_CANCELLED, f"Slurm ended job {gang.job}: CANCELLED")
+        end_as_slurm(GangTurn(turn, gang), "CANCELLED")
     else:
         end(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
 
