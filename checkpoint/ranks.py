@@ -28,6 +28,7 @@ class RankSockets:
     def __init__(self, received: Callable[[int, int, RankMessage], None]) -> None:
         self._received = received
         self._ends: dict[int, tuple[int, socket.socket]] = {}
+        self._stop: AgentRankMessage | None = None
 
     def open(self, rank: int, generation: int) -> socket.socket:
         """Make a pair, serve one end, return the rank's (inheritable, blocking)."""
@@ -37,6 +38,8 @@ class RankSockets:
         theirs.set_inheritable(True)
         self._ends[rank] = (generation, ours)
         asyncio.get_running_loop().add_reader(ours, self._readable, rank, generation, ours)
+        if self._stop is not None:
+            self.send(rank, self._stop)
         return theirs
 
     def generation(self, rank: int) -> int | None:
@@ -62,9 +65,10 @@ class RankSockets:
         self.send(rank, AgentRankMessage(slot_free=free))
 
     def stop(self, reason: str) -> None:
-        """Ask all ranks for a planned stop."""
+        """Ask all ranks for a planned stop: those, too, that come later, for the others wait for their word."""
+        self._stop = AgentRankMessage(stop=AgentStop(reason=reason))
         for rank in list(self._ends):
-            self.send(rank, AgentRankMessage(stop=AgentStop(reason=reason)))
+            self.send(rank, self._stop)
 
     def hang_up(self, rank: int, generation: int) -> None:
         """Close the line to a rank of this generation."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from muster.checkpoint.ranks import RankSockets
-from muster.v1.rank_pb2 import RankFilled, RankMessage
+from muster.v1.rank_pb2 import AgentRankMessage, RankFilled, RankMessage
 
 
 class Agent:
@@ -49,3 +49,9 @@ async def test_last_words_are_heard_of_a_rank_that_can_be_told_nothing_any_more(
     agent.sockets.hear(0, 1)
     assert agent.heard == [7]
     assert agent.sockets.generation(0) is None
+
+
+async def test_a_rank_that_starts_after_the_stop_was_asked_for_hears_of_it_too(agent: Agent) -> None:
+    agent.sockets.stop("maintenance")
+    with agent.sockets.open(1, 1) as late:
+        assert AgentRankMessage.FromString(late.recv(1024)).stop.reason == "maintenance"
