@@ -1,4 +1,8 @@
-"""The shared cluster: started once for the whole run, mended before each test that asks for `healthy`."""
+"""The shared cluster: started once for the whole run, mended before each test that asks for `healthy`.
+
+`make test` runs two halves side by side, each with its cluster (the marks xdist_group): much of the time of both is
+Slurm's own waiting.
+"""
 
 from __future__ import annotations
 
