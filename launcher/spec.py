@@ -120,6 +120,7 @@ class Job(_Table):
     name: str
     nodes: Count
     spares: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
+    elastic: Annotated[bool, Field(strict=True)] = False
     min_nodes: Count | None = None
     ranks_per_node: Count | None = None
     gpus_per_node: Count | None = None
@@ -199,8 +200,16 @@ class Job(_Table):
     def _check_together(self) -> Job:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             raise ValueError(f"min_nodes = {self.min_nodes} must not be more than nodes = {self.nodes}")
-        if self.min_nodes is not None and self.min_nodes < self.nodes:
-            raise ValueError(f"min_nodes = {self.min_nodes}: can't be less than nodes = {self.nodes} yet; leave it out")
+        if self.min_nodes is not None and self.min_nodes < self.nodes and not self.elastic:
+            raise ValueError(
+                f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, which lets "
+                "the job train on with fewer data-parallel replicas"
+            )
+        if self.elastic and self.parallelism.tensor * self.parallelism.pipeline > 1:
+            raise ValueError(
+                "elastic = true needs a plain data-parallel job, whose replicas hold the same state: leave out "
+                "parallelism.tensor and parallelism.pipeline, or elastic"
+            )
         if self.gpus_per_node and self.slurm.gres:
             raise ValueError("gpus_per_node and slurm.gres both say what each node must have: keep one")
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
@@ -219,6 +228,11 @@ class Job(_Table):
     def world_size(self) -> int:
         """Ranks of the whole job."""
         return self.nodes * self.ranks
+
+    @property
+    def fewest(self) -> int:
+        """The fewest nodes to train on: as given, else half of them where the job is elastic."""
+        return self.min_nodes or ((self.nodes + 1) // 2 if self.elastic else self.nodes)
 
     @property
     def gres(self) -> str | None:
@@ -246,7 +260,7 @@ class Job(_Table):
             nodes=self.nodes,
             spares=self.spares,
             ranks_per_node=self.ranks,
-            min_nodes=self.min_nodes or self.nodes,
+            min_nodes=self.fewest,
             command=self.command,
             env=self.env,
             preload=self.preload,

@@ -72,7 +72,7 @@ def _allocation() -> Allocation:
     spec = read_spec(text)
     job, nodes = int(given.get("SLURM_JOB_ID", 0)), int(given.get("SLURM_JOB_NUM_NODES", 0))
     host, restarts = given.get("SLURMD_NODENAME", ""), int(given.get("SLURM_RESTART_COUNT", 0))
-    return Allocation(job, nodes, spec.nodes, spec.requeue, host, restarts)
+    return Allocation(job, nodes, spec.min_nodes or spec.nodes, spec.requeue, host, restarts)
 
 
 def read_spec(text: str) -> JobSpec:

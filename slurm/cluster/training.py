@@ -182,11 +182,15 @@ class Training:
 
     # What is left behind
 
+    def log(self, generation: int, rank: int) -> str:
+        """All that the rank printed in that generation."""
+        path = self.folder / "logs" / str(self.view["gang_id"]) / f"g{generation}" / f"rank{rank}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
     def steps(self, generation: int, rank: int = 0) -> list[tuple[int, float]]:
         """(step, seconds) that the rank printed in that generation, in order."""
-        path = self.folder / "logs" / str(self.view["gang_id"]) / f"g{generation}" / f"rank{rank}.log"
-        text = path.read_text(errors="replace") if path.exists() else ""
-        return [(int(n), float(s)) for n, s in re.findall(r"^step (\d+) loss \S+ (\S+) s$", text, re.M)]
+        found = re.findall(r"^step (\d+) loss \S+ (\S+) s$", self.log(generation, rank), re.M)
+        return [(int(n), float(s)) for n, s in found]
 
     def redone(self, generation: int) -> int:
         """Finished steps of the generation before that `generation` did again."""

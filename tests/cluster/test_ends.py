@@ -64,6 +64,22 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
         assert_nothing_left(healthy)
 
 
+def test_an_elastic_job_trains_on_with_fewer_replicas(healthy: Cluster) -> None:
+    spec = TrainingSpec("elastic", nodes=4, spares=0, steps=80, arguments=SMALL, settings=("elastic = true",))
+    with Training(healthy, spec) as training:
+        training.submit()
+        training.wait_step(20)
+        lost = training.node_of(1)
+        healthy.crash(lost)
+        recovery = training.wait_recovered(2)
+        assert (recovery["action"], recovery.get("nodes_in", [])) == ("fewer replicas", [])
+        view = training.wait_final()
+        assert (view["phase"], len(view["ranks"])) == ("DONE", 3), view.get("reason")
+        assert training.steps(2)[-1][0] == 80
+        assert "3 ranks, starting after step" in training.log(2, 0)
+        training.wait_gone()
+
+
 def test_a_node_that_never_attaches_is_named(healthy: Cluster) -> None:
     healthy.sh("n1", "chmod -x /opt/muster/bin/muster-agent")
     try:

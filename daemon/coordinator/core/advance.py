@@ -178,8 +178,9 @@ def _gather(gt: GangTurn) -> None:
     if _never_enough(gt):
         _no_nodes(gt)
     elif here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
-        store = _first_store(gt)
-        gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
+        _call_roll(gt)
+    elif waited > spec.gather_timeout_s and here >= spec.fewest and not gt.turn.limits.observe:
+        _call_roll(gt)
     elif waited > spec.gather_timeout_s and (dead := _dead(gt)) and spec.requeue and not gt.turn.limits.observe:
         _requeue(gt, f"{', '.join(dead)} did not attach, and are silent", dead)
     elif waited > spec.gather_timeout_s:
@@ -193,9 +194,9 @@ def _never_enough(gt: GangTurn) -> bool:
     """Of the job's nodes too few are in service: Slurm, or their hardware, has taken the others."""
     gang, out = gt.gang, gt.turn.tallies.out
     nodes = gang.job_nodes
-    if not nodes or len(nodes) - len(out) >= gang.spec.nodes:
+    if not nodes or len(nodes) - len(out) >= gang.spec.fewest:
         return False
-    return sum(node not in out for node in nodes) < gang.spec.nodes
+    return sum(node not in out for node in nodes) < gang.spec.fewest
 
 
 def _dead(gt: GangTurn) -> list[str]:
@@ -208,9 +209,11 @@ def _silent(gt: GangTurn, node: str) -> bool:
     return known and gt.now - max(gt.turn.sight.since, gt.turn.sight.node(node).heard_at) > suspicion.LEASE_S
 
 
-def _first_store(gt: GangTurn) -> str:
-    here = [gt.gang.members[node] for node in gt.tally.here]
-    return placement.first_seats(here, gt.gang.spec.nodes)[0]
+def _call_roll(gt: GangTurn) -> None:
+    """Enough have attached: make sure that no rank of an earlier run is left, and have the store opened."""
+    gang, here = gt.gang, [gt.gang.members[node] for node in gt.tally.here]
+    store = placement.first_seats(here, gang.spec.nodes)[0]
+    gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
 
 
 def _missing(gang: Gang, here: Collection[str]) -> str:
@@ -247,7 +250,7 @@ def _recover(gt: GangTurn) -> None:
         if not flushing.begin(gt, words, Phase.FAILED):
             end(gt, Phase.FAILED, EXIT_STOPPED, words)
         return
-    if len(gt.tally.present) - len(gt.tally.unfit) < (len(gang.seats) or gang.spec.nodes):
+    if len(gt.tally.present) - len(gt.tally.unfit) < min(len(gang.seats) or gang.spec.nodes, gang.spec.fewest):
         _no_nodes(gt)
     elif _store_opens(gt):
         return  # who sits where is looked at once, not with every report that comes meanwhile
@@ -294,6 +297,8 @@ def _would_have(gt: GangTurn) -> str:
     if ranked is None:
         return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
     before = [seat.node for seat in gang.seats]
+    if len(ranked) < len(before):
+        return f"the job would go on with {len(ranked)} nodes"
     swaps = [f"{new} would take the place of {old}" for old, new in zip(before, ranked, strict=True) if old != new]
     return ", ".join(swaps) or "the ranks would be restarted in place"
 
@@ -305,10 +310,11 @@ def _remove_unfit(gt: GangTurn) -> None:
 
 
 def _next_seats(gt: GangTurn) -> list[str] | None:
-    usable = gt.usable()
-    if gt.gang.seats:
-        return placement.reseat([s.node for s in gt.gang.seats], usable, gt.leaves())
-    return placement.first_seats(usable, gt.gang.spec.nodes)
+    gang, usable = gt.gang, gt.usable()
+    if not gang.seats:
+        return placement.first_seats(usable, gang.spec.nodes)
+    before = [seat.node for seat in gang.seats]
+    return placement.reseat(before, usable, gt.leaves(), min(len(before), gang.spec.fewest))
 
 
 def _store_opens(gt: GangTurn) -> bool:
@@ -373,12 +379,15 @@ def _action(gang: Gang, ranked: list[str]) -> str:
     before = [seat.node for seat in gang.seats]
     if not before:
         return "requeue" if gang.recoveries else "start"
+    if len(ranked) < len(before):
+        return "fewer replicas"
     return "restart in place" if before == ranked else "swap"
 
 
 def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Source, ...]]:
     spec = gt.gang.spec
-    version = restore.newest_complete(gt.held(), spec.world_size)
+    count = len(ranked) * spec.ranks_per_node
+    version = restore.newest_complete(gt.held(), lambda _: count)
     durable = gt.gang.durable_version
     if version is None or (durable is not None and durable > version):
         return None, ()
@@ -388,7 +397,7 @@ def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Sou
         for local in range(spec.ranks_per_node)
     }
     leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
-    return version, restore.sources(gt.held(), version, home, leaving)
+    return version, restore.sources(gt.held(), version, count, home, leaving)
 
 
 def _crash_words(gt: GangTurn) -> str:
@@ -472,7 +481,7 @@ def _failing(gt: GangTurn) -> bool:
         return True
     words = {node: f"{node}: {seen.status(node).failure or seen.status(node).notice}" for node in sorted(failing)}
     present = len(gt.tally.present)
-    too_few = gt.gang.phase is Phase.GATHERING and present - len(words) < gt.gang.spec.nodes
+    too_few = gt.gang.phase is Phase.GATHERING and present - len(words) < gt.gang.spec.fewest
     if 2 * len(words) > present or too_few:
         end(gt, Phase.FAILED, EXIT_AGENT, next(iter(words.values())))
         return True
@@ -486,7 +495,7 @@ def _run(gt: GangTurn) -> None:
     if _crashed(gt):
         return
     tally = gt.tally
-    whole = tally.reported == gang.spec.world_size
+    whole = tally.reported == gang.ranks
     # Training moves only with every rank, though one may be out of the coordinator's reach.
     if (whole or tally.progressed) and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))

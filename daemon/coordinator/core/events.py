@@ -20,6 +20,7 @@ class GangSpec:
     spares: int
     ranks_per_node: int = 1
     min_nodes: int = 0
+    """The fewest nodes that an elastic job trains on; 0: as many as `nodes`."""
     gather_timeout_s: float = 300.0
     max_failures: int = 3
     requeue: bool = True
@@ -28,9 +29,9 @@ class GangSpec:
     requeue_at_limit: bool = False
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.nodes * self.ranks_per_node
+    def fewest(self) -> int:
+        """The fewest nodes that it trains on."""
+        return self.min_nodes or self.nodes
 
 
 @dataclass(frozen=True, slots=True, order=True)

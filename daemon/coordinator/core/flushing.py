@@ -34,7 +34,7 @@ def unsaved(gt: GangTurn) -> Version | None:
     """The newest version that stands whole, where it can be written and is newer than what is durable."""
     if not gt.gang.spec.durable_dir:
         return None
-    version, durable = restore.newest_complete(gt.held(), gt.gang.spec.world_size), gt.gang.durable_version
+    version, durable = restore.newest_complete(gt.held(), gt.gang.ranks_of), gt.gang.durable_version
     return version if version is not None and (durable is None or version > durable) else None
 
 
@@ -42,7 +42,7 @@ def _order(gt: GangTurn, version: Version, reason: str) -> None:
     serial = gt.gang.flush.serial + 1 if gt.gang.flush else 1
     home = {s.rank: n for n, shards in gt.held().items() for s in shards if s.own and s.version == version}
     leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
-    chosen = restore.sources(gt.held(), version, home, leaving)
+    chosen = restore.sources(gt.held(), version, gt.gang.ranks_of(version), home, leaving)
     gt.turn.record(f.Flushing(gt.gang.id, serial, version, chosen, reason))
 
 
@@ -51,7 +51,7 @@ def on_request(gt: GangTurn) -> None:
     gang = gt.gang
     if not gt.seen.flush or gang.phase is not Phase.RUNNING or (gang.flush and not over(gang)):
         return
-    version = restore.newest_complete(gt.held(), gang.spec.world_size)
+    version = restore.newest_complete(gt.held(), gang.ranks_of)
     asked_by, gt.seen.flush = gt.seen.flush, ""
     if version is not None and gang.spec.durable_dir:
         _order(gt, version, f"asked for by {asked_by}")

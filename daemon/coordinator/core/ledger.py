@@ -117,6 +117,9 @@ class Gang:
     members: dict[str, Member] = field(default_factory=dict)
     seats: tuple[f.Seat, ...] = ()
     spares: tuple[f.Seat, ...] = ()
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Number of ranks, by the first generation that had another number than those before; all nodes carry ranks at
+    first."""
     store_node: str = ""
     store_at: float = 0.0
     master_node: str = ""
@@ -156,6 +159,16 @@ class Gang:
         """An outgoing node's memory is still a source of the running generation's state."""
         started = self.recoveries and self.recoveries[-1].first_step_at > 0
         return not started and any(source.node == node for source in self.sources)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the newest generation."""
+        return len(self.seats) * self.spec.ranks_per_node
+
+    def ranks_of(self, version: Version) -> int:
+        """Number of ranks that wrote `version`."""
+        whole = self.spec.nodes * self.spec.ranks_per_node
+        return max(((g, size) for g, size in self.sizes.items() if g <= version.generation), default=(0, whole))[1]
 
     @property
     def batch_host(self) -> Member | None:
@@ -342,6 +355,8 @@ def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
     _phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at = fact.generation, at
     gang.seats, gang.spares = fact.seats, fact.spares
+    if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
+        gang.sizes[fact.generation] = gang.ranks
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.version, gang.sources = fact.version, fact.sources
     gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory leaves it be

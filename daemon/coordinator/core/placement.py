@@ -35,28 +35,32 @@ def first_seats(members: Sequence[Member], count: int) -> list[str]:
     return [m.node for m in by_fabric(members)[:count]]
 
 
-def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str]) -> list[str] | None:
+def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str], fewest: int) -> list[str] | None:
     """The nodes of the next generation: whoever is fit keeps the seat, spares take the empty ones, one of the same leaf
-    before others. None where the spares do not suffice.
+    before others. Where spares do not suffice the last seats move up into the empty ones, so that all others keep their
+    ranks, and with them the states in their own memory. None where fewer than `fewest` seats would be left.
 
     Args:
         seats: nodes of the generation before, in group rank order.
         fit: members that may carry ranks.
         leaves: leaf of every member, the lost ones too.
     """
-    names = {m.node for m in fit}
-    seated = set(seats)
+    names, seated = {m.node for m in fit}, set(seats)
     free = [m for m in by_fabric(fit) if m.node not in seated]
-    placed = []
-    for node in seats:
-        if node not in names:
-            if not free:
-                return None
-            spare = next((m for m in free if m.leaf == leaves.get(node, "")), free[0])
-            free.remove(spare)
-            node = spare.node
-        placed.append(node)
-    return placed
+    placed = [node if node in names else _take_spare(free, leaves.get(node, "")) for node in seats]
+    count = sum(map(bool, placed))
+    if count < fewest:
+        return None
+    moving = [node for node in placed[count:] if node]
+    return [node or moving.pop(0) for node in placed[:count]]
+
+
+def _take_spare(free: list[Member], leaf: str) -> str:
+    if not free:
+        return ""
+    spare = next((m for m in free if m.leaf == leaf), free[0])
+    free.remove(spare)
+    return spare.node
 
 
 def _ring(members: Sequence[Member]) -> list[Member]:

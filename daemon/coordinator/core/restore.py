@@ -1,9 +1,10 @@
 """Which state a generation starts from: the newest version of which every rank's shard stands in a survivor's memory.
 
-Versions are never mixed: a rank that lacks the newest makes the whole gang take the one before.
+Versions are never mixed: a rank that lacks the newest makes the whole gang take the one before. A generation of fewer
+ranks than wrote a version needs no more shards than it has ranks: replicas hold the same state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.daemon.coordinator.core.events import Shard, Version
 from muster.daemon.coordinator.core.facts import Source
@@ -12,22 +13,25 @@ Held = Mapping[str, Sequence[Shard]]
 """Shards in memory, by node."""
 
 
-def newest_complete(held: Held, world_size: int) -> Version | None:
-    """The newest version whose every rank's shard is held by somebody; None where there is none."""
+def newest_complete(held: Held, ranks_of: Callable[[Version], int]) -> Version | None:
+    """The newest version of which the shards of the first `ranks_of(version)` ranks, all that count, are held by
+    somebody; None where there is none."""
     ranks: dict[Version, set[int]] = {}
     for shards in held.values():
         for shard in shards:
             ranks.setdefault(shard.version, set()).add(shard.rank)
-    complete = [v for v, have in ranks.items() if len(have) == world_size]
+    complete = [v for v, have in ranks.items() if have.issuperset(range(ranks_of(v)))]
     return max(complete, default=None)
 
 
-def sources(held: Held, version: Version, home: Mapping[int, str], leaving: frozenset[str]) -> tuple[Source, ...]:
-    """One source for each rank of `version`.
+def sources(
+    held: Held, version: Version, count: int, home: Mapping[int, str], leaving: frozenset[str]
+) -> tuple[Source, ...]:
+    """One source for each of the first `count` ranks of `version`.
 
     Args:
         held: shards by node.
-        version: as `newest_complete` found it.
+        version, count: as `newest_complete` found it.
         home: the node each rank will run on (rank → node).
         leaving: nodes that are on their way out; used where nobody else holds the shard.
 
@@ -40,7 +44,7 @@ def sources(held: Held, version: Version, home: Mapping[int, str], leaving: froz
     best: dict[int, tuple[tuple[bool, bool, bool], str, Shard]] = {}
     for node in sorted(held):
         for shard in held[node]:
-            if shard.version != version:
+            if shard.version != version or shard.rank >= count:
                 continue
             candidate = (rating(node, shard), node, shard)
             if shard.rank not in best or candidate[:2] < best[shard.rank][:2]:

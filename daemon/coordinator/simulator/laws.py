@@ -248,7 +248,16 @@ class Laws:
             fact.master_node in {seat.node for seat in fact.seats},
             f"law 4: the store of generation {fact.generation} is on {fact.master_node}, which carries no ranks",
         )
+        self._no_fewer_than_must_be(core.ledger.gangs[fact.gang], fact)
         self._state_kept(core, fact)
+
+    def _no_fewer_than_must_be(self, gang: Gang, fact: f.GenerationStarted) -> None:
+        """Nobody waits while a seat stays empty, and no fewer nodes train than the job asks for."""
+        count = len(fact.seats)
+        self._must(
+            gang.spec.fewest <= count <= gang.spec.nodes and (count == gang.spec.nodes or not fact.spares),
+            f"law 4: generation {fact.generation} starts on {count} nodes and leaves {len(fact.spares)} waiting",
+        )
 
     def started(self, gang: str, rank: Rank) -> None:
         """A rank's process was started."""
@@ -336,7 +345,8 @@ class Laws:
         committed = self._committed.get(fact.gang)
         durable = self._durable.get(fact.gang)
         best = max((v for v in (durable,) if v), default=None)
-        if committed is not None and self._stands(gang, committed):
+        ranks = len(fact.seats) * gang.spec.ranks_per_node
+        if committed is not None and self._stands(gang, committed, ranks):
             best = max(committed, best) if best else committed
         chosen = fact.version or (gang.durable_version if fact.durable_path else None)
         self._must(
@@ -351,12 +361,13 @@ class Laws:
         if gang.stop is None or not gang.spec.durable_dir or committed is None or failed:
             return
         self._must(
-            (durable is not None and durable >= committed) or not self._stands(gang, committed),
+            (durable is not None and durable >= committed)
+            or not self._stands(gang, committed, gang.ranks_of(committed)),
             f"law 2: {gang.id} is stopped at {committed}, and only {durable} is durable",
         )
 
-    def _stands(self, gang: Gang, version: Version) -> bool:
-        """Every rank's shard stands where the coordinator has been in touch for a while."""
+    def _stands(self, gang: Gang, version: Version, ranks: int) -> bool:
+        """The shards of the first `ranks` ranks stand where the coordinator has been in touch for a while."""
         world = self._world
         if world.schedule.now - self._since < STEADY_S:
             return False
@@ -366,11 +377,12 @@ class Laws:
             if agent is None or not agent.awake() or not member.alive or agent.post.incarnation != member.incarnation:
                 continue
             if not self._blind(COORDINATOR, gang.id, node, STEADY_S):
-                held |= {rank for rank in range(gang.spec.world_size) if version in agent.memory.versions(rank)}
-        return len(held) == gang.spec.world_size
+                held |= {rank for rank in range(ranks) if version in agent.memory.versions(rank)}
+        return len(held) == ranks
 
     def _flushed(self, gang: Gang, fact: f.Flushed) -> None:
-        wrong = self._world.flushes.published(gang.id, fact.serial, fact.path, gang.spec.world_size)
+        ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
+        wrong = self._world.flushes.published(gang.id, fact.serial, fact.path, ranks)
         self._must(not wrong, f"law 2: {gang.id}: {wrong}")
         if gang.durable_version is not None:
             self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
@@ -465,11 +477,12 @@ class Laws:
     # -- 6: limits --
 
     def _within_limits(self, fact: f.SlurmOwed) -> None:
-        limits, before = self._world.limits, self._taken[: -self._taken[::-1].index(fact.node) - 1]
+        limits = self._world.limits
+        before = {*self._taken[: -self._taken[::-1].index(fact.node) - 1]} - {fact.node}
         self._must(not limits.observe, f"law 6: {fact.node} is taken out of service in observe mode")
         self._must(
             len(before) < limits.nodes_per_hour,
-            f"law 6: {fact.node} is taken out of service after {before}, and {limits.nodes_per_hour} may be in an hour",
+            f"law 6: {fact.node} is taken out of service after {sorted(before)}, and {limits.nodes_per_hour} may be in an hour",
         )
 
     # -- 4: the end --

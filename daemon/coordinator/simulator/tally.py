@@ -11,6 +11,7 @@ from muster.daemon.coordinator.core.states import GANG_MOVES, NODE_MOVES
 RUNGS = (
     "restart in place",
     "swap",
+    "fewer replicas",
     "flush, then requeue",
     "requeue",
     "fail: the software",

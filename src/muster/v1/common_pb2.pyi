@@ -103,7 +103,9 @@ class JobSpec(_message.Message):
     """Nodes that wait beside them."""
     ranks_per_node: _builtins.int
     min_nodes: _builtins.int
-    """Start with this many rank nodes when the gather deadline passes with fewer attached; equals `nodes` unless given."""
+    """The fewest rank nodes to go on with, where no other is left to take a lost one's place, and to start with when the
+    gather deadline passes: less than `nodes` for a plain data-parallel job that is elastic.
+    """
     run_dir: _builtins.str
     """Absolute folder, seen by all nodes: logs and small files of this job."""
     durable_dir: _builtins.str
