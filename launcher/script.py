@@ -9,12 +9,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from google.protobuf import json_format
 
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec import Job
 from muster.v1.common_pb2 import JobSpec
+
+if TYPE_CHECKING:
+    from muster.launcher.spec import Job
 
 # A job whose step loses a node trains on: srun ends no task because of another, and binds the agent to no core.
 SRUN = (
@@ -45,6 +48,18 @@ _TAKEN = {
     "--wrap": "command in job.toml",
 }
 _END = "END_OF_SPEC"
+# What a single node is asked for, and who pays: a node of the shared pool gets the same.
+_OF_A_NODE = {
+    "--account": "-A",
+    "--qos": "-q",
+    "--mem": "",
+    "--mem-per-cpu": "",
+    "--mem-per-gpu": "",
+    "--cpus-per-task": "-c",
+    "--gres": "",
+    "--gpus-per-node": "",
+    "--gpus-per-task": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,18 @@ class Submission:
     """host:port; empty: the nodes' own /etc/muster/muster.toml says it."""
     options: tuple[str, ...] = ()
     """Further sbatch options, from the command line."""
+    agent: str = "muster-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolJob:
+    """What the small jobs of a gang are made from. `restarts`: how often Slurm has restarted the gang's own job;
+    `coordinator`, `agent`: as in Submission."""
+
+    gang: str
+    spec: JobSpec
+    restarts: int
+    coordinator: str = ""
     agent: str = "muster-agent"
 
 
@@ -76,25 +103,71 @@ def render(submission: Submission) -> str:
         f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
         *(f"#SBATCH {option}" for option in sbatch_options(submission)),
         "",
-        f"export MUSTER_GANG={shlex.quote(submission.gang)}",
-    ]
-    if submission.coordinator:
-        lines.append(f"export MUSTER_COORDINATOR={shlex.quote(submission.coordinator)}")
-    lines += [
-        f"MUSTER_SPEC=$(cat <<'{_END}'",
-        json_format.MessageToJson(spec, preserving_proto_field_name=True, sort_keys=True, ensure_ascii=True),
-        _END,
-        ")",
-        "export MUSTER_SPEC",
+        *_exports(submission.gang, submission.coordinator, spec),
         "",
-        _command(submission.agent),
+        f"exec {shlex.quote(submission.agent)} batch -- \\\n    {_srun(submission.agent)}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _command(agent: str) -> str:
-    agent = shlex.quote(agent)
-    return f"exec {agent} batch -- \\\n    {' '.join(SRUN)} \\\n    {agent} run"
+def render_pool(job: PoolJob, serial: int, options: Sequence[str], minutes: int | None) -> str:
+    """The script of a small job: one node of the shared pool, whose agent joins the gang.
+
+    Args:
+        serial: of the request.
+        options: the site's options of sbatch that lead to the pool.
+        minutes: how long the gang's own job may still run; None: for ever.
+    """
+    spec = job.spec
+    lines = [
+        "#!/bin/bash",
+        f"# One node of the shared pool for {job.gang}, request {serial}. Rendered by muster-agent.",
+        f"#SBATCH --job-name={spec.name}",
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --exclusive",
+        "#SBATCH --no-requeue",
+        f"#SBATCH --output={_quoted(spec.run_dir)}/slurm-%j.out",
+        *([f"#SBATCH --time={minutes}"] if minutes else []),
+        *(f"#SBATCH {_quoted(option)}" for option in (*spec.node_options, *options)),
+        "",
+        *_exports(job.gang, job.coordinator, spec),
+        f"export MUSTER_POOL={serial} MUSTER_RESTARTS={job.restarts}",
+        "",
+        f"exec {_srun(job.agent)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _exports(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
+    """What agents need to know."""
+    yield f"export MUSTER_GANG={shlex.quote(gang)}"
+    if coordinator:
+        yield f"export MUSTER_COORDINATOR={shlex.quote(coordinator)}"
+    yield f"MUSTER_SPEC=$(cat <<'{_END}'"
+    yield json_format.MessageToJson(spec, preserving_proto_field_name=True, sort_keys=True, ensure_ascii=True)
+    yield _END
+    yield ")"
+    yield "export MUSTER_SPEC"
+
+
+def _srun(agent: str) -> str:
+    return f"{' '.join(SRUN)} \\\n    {shlex.quote(agent)} run"
+
+
+def node_options(job: Job, options: Sequence[str]) -> list[str]:
+    """Of all that Slurm is asked for, what a single node is: options of sbatch, one word each."""
+    table = {"account": job.slurm.account, "qos": job.slurm.qos, "mem": job.slurm.mem, "gres": job.gres}
+    found = [f"--{key}={value}" for key, value in {**table, "cpus-per-task": job.slurm.cpus_per_task}.items() if value]
+    words = [*job.slurm.options, *options]
+    for at, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        for name, short in _OF_A_NODE.items():
+            if key == name or (short and word == short):
+                found.append(f"{name}={value if equals else ''.join(words[at + 1 : at + 2])}")
+            elif short and not word.startswith("--") and word.startswith(short):
+                found.append(f"{name}={word.removeprefix(short)}")
+    return found
 
 
 def sbatch_options(submission: Submission) -> Iterator[str]:

@@ -132,6 +132,7 @@ class Job(_Table):
     durable_dir: str = ""
     gather_timeout: Annotated[float, Field(gt=0, le=7 * 86400)] = 300.0
     max_failures: Count = 3
+    pool_nodes: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 2
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
     stop_before: Annotated[float, Field(ge=0, le=86400)] = 120.0
@@ -202,8 +203,8 @@ class Job(_Table):
             raise ValueError(f"min_nodes = {self.min_nodes} must not be more than nodes = {self.nodes}")
         if self.min_nodes is not None and self.min_nodes < self.nodes and not self.elastic:
             raise ValueError(
-                f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, which lets "
-                "the job train on with fewer data-parallel replicas"
+                f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, with "
+                "which the job trains on with fewer data-parallel replicas"
             )
         if self.elastic and self.parallelism.tensor * self.parallelism.pipeline > 1:
             raise ValueError(
@@ -277,6 +278,7 @@ class Job(_Table):
             stop_signal=signal_number(self.stop_signal) or 0,
             stop_before_s=self.stop_before,
             requeue_at_limit=self.requeue_at_limit,
+            pool_nodes=self.pool_nodes,
         )
 
 

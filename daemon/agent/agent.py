@@ -21,6 +21,7 @@ from muster.daemon.agent.attach import Attachment, Ears
 from muster.daemon.agent.crew import Crew, Job
 from muster.daemon.agent.neighbourhood import Consequences, Neighbourhood
 from muster.daemon.agent.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
+from muster.daemon.agent.pool import Pool
 from muster.daemon.channel import bind, make_server
 from muster.daemon.identity import Credentials, IdentityUnavailable
 from muster.daemon.probe import Door, probe
@@ -89,21 +90,25 @@ class Setting:
     slurm_job_id: int = 0
     slurm_restart_count: int = 0
     batch_host: bool = False
+    pool_serial: int = 0
+    """The request for a node of the shared pool that this agent comes of; 0: it is of the gang's own job."""
 
 
 MakeKeeper = Callable[[Channels, Callable[[], None]], Keeper]
+MakePool = Callable[[Callable[[], None]], Pool]
 
 
 class Agent:
     """One agent, from `run` to its exit code."""
 
-    def __init__(self, setting: Setting, make_keeper: MakeKeeper) -> None:
+    def __init__(self, setting: Setting, make_keeper: MakeKeeper, make_pool: MakePool) -> None:
         self._setting = setting
         self._attachment: Attachment | None = None
         self._channels = Channels(setting.credentials)
         self._keeper = make_keeper(self._channels, self._kept)
         self._moving: frozenset[int] = frozenset()
         self._withheld = False
+        self._pool = make_pool(self._changed)
         self._crew = Crew(setting.job, self._keeper.rank_socket, self._progressed)
         self._order: Order | None = None
         self._fenced = 0
@@ -168,6 +173,8 @@ class Agent:
         if order.HasField("flush") and order.flush.serial > max(self._flushing, self._flushed[0]):
             self._flushing = order.flush.serial
             self._flush(order.flush)
+        for request in self._pool.unasked(order.pool):
+            self._start(self._pool.ask(request))
         self._converge()
         if order.stop:
             self._ask_to_stop(order.stop)
@@ -271,6 +278,7 @@ class Agent:
             order_serial=order.serial if order is not None and done else 0,
             failure=self._failure or self._crew.failure,
             notice=self._notice,
+            pool=self._pool.answers(),
         )
 
     def _ranks(self) -> list[RankStatus]:
@@ -297,6 +305,7 @@ class Agent:
             peer_address=f"{setting.host}:{port}",
             spec=setting.spec,
             batch_host=setting.batch_host,
+            pool_serial=setting.pool_serial,
         )
         again = self._neighbours.accuse_again
         ears = Ears(hello, self._status, again, self._take_order, self._take_probe, self._dismissed)

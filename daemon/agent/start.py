@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,8 +23,11 @@ from muster.daemon.agent.batch import batch as run_batch
 from muster.daemon.agent.crew import Job
 from muster.daemon.agent.launch import Allocation
 from muster.daemon.agent.peers import Channels, Self
+from muster.daemon.agent.pool import Pool, Terms, ends_at
 from muster.daemon.agent.warmth import PRELOAD, Recipe
 from muster.daemon.site import Site, node_name, split_address, start_logging
+from muster.launcher.script import PoolJob
+from muster.slurm.client.cli import CliSlurm
 from muster.v1.common_pb2 import JobSpec
 
 
@@ -99,7 +103,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     own = Self(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
-    environment = environ.base(os.environ, spec.env)
+    environment, pool_serial = environ.base(os.environ, spec.env), int(os.environ.get("MUSTER_POOL", 0))
     recipe = Recipe(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
     return Setting(
         own=own,
@@ -111,9 +115,15 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
         host=options.advertise or _own_address(site.coordinator),
         notice_s=options.notice,
         slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),
-        slurm_restart_count=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
-        batch_host=os.environ.get("SLURM_NODEID") == "0",
+        slurm_restart_count=_restarts(),
+        batch_host=os.environ.get("SLURM_NODEID") == "0" and not pool_serial,
+        pool_serial=pool_serial,
     )
+
+
+def _restarts() -> int:
+    """How often Slurm has restarted the gang's own job; in a small job of the pool, when that was submitted."""
+    return int(os.environ.get("MUSTER_RESTARTS") or os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def _own_address(towards: str) -> str:
@@ -137,7 +147,12 @@ async def _serve(setting: Setting) -> int:
         refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
         return Keeper(setting.own.gang, setting.own.node, channels.dial, changed, refused)
 
-    agent = Agent(setting, make_keeper)
+    def make_pool(changed: Callable[[], None]) -> Pool:
+        restarts, given = setting.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
+        job = PoolJob(setting.own.gang, setting.spec, restarts, given, sys.argv[0])
+        return Pool(Terms(job, ends_at(), dict(os.environ)), CliSlurm(), changed)
+
+    agent = Agent(setting, make_keeper, make_pool)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.terminate)

@@ -40,6 +40,7 @@ def status(message: agent_pb2.AgentStatus) -> e.Status:
         flush_error=message.flush_error,
         failure=message.failure,
         notice=message.notice,
+        pool=tuple(e.PoolAnswer(answer.serial, answer.slurm_job_id, answer.error) for answer in message.pool),
     )
 
 
@@ -66,6 +67,7 @@ def spec(message: common_pb2.JobSpec) -> e.GangSpec:
         durable_dir=message.durable_dir,
         stop_before_s=message.stop_before_s,
         requeue_at_limit=message.requeue_at_limit,
+        pool_nodes=message.pool_nodes,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Version
-from muster.daemon.coordinator.core.ledger import Flush, Gang, Member
+from muster.daemon.coordinator.core.ledger import Flush, Gang, Member, PoolRequest
 from muster.daemon.coordinator.core.states import Phase
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import common_pb2
@@ -31,23 +31,30 @@ class Orders:
         self._carriers = {seat.node for seat in gang.seats}
         self._kept = {name for name, member in gang.members.items() if _kept(gang, member)}
         self._members = _members(gang, self._kept)
-        self._built: dict[tuple[str, bool, bool], pb.Order] = {}
+        self._asks: dict[str, list[PoolRequest]] = {}
+        for request in gang.pool.values():
+            if not request.node:
+                self._asks.setdefault(request.via, []).append(request)
+        self._built: dict[tuple[str, bool, bool, str], pb.Order] = {}
 
     def of(self, node: str) -> pb.Order:
         """The order for the agent on `node`: the very same object for all nodes of one duty."""
         member = self._gang.members.get(node)
-        duty = (member.out if member else "", node in self._kept, node in self._carriers)
+        asks = node if node in self._asks else ""
+        duty = (member.out if member else "", node in self._kept, node in self._carriers, asks)
         if duty not in self._built:
             self._built[duty] = self._order(*duty)
         return self._built[duty]
 
-    def _order(self, out: str, kept: bool, carries: bool) -> pb.Order:
+    def _order(self, out: str, kept: bool, carries: bool, asks: str) -> pb.Order:
         gang = self._gang
         order = pb.Order(serial=self._serial, generation=max(gang.generation, 0), members=self._members)
         if _flushing(gang) and gang.flush:
             order.flush.CopyFrom(_flush(gang.flush))
         if gang.stop is not None:
             order.stop = gang.stop.reason
+        for request in self._asks.get(asks, ()):
+            order.pool.add(serial=request.serial, options=request.options)
         if gang.final:
             _leave(order, gang.exit_code, gang.reason)
         elif out and not kept:

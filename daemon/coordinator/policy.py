@@ -1,5 +1,5 @@
-"""The table from hardware signals to verdicts, and the limits on what follows from them: policy.toml, with a site's own
-file merged over it.
+"""The table from hardware signals to verdicts, the limits on what follows from them, and the shared pool: policy.toml,
+with a site's own file merged over it.
 
     policy = Policy.load(Path("/etc/muster/policy.toml"))
     policy.judge("xid", 79)        # Judgement("unfit", "Xid 79: GPU has fallen off the bus")
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from muster.daemon.coordinator.core.limits import Limits
+from muster.daemon.coordinator.core.limits import Limits, Pool
 
 Verdict = Literal["unfit", "echo", "degraded", "rank", "ignore"]
 
@@ -64,8 +64,22 @@ class _Limits(BaseModel):
     observe: bool
 
 
-_LIMITS = "limits"
+class _Pool(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partition: str
+    reservation: str
+    constraint: str
+    wait_s: Annotated[float, Field(ge=0)]
+
+    def terms(self) -> Pool:
+        named = {"partition": self.partition, "reservation": self.reservation, "constraint": self.constraint}
+        return Pool(tuple(f"--{key}={value}" for key, value in named.items() if value), self.wait_s)
+
+
+_LIMITS, _POOL = "limits", "pool"
 _LimitsTable = TypeAdapter(_Limits)
+_PoolTable = TypeAdapter(_Pool)
 _Table = TypeAdapter(dict[str, _Kind])
 T = TypeVar("T")
 
@@ -95,10 +109,11 @@ class Policy:
     @classmethod
     def _of(cls, table: dict[str, Any], where: str) -> Policy:
         kinds: dict[str, _Kind] = _checked(
-            _Table, {name: rows for name, rows in table.items() if name != _LIMITS}, where
+            _Table, {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL)}, where
         )
         limits = _checked(_LimitsTable, table[_LIMITS], where, _LIMITS)
-        return cls(kinds, Limits(**limits.model_dump()))
+        pool = _checked(_PoolTable, table[_POOL], where, _POOL)
+        return cls(kinds, Limits(**limits.model_dump(), pool=pool.terms()))
 
     def judge(self, kind: str, code: int) -> Judgement:
         """What the signal comes to. A kind that is not known here (a newer node daemon's) is ignored."""
@@ -147,7 +162,8 @@ def _words(fault: Any, under: tuple[str, ...]) -> str:
     at = ".".join([*path, last])
     match fault["type"]:
         case "extra_forbidden":
-            model = _Limits if under else _Row if len(path) > 1 else _Kind
+            tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool}
+            model = tables[under[0]] if under else _Row if len(path) > 1 else _Kind
             return f"unknown key {at}{_instead(last, list(model.model_fields))}"
         case "literal_error":
             return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(Verdict))}"

@@ -20,7 +20,9 @@ import grpc.aio
 from muster.daemon import clock
 from muster.daemon.coordinator import convert
 from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.core import pool
+from muster.daemon.coordinator.core.ledger import Gang, Node
+from muster.daemon.coordinator.core.states import OUT_OF_SERVICE
 from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.loop import Engine
 from muster.daemon.coordinator.refused import Refused, nonsense, not_permitted, try_again
@@ -80,6 +82,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if isinstance(self._slurm, LocalSlurm):
             self._slurm.meet(hello.slurm_job_id, hello.node, caller.uid)
         gang = self._engine.core.ledger.gangs.get(hello.gang_id)
+        _check_pool(gang, hello)
+        _check_node(self._engine.core.ledger.node(hello.node), hello)
         if gang:
             self._must_be_agent(caller, gang.owner_uid, f"gang {gang.id}")
             _check_gang(gang, hello)
@@ -186,8 +190,20 @@ async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentH
     return hello, convert.status(second.status)
 
 
+def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:
+    refused = pool.refusal(gang, hello.pool_serial, hello.slurm_job_id, hello.node) if hello.pool_serial else ""
+    if refused:
+        raise Dismissed(refused)
+
+
+def _check_node(node: Node, hello: pb.AgentHello) -> None:
+    if hello.pool_serial and node.verdict in OUT_OF_SERVICE:
+        # Slurm has given it away again, so somebody has put it back into service: that will be seen soon.
+        raise try_again(f"{hello.node} is {node.verdict}, as far as is known: {node.reason}")
+
+
 def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
-    if hello.slurm_job_id != gang.job:
+    if not hello.pool_serial and hello.slurm_job_id != gang.job:
         raise Dismissed(
             f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: submit anew with muster"
         )
@@ -196,7 +212,9 @@ def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
 
 
 def _known(gang: Gang, hello: pb.AgentHello) -> bool:
-    return hello.node in gang.members and hello.slurm_restart_count == gang.restart_count
+    member = gang.members.get(hello.node)
+    of_that_job = member is not None and member.job == hello.slurm_job_id
+    return of_that_job and hello.slurm_restart_count == gang.restart_count
 
 
 def _check_run(found: Job, hello: pb.AgentHello) -> None:
@@ -217,6 +235,7 @@ def _attached(hello: pb.AgentHello, status: e.Status, leaf: str) -> e.AgentAttac
         batch_host=hello.batch_host,
         leaf=leaf,
         status=status,
+        pool=hello.pool_serial,
     )
 
 

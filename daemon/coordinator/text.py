@@ -128,6 +128,14 @@ def _of_gang(fact: f.Fact) -> str:
             return f"Slurm gives the job {_names(fact.nodes)}"
         case f.JobOver():
             return f"Slurm calls the job {fact.state}"
+        case f.PoolAsked():
+            return (
+                f"{fact.via} asks Slurm for a node of the shared pool ({' '.join(fact.options)}): request {fact.serial}"
+            )
+        case f.PoolQueued():
+            return f"request {fact.serial} for a node of the shared pool is job {fact.job}"
+        case f.PoolClosed():
+            return f"request {fact.serial} for a node of the shared pool is over{_because(fact.reason)}"
         case f.GangForgotten():
             return "leaves the ledger; its history stays"
         case _:

@@ -23,7 +23,7 @@ def gang_view(ledger: Ledger, sight: Sight, gang: Gang, now: float) -> api_pb2.G
     view = api_pb2.GangView(
         gang_id=gang.id,
         name=gang.name,
-        slurm_job_ids=[gang.job],
+        slurm_job_ids=[gang.job, *(request.job for request in gang.pool.values() if request.job)],
         owner_uid=gang.owner_uid,
         phase=gang.phase.value,
         generation=gang.generation,
@@ -89,6 +89,8 @@ def _phase_words(seen: GangSight, gang: Gang) -> str:
 def _after_fence(gang: Gang) -> str:
     if gang.phase is Phase.DRAINING:
         return "the last checkpoint to reach durable storage"
+    if coming := [request for request in gang.pool.values() if not request.node]:
+        return "a node of the shared pool" + _listed(", job ", [str(request.job) for request in coming if request.job])
     return f"the rendezvous store on {gang.store_node}"
 
 

@@ -19,7 +19,7 @@ from muster.daemon.site import Site, split_address
 from muster.launcher import spec
 from muster.launcher.command import Command, connect, load_site, note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
-from muster.launcher.script import Submission, render
+from muster.launcher.script import Submission, node_options, render
 from muster.slurm.client.cli import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.types import Slurm
@@ -59,9 +59,11 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     job = spec.load(options.job)
     # `localhost` means another machine on every node: there the nodes' own settings hold.
     address = "" if split_address(site.coordinator)[0] in _LOOPBACK else site.coordinator
+    wire = job.to_proto(work_dir=os.getcwd())
+    wire.node_options.extend(node_options(job, options.options))
     return Submission(
         job=job,
-        spec=job.to_proto(work_dir=os.getcwd()),
+        spec=wire,
         gang=f"{job.name}-{secrets.token_hex(4)}",
         coordinator=address,
         options=tuple(options.options),

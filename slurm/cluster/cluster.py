@@ -265,7 +265,7 @@ class Cluster:
 
     def node_states(self) -> dict[str, str]:
         """Slurm's state of each node, as `sinfo` names it (``idle``, ``down*``, ``drained`` ...)."""
-        lines = self.exec(CONTROLLER, "sinfo", "-h", "-N", "-o", "%N %T", timeout=20).stdout.splitlines()
+        lines = self.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T", timeout=20).stdout.splitlines()
         return dict(line.split() for line in lines)
 
     def broken_nodes(self) -> list[str]:
@@ -275,7 +275,7 @@ class Cluster:
 
     def mend(self) -> None:
         """Make the cluster as good as new between tests: no job, every service up, every node usable."""
-        self.exec(CONTROLLER, "scancel", "--partition=main", check=False)
+        self.exec(CONTROLLER, "sh", "-c", "squeue -h -o %A | xargs -r scancel", check=False)
         for host in self._touched - set(self.nodes):
             self.exec(host, "sh", "-c", "rm -f /run/cluster/*.hold")
         wait_until(self._slurmctld_answers, 30, "slurmctld answers")

@@ -22,6 +22,9 @@ POLICY = """# More breaks here in an hour than in a year elsewhere.
 nodes_per_hour = 1000
 fraction = 1.0
 swaps_per_hour = 1000
+[pool]
+partition = "shared"
+wait_s = 20
 """
 
 
@@ -143,6 +146,7 @@ class ClusterSpec:
             f"NodeName=n[0-{last}] CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} "
             f"ThreadsPerCore=1 RealMemory={self.memory_mib}{gres} State=UNKNOWN",
             f"PartitionName=main Nodes=n[0-{last}] Default=YES MaxTime=INFINITE State=UP",
+            f"PartitionName=shared Nodes=n[0-{last}] MaxTime=INFINITE State=UP",
         ]
         return "\n".join(lines) + "\n"
 

@@ -153,6 +153,6 @@ def _coordinator_listens(cluster: Cluster) -> bool:
 
 
 def _all_idle(cluster: Cluster) -> bool:
-    answer = cluster.exec(CONTROLLER, "sinfo", "-h", "-N", "-o", "%T", check=False, timeout=20)
+    answer = cluster.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False, timeout=20)
     states = answer.stdout.split()
     return len(states) == cluster.spec.nodes and set(states) == {"idle"}

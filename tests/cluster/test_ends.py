@@ -33,8 +33,8 @@ def output(training: Training) -> str:
 
 
 def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_storage(healthy: Cluster) -> None:
-    durable = 'durable_dir = "/shared/jobs/requeued/durable"'
-    spec = TrainingSpec("requeued", nodes=4, spares=0, steps=60, arguments=SMALL, settings=(durable,))
+    settings = ('durable_dir = "/shared/jobs/requeued/durable"', "pool_nodes = 0")
+    spec = TrainingSpec("requeued", nodes=4, spares=0, steps=60, arguments=SMALL, settings=settings)
     with Training(healthy, spec) as training:
         job = training.submit()
         training.wait_step(20)
@@ -65,7 +65,8 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
 
 
 def test_an_elastic_job_trains_on_with_fewer_replicas(healthy: Cluster) -> None:
-    spec = TrainingSpec("elastic", nodes=4, spares=0, steps=80, arguments=SMALL, settings=("elastic = true",))
+    settings = ("elastic = true", "pool_nodes = 0")
+    spec = TrainingSpec("elastic", nodes=4, spares=0, steps=80, arguments=SMALL, settings=settings)
     with Training(healthy, spec) as training:
         training.submit()
         training.wait_step(20)
@@ -78,6 +79,24 @@ def test_an_elastic_job_trains_on_with_fewer_replicas(healthy: Cluster) -> None:
         assert training.steps(2)[-1][0] == 80
         assert "3 ranks, starting after step" in training.log(2, 0)
         training.wait_gone()
+
+
+def test_a_node_of_the_shared_pool_takes_the_place_of_a_lost_one(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("pooled", nodes=3, spares=0, arguments=SMALL)) as training:
+        job = training.submit()
+        training.wait_step(20)
+        before = {training.node_of(rank) for rank in range(3)}
+        healthy.crash(training.node_of(1))
+        recovery = training.wait_recovered(2)
+        (came,) = set(recovery["nodes_in"]) - before
+        queue = healthy.sh(CONTROLLER, f"squeue -h -w {came} -o '%A %u %P'").split()
+        assert queue[1:] == ["alice", "shared"]
+        assert int(queue[0]) != job
+        training.wait_step(training.steps(2)[-1][0] + 20)
+        training.cancel()
+        assert training.wait_final(20)["phase"] == "CANCELLED"
+        wait_until(lambda: not healthy.sh(CONTROLLER, "squeue -h"), 30, "the small job has ended, too")
+        assert_nothing_left(healthy)
 
 
 def test_a_node_that_never_attaches_is_named(healthy: Cluster) -> None:

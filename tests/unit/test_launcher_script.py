@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import json_format
 
 from muster.launcher.errors import WrongInput
-from muster.launcher.script import Submission, render
+from muster.launcher.script import Submission, node_options, render
 from muster.launcher.spec import parse
 from muster.slurm.client.sbatch_request import read_request
 from muster.v1.common_pb2 import JobSpec
@@ -91,3 +91,21 @@ def test_without_an_address_the_nodes_own_settings_hold() -> None:
     given = submission(PLAIN)
     script = render(Submission(given.job, given.spec, given.gang, ""))
     assert "MUSTER_COORDINATOR" not in script
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((), ["--account=physics", "--mem=400G", "--gres=gpu:4"]),
+        (("--mem", "10G"), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--mem=10G"]),
+        (
+            ("-c8", "-A", "maths"),
+            [*["--account=physics", "--mem=400G", "--gres=gpu:4", "--cpus-per-task=8", "--account=maths"]],
+        ),
+        (("--gpus-per-node=2", "-p", "big"), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--gpus-per-node=2"]),
+    ],
+)
+def test_what_a_single_node_is_asked_for_goes_to_nodes_of_the_pool_too(
+    options: tuple[str, ...], found: list[str]
+) -> None:
+    assert node_options(parse(RICH, "job.toml"), options) == found

@@ -6,7 +6,7 @@ lost, doubled and reordered events change nothing but the moment.
 
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core import breaker, flushing, placement, restore, silence, stopping, suspicion
+from muster.daemon.coordinator.core import breaker, flushing, placement, pool, restore, silence, stopping, suspicion
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import RankState, Version
 from muster.daemon.coordinator.core.ledger import Gang
@@ -71,6 +71,7 @@ def _once(gt: GangTurn) -> None:
     if gang.phase in ACTIVE:
         _remove_unfit(gt)
     suspicion.examine(gt)
+    pool.tend(gt)
     flushing.progress(gt)
     match gang.phase:
         case Phase.SUBMITTED:
@@ -97,6 +98,7 @@ def end(gt: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
     """End the gang, and its job where its batch script can't."""
     gang, job_ended = gt.gang, gt.job_ended
     gt.turn.record(f.GangEnded(gang.id, phase, exit_code, reason))
+    pool.close_all(gt, reason, joined=phase is Phase.CANCELLED)
     if job_ended:
         gt.turn.record(f.JobOver(gang.id, job_ended))
         return
@@ -119,11 +121,14 @@ def _batch_host_dead(gang: Gang) -> bool:
 def _see_job_out(gt: GangTurn) -> None:
     """A final gang's job ends with its batch script; where that does not happen, its host has died unseen."""
     gang = gt.gang
-    if gang.job_over or gang.completed or gang.phase is Phase.CANCELLED:
+    over = gang.job_over or gang.completed or gang.phase is Phase.CANCELLED
+    if over and not gang.pool:
         return
     if gt.now - gang.phase_at < JOB_ENDS_S:
         gt.turn.wake(gang.phase_at + JOB_ENDS_S)
-    else:
+        return
+    pool.close_all(gt, gang.reason, joined=True)
+    if not over:
         words = f"muster: {gang.reason}"
         gt.turn.owe("complete", gang.id, gang.job, words, exit_code=gang.exit_code)
 
@@ -177,9 +182,7 @@ def _gather(gt: GangTurn) -> None:
     here = len(gt.tally.here)
     if _never_enough(gt):
         _no_nodes(gt)
-    elif here >= spec.nodes + spec.spares or (here >= spec.nodes and waited > min(SPARE_WAIT_S, spec.gather_timeout_s)):
-        _call_roll(gt)
-    elif waited > spec.gather_timeout_s and here >= spec.fewest and not gt.turn.limits.observe:
+    elif here >= _awaited_nodes(gt, waited):
         _call_roll(gt)
     elif waited > spec.gather_timeout_s and (dead := _dead(gt)) and spec.requeue and not gt.turn.limits.observe:
         _requeue(gt, f"{', '.join(dead)} did not attach, and are silent", dead)
@@ -188,6 +191,14 @@ def _gather(gt: GangTurn) -> None:
     else:
         complete = here >= spec.nodes
         gt.turn.wake(since + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+
+
+def _awaited_nodes(gt: GangTurn, waited: float) -> int:
+    """So many nodes start the gang after `waited` seconds."""
+    spec = gt.gang.spec
+    if waited > spec.gather_timeout_s and not gt.turn.limits.observe:
+        return spec.fewest
+    return spec.nodes if waited > min(SPARE_WAIT_S, spec.gather_timeout_s) else spec.nodes + spec.spares
 
 
 def _never_enough(gt: GangTurn) -> bool:
@@ -249,6 +260,8 @@ def _recover(gt: GangTurn) -> None:
     if words := breaker.too_many_swaps(gang, gt.now, gt.turn.limits.swaps_per_hour):
         if not flushing.begin(gt, words, Phase.FAILED):
             end(gt, Phase.FAILED, EXIT_STOPPED, words)
+        return
+    if pool.awaited(gt):
         return
     if len(gt.tally.present) - len(gt.tally.unfit) < min(len(gang.seats) or gang.spec.nodes, gang.spec.fewest):
         _no_nodes(gt)
@@ -434,6 +447,7 @@ def _requeue(gt: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
         gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
+    pool.close_all(gt, reason, joined=True)
     gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, reason))
 
 
@@ -547,13 +561,16 @@ def _release(gt: GangTurn) -> None:
     """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
     gang = gt.gang
     leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
-    if not leaving or gang.phase is not Phase.RUNNING or _batch_host_dead(gang) or gt.turn.limits.observe:
+    if not leaving or gang.phase is not Phase.RUNNING or gt.turn.limits.observe:
         return
     if not _stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
         gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
         return
     for member in leaving:
-        gt.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)
+        if member.job != gang.job:
+            pool.let_go(gt, member)
+        elif not _batch_host_dead(gang):
+            gt.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)
 
 
 # -- ending --

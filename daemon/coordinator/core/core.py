@@ -1,7 +1,7 @@
 """The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
 steps of a recovery."""
 
-from muster.daemon.coordinator.core import breaker, suspicion
+from muster.daemon.coordinator.core import breaker, pool, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end, end_as_slurm
@@ -36,7 +36,7 @@ class Core:
         self.tallies = Tallies(ledger, self.sight)
         self._due = Deadlines()
         for gang in ledger.gangs.values():
-            if not gang.final:
+            if not gang.final or gang.pool:
                 self._due.set(gang.id, now)  # who does not come back after a restart has to be missed
 
     def decide(self, event: e.Event, now: float) -> Outcome:
@@ -136,6 +136,9 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
     gang = turn.ledger.gangs.get(event.gang)
     if gang is None or gang.final:
         return
+    if event.pool:
+        _joins_from_pool(turn, gang, event)
+        return
     if event.restart_count > gang.restart_count or event.job != gang.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
@@ -148,10 +151,22 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
     _join(turn, gang, event)
 
 
+def _joins_from_pool(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
+    if pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
+        return  # it will be cancelled
+    if event.node in turn.tallies.out:
+        return  # the shell lets it in once Slurm is seen to have it in service
+    if not gang.pool[event.pool].job:
+        turn.record(f.PoolQueued(gang.id, event.pool, event.job))
+    _join(turn, gang, event)
+
+
 def _join(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
     if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
         turn.record(f.PhaseChanged(gang.id, Phase.GATHERING, ""))
     member = gang.members.get(event.node)
+    if member is not None and member.job != event.job:
+        member = None  # it comes back from the pool, repaired
     if member is not None and (member.out or member.incarnation == event.incarnation):
         return
     carried = member is not None and any(s.node == event.node for s in gang.seats)

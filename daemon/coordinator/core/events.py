@@ -27,6 +27,8 @@ class GangSpec:
     durable_dir: str = ""
     stop_before_s: float = 120.0
     requeue_at_limit: bool = False
+    pool_nodes: int = 0
+    """So many nodes of the shared pool at once, at most."""
 
     @property
     def fewest(self) -> int:
@@ -66,6 +68,15 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolAnswer:
+    """What Slurm said to the agent that asked for a node of the pool: the number of the job, or an error."""
+
+    serial: int
+    job: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """An agent's whole status (see AgentStatus in agent.proto). `heard_s`: seconds since each node last answered it;
     `answered_s`: seconds since it last answered each node that is no member any more, as a member."""
@@ -84,6 +95,7 @@ class Status:
     answered_s: dict[str, float] = field(default_factory=dict)
     order_serial: int = 0
     notice: str = ""
+    pool: tuple[PoolAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,8 @@ class GangSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class AgentAttached:
-    """An agent opened its stream; the shell has checked who it is."""
+    """An agent opened its stream; the shell has checked who it is. `pool`: the request for a node of the shared pool
+    that it comes of, in a job of its own; 0: it is of the gang's job."""
 
     gang: str
     node: str
@@ -111,6 +124,7 @@ class AgentAttached:
     batch_host: bool
     leaf: str
     status: Status
+    pool: int = 0
 
 
 @dataclass(frozen=True, slots=True)

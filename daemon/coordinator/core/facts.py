@@ -186,6 +186,35 @@ class JobOver:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolAsked:
+    """The agent on `via` shall ask Slurm for a node of the shared pool, with these options of sbatch."""
+
+    gang: str
+    serial: int
+    via: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQueued:
+    """Slurm has taken the request: `job` is the small job whose node will join."""
+
+    gang: str
+    serial: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClosed:
+    """The request is over, and the node that came of it is wanted no more. `refused`: the recovery goes on without."""
+
+    gang: str
+    serial: int
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GangForgotten:
     """The gang is over, with its job: it leaves the ledger, its history stays."""
 
@@ -245,7 +274,7 @@ class Withheld:
 Fact = (
     GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
     | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
-    | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
+    | PoolAsked | PoolQueued | PoolClosed | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}

@@ -92,6 +92,18 @@ class Stop:
 
 
 @dataclass(slots=True)
+class PoolRequest:
+    """A node of the shared pool that was asked for through the agent on `via`, with these options of sbatch. `job`: the
+    small job that Slurm made of it, 0 before that is known; `node`: who has joined from it."""
+
+    serial: int
+    via: str
+    options: tuple[str, ...]
+    job: int = 0
+    node: str = ""
+
+
+@dataclass(slots=True)
 class Gang:
     """One training job. `stop`: in this run of the job its ranks start no more."""
 
@@ -140,6 +152,13 @@ class Gang:
     """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
     flush: Flush | None = None
     stop: Stop | None = None
+    pool: dict[int, PoolRequest] = field(default_factory=dict)
+    """Requests for nodes of the shared pool that are not over, by serial."""
+    pool_serial: int = 0
+    pool_since: float = 0.0
+    """When this recovery first asked for one; 0: it has not."""
+    pool_refused: str = ""
+    """Why this recovery asks for no more of them."""
     drain_to: Phase | None = None
     completed: bool = False
     job_over: bool = False
@@ -296,6 +315,8 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
             gang.job_nodes = fact.nodes
         case f.JobOver():
             gang.job_over = True
+        case f.PoolAsked() | f.PoolQueued() | f.PoolClosed():
+            _pool(gang, fact, at)
 
 
 def _phase(gang: Gang, to: Phase, at: float) -> None:
@@ -308,6 +329,9 @@ def _join(gang: Gang, fact: f.MemberJoined) -> None:
     gang.members[fact.node] = Member(
         fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
     )
+    for request in gang.pool.values():
+        if request.job == fact.job:
+            request.node = fact.node
     gang.serial += 1
 
 
@@ -331,9 +355,27 @@ def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
         gang.failures = max(0, gang.failures - 1)
 
 
+def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float) -> None:
+    match fact:
+        case f.PoolAsked():
+            gang.pool[fact.serial] = PoolRequest(fact.serial, fact.via, fact.options)
+            gang.pool_serial, gang.pool_since = fact.serial, gang.pool_since or at
+            gang.serial += 1
+        case f.PoolQueued():
+            gang.pool[fact.serial].job = fact.job
+        case f.PoolClosed():
+            request = gang.pool.pop(fact.serial)
+            gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
+            member = gang.members.get(request.node)
+            if member is not None and member.job == request.job:
+                member.released = True
+            gang.serial += 1
+
+
 def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
     gang.fenced = fact.generation
     gang.store_node = fact.store_node
+    gang.pool_since, gang.pool_refused = 0.0, ""
     gang.serial += 1
     if gang.phase is Phase.GATHERING:
         _phase(gang, Phase.PREFLIGHT, at)

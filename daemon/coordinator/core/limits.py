@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """Nodes that jobs share as spares (policy.toml, [pool])."""
+
+    options: tuple[str, ...] = ()
+    """sbatch's options that lead there; none: the site has no pool."""
+    wait_s: float = 60.0
+    """A gang waits so long for a node of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What may be done at most."""
 
@@ -17,3 +27,4 @@ class Limits:
     """Nodes that one gang may lose within an hour and go on."""
     observe: bool = False
     """Say what would be done, and leave nodes and training alone."""
+    pool: Pool = Pool()

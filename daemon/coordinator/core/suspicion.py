@@ -196,7 +196,7 @@ def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
     """Besides the coordinator two other agents have found it silent. Where fewer are left that can be asked, one will
     do, after the longest wait: the coordinator's word alone never does, for its own link may be what is cut."""
     others = len(gt.tally.present) - 1
-    asked = len(set(probe.witnesses) - {AGENT, MUSTERD})
+    asked = len(gt.tally.present.intersection(probe.witnesses))  # who has gone out since is no witness
     if asked >= min(2, others) > 0:
         return True
     return asked > 0 and gt.now - gt.seen.suspected[member.node] >= HOLD_S
@@ -205,7 +205,8 @@ def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
 def _follow_slurm(gt: GangTurn, member: Member) -> None:
     """Nobody is left to ask: who is silent and no longer in the job has been given up by Slurm."""
     taken = gt.requeued or gt.job_ended
-    if taken or (gt.gang.job_nodes and member.node not in gt.gang.job_nodes):
+    of_the_job = member.job == gt.gang.job
+    if taken or (of_the_job and gt.gang.job_nodes and member.node not in gt.gang.job_nodes):
         remove(gt, member, f"{member.node} is silent, and Slurm has taken it out of the job", alive=False)
 
 

@@ -67,7 +67,7 @@ class Tallies:
                 self._judged(fact)
             case (
                 f.PhaseChanged() | f.GenerationFenced() | f.GenerationStarted() | f.Flushing() | f.JobRestarted()
-                | f.GangEnded() | f.GangForgotten()
+                | f.GangEnded() | f.GangForgotten() | f.PoolClosed()
             ):  # fmt: skip
                 self._gangs.pop(fact.gang, None)
             case _:

@@ -60,6 +60,7 @@ class Post:
     restarts: int
     batch_host: bool
     incarnation: str
+    pool: int = 0
 
 
 class Agent(Process):
@@ -81,6 +82,7 @@ class Agent(Process):
         self.flushing = 0
         self.failure = ""
         self.notice = ""
+        self.pool: dict[int, e.PoolAnswer | None] = {}
         self.asked_to_stop = self.deaf_ranks = False
         self.ranks: dict[int, Rank] = {}
         self.memory = Memory(self)
@@ -204,6 +206,7 @@ class Agent(Process):
             notice=self.notice,
             answered_s=self.uneasy.answered_s(),
             order_serial=self._carried_out,
+            pool=tuple(answer for answer in self.pool.values() if answer),
         )
 
     # -- orders --
@@ -216,6 +219,10 @@ class Agent(Process):
         if order.HasField("flush") and order.flush.serial > max(self.flushing, self.flushed):
             self.flushing = order.flush.serial
             self.memory.flush(order.flush)
+        for request in order.pool:
+            if request.serial not in self.pool:
+                self.pool[request.serial] = None
+                self.later(self.world.timing.launch(), self._ask_pool, request.serial)
         self.carry_out()
         self.asked_to_stop = self.asked_to_stop or bool(order.stop)
         if self._carried_out:
@@ -264,6 +271,11 @@ class Agent(Process):
         for rank, _ in step.places:
             self.ranks[rank] = started = Rank(self, rank, step.generation)
             training.enter(started)
+        self.changed()
+
+    def _ask_pool(self, serial: int) -> None:
+        """Call sbatch."""
+        self.pool[serial] = self.world.jobs.submit_pool(self.post, serial)
         self.changed()
 
     # -- ranks --

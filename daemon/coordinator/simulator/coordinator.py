@@ -280,7 +280,7 @@ class Coordinator(Process):
         """As service_agent admits: from the journal what it knows, else from Slurm."""
         post = agent.post
         gang = self.core.ledger.gangs.get(post.gang)
-        answer = self.world.jobs.admits(gang, agent.node, post.job, post.restarts)
+        answer = self.world.jobs.admits(gang, agent.node, post)
         if answer is None:
             stream.close_far()
         elif answer:
@@ -295,7 +295,7 @@ class Coordinator(Process):
             self.post(
                 e.AgentAttached(
                     post.gang, agent.node, post.job, post.restarts, post.incarnation, f"{agent.node}:9",
-                    post.batch_host, agent.machine.leaf, status,
+                    post.batch_host, agent.machine.leaf, status, post.pool,
                 )
             )  # fmt: skip
             if (

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import pool
 from muster.daemon.coordinator.core.ledger import Gang
+from muster.daemon.coordinator.core.states import OUT_OF_SERVICE
 from muster.daemon.coordinator.simulator.agent import Agent, Post
 from muster.daemon.coordinator.simulator.network import COORDINATOR
 from muster.slurm.client.sbatch_request import JobRequest
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 _AGAIN_S = 0.5
 _ASK_S = 1.5
 _SIGTERM = "Slurm has sent SIGTERM"
+_LAUNCHED_S = 5.0
+"""An agent that was not launched within this will not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class Wanted:
     gang: str
     spec: e.GangSpec
     time_limit_s: int | None = None
+    pool: int = 0
+    """The request for a node of the shared pool that this job is, 0: it is the gang's own job; `restarts` of that."""
+    restarts: int = 0
 
 
 class Jobs:
@@ -40,6 +47,8 @@ class Jobs:
         self.ids: dict[str, int] = {}
         self.never_start: set[str] = set()
         """Nodes whose agent does not start."""
+        self.sbatch_fails = 0.0
+        """So often, of the requests for a node of the pool."""
         self.kill_wait_s = 30.0
         """From SIGTERM to SIGKILL."""
 
@@ -54,6 +63,19 @@ class Jobs:
                 time_limit_s=wanted.time_limit_s,
             )
         )  # fmt: skip
+
+    def submit_pool(self, post: Post, serial: int) -> e.PoolAnswer:
+        """An agent asks for a node of the shared pool, which is the whole cluster."""
+        if self._world.slurm.silent_because or self._world.chance.random() < self.sbatch_fails:
+            return e.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
+        number = len(self._wanted) + 1
+        self._wanted[number] = Wanted(post.gang, self._wanted[post.job].spec, None, serial, post.restarts)
+        self._world.cluster.submit(JobRequest(nodes=1, name=post.gang, requeue=False))
+        return e.PoolAnswer(serial, number)
+
+    def pooled(self, gang: str) -> list[Job]:
+        """The gang's small jobs, as Slurm has them."""
+        return [self._seen[n] for n, wanted in self._wanted.items() if wanted.gang == gang and wanted.pool]
 
     def submitted(self, gang: str) -> e.GangSubmitted:
         """What registers the gang."""
@@ -118,8 +140,9 @@ class Jobs:
         world = self._world
         if not self._holds(job, node) or node in self.never_start:
             return
-        gang, machine = self._wanted[job.id].gang, world.machines[node]
-        left = any(
+        wanted, machine = self._wanted[job.id], world.machines[node]
+        gang = wanted.gang
+        left = not wanted.pool and any(
             agent.alive and agent.post.restarts < job.restart_count
             for (id, _), agent in world.agents.items()
             if id == gang
@@ -129,6 +152,8 @@ class Jobs:
                 world.schedule.later(_AGAIN_S, self._launch, job, node, tries + 1)
             return
         post = Post(gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}")
+        if wanted.pool:
+            post = Post(gang, job.id, wanted.restarts, False, f"{node}-p{wanted.pool}", wanted.pool)
         world.add_agent(Agent(world, machine, post))
 
     def _clear(self, job: Job, node: str, words: str) -> None:
@@ -137,7 +162,8 @@ class Jobs:
         if self._holds(job, node):
             return
         agent = world.agents.get((self._wanted[job.id].gang, node))
-        if agent is None or not agent.alive or agent.post.restarts != job.restart_count:
+        restarts = self._wanted[job.id].restarts or job.restart_count
+        if agent is None or not agent.alive or (agent.post.job, agent.post.restarts) != (job.id, restarts):
             return
         if not agent.machine.kernel:
             return
@@ -156,19 +182,38 @@ class Jobs:
         if now.state is not JobState.RUNNING or now.restart_count != job.restart_count:
             return
         host, coordinator = world.machines[job.batch_host], world.coordinator
+        if self._wanted[job.id].pool:
+            self._batch_of_pool(job)
+            return
         reached = host.kernel and not host.frozen and world.network.both(COORDINATOR, host.name)
         gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
         if reached and gang is not None and gang.final:
             world.cluster.finish(job.id, gang.exit_code)
         world.schedule.later(_ASK_S, self._batch, job)
 
+    def _batch_of_pool(self, job: Job) -> None:
+        """The batch script of a small job ends with its agent."""
+        world, node = self._world, job.batch_host
+        agent = world.agents.get((self._wanted[job.id].gang, node))
+        mine = agent if agent is not None and agent.post.job == job.id else None
+        waits = world.schedule.now - (job.start_time or 0.0) < _LAUNCHED_S and node not in self.never_start
+        if world.machines[node].kernel and not (mine.alive if mine else waits):
+            world.cluster.finish(job.id, 0)
+        world.schedule.later(_ASK_S, self._batch, job)
+
     # -- what the coordinator asks Slurm before it believes an agent --
 
-    def admits(self, gang: Gang | None, node: str, job: int, restarts: int) -> str | None:
+    def admits(self, gang: Gang | None, node: str, post: Post) -> str | None:
         """As service_agent does: empty, words for a dismissal, or None where Slurm doesn't tell."""
+        job, restarts = post.job, post.restarts
+        if post.pool and (refused := pool.refusal(gang, post.pool, job, node)):
+            return refused
+        if post.pool and self._world.coordinator.core.ledger.node(node).verdict in OUT_OF_SERVICE:
+            return None
         if gang is not None and restarts < gang.restart_count:
             return "this run of the job is over"
-        if gang is not None and node in gang.members and restarts == gang.restart_count:
+        member = gang.members.get(node) if gang is not None else None
+        if gang is not None and member is not None and member.job == job and restarts == gang.restart_count:
             return ""
         if self._world.slurm.silent_because:
             return None

@@ -86,6 +86,7 @@ class Laws:
         self._crashes: dict[str, set[int]] = {}
         self._crashed_on: dict[str, int] = {}
         self._taken: list[str] = []
+        self._jobs: dict[str, int] = {}
         self._since = world.schedule.now
         self._left: Ledger | None = None
 
@@ -181,6 +182,10 @@ class Laws:
                 if before is not fact.verdict:
                     self._world.tally.count("node", f"{before} → {fact.verdict}")
                 self._verdicts[fact.node] = fact.verdict
+            case f.MemberJoined() if fact.job != self._jobs.setdefault(fact.gang, fact.job):
+                self._world.tally.count("rung", "a node of the shared pool")
+            case f.PoolClosed() if fact.refused:
+                self._world.tally.count("rung", "no node of the shared pool")
             case f.StopPlanned():
                 self._world.tally.count("rung", "stop")
             case f.MemberOut() if not fact.proven:
@@ -214,6 +219,8 @@ class Laws:
                 self._flushed(core.ledger.gangs[fact.gang], fact)
             case f.JobRestarted():
                 self._committed.pop(fact.gang, None)
+            case f.MemberJoined() if fact.job != core.ledger.gangs[fact.gang].job:
+                self._from_the_pool(core.ledger.gangs[fact.gang], fact)
             case f.PhaseChanged() if fact.phase is Phase.REQUEUED:
                 self._saved(core.ledger.gangs[fact.gang])
             case f.GangEnded():
@@ -250,6 +257,14 @@ class Laws:
         )
         self._no_fewer_than_must_be(core.ledger.gangs[fact.gang], fact)
         self._state_kept(core, fact)
+
+    def _from_the_pool(self, gang: Gang, fact: f.MemberJoined) -> None:
+        """No more nodes than the job may have, and each asked for."""
+        joined = [member for member in gang.present() if member.job != gang.job]
+        self._must(
+            len(joined) <= gang.spec.pool_nodes and any(request.job == fact.job for request in gang.pool.values()),
+            f"law 6: {fact.node} joins from the pool as number {len(joined)} of {gang.spec.pool_nodes}",
+        )
 
     def _no_fewer_than_must_be(self, gang: Gang, fact: f.GenerationStarted) -> None:
         """Nobody waits while a seat stays empty, and no fewer nodes train than the job asks for."""
@@ -482,7 +497,7 @@ class Laws:
         self._must(not limits.observe, f"law 6: {fact.node} is taken out of service in observe mode")
         self._must(
             len(before) < limits.nodes_per_hour,
-            f"law 6: {fact.node} is taken out of service after {sorted(before)}, and {limits.nodes_per_hour} may be in an hour",
+            f"law 6: {fact.node} is taken out of service after {sorted(before)}: {limits.nodes_per_hour} may be",
         )
 
     # -- 4: the end --

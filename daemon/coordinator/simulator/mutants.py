@@ -123,8 +123,8 @@ MUTANTS: dict[str, Mutant] = {
     "restore-without-a-shard": Mutant(
         "a version is restored of which a rank's shard is lost",
         f"{_CORE}.restore",
-        "if len(have) == world_size]",
-        "if len(have) >= world_size - 1]",
+        "have.issuperset(range(ranks_of(v)))]",
+        "have.issuperset(range(ranks_of(v) - 1))]",
     ),
     "forget-the-buddy": Mutant(
         "a lost node's state counts as lost, though its buddy holds it",
@@ -135,8 +135,8 @@ MUTANTS: dict[str, Mutant] = {
     "mix-versions": Mutant(
         "ranks take their state from different steps",
         f"{_CORE}.restore",
-        "            if shard.version != version:",
-        "            if shard.version > version:",
+        "            if shard.version != version or",
+        "            if shard.version > version or",
     ),
     "stop-without-saving": Mutant(
         "a gang that was stopped by plan leaves its last steps behind",
@@ -162,6 +162,18 @@ MUTANTS: dict[str, Mutant] = {
         "    if last.hardware or before.hardware or not node or before.crashed_on != node:\n        return\n"
         "    if gang.failures < DOUBTED_AFTER:",
         "    if last.hardware or not node:",
+    ),
+    "leave-a-spare-waiting": Mutant(
+        "an elastic job shrinks though a spare is there",
+        f"{_CORE}.placement",
+        '_take_spare(free, leaves.get(node, ""))',
+        '_take_spare(free[:0], leaves.get(node, ""))',
+    ),
+    "empty-the-pool": Mutant(
+        "a gang takes more nodes of the shared pool than it may",
+        f"{_CORE}.pool",
+        "    room = gang.spec.pool_nodes - len(_joined(gang))",
+        "    room = missing",
     ),
     "flush-half": Mutant(
         "a durable checkpoint counts as soon as one node has written its part",

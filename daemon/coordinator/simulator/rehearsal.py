@@ -35,16 +35,17 @@ class Rehearsal:
         absent: nodes whose agent never starts.
         flush_s: seconds that writing a checkpoint takes.
         limit_s: the job's time limit, seconds; None: none.
+        idle: further nodes that carry no job: the site's shared pool.
         limits: what the coordinator may do.
         spec: more of the GangSpec.
     """
 
     def __init__(
         self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
-        limit_s: int | None = None, limits: Limits = NO_LIMITS, **spec: object,
+        limit_s: int | None = None, idle: int = 0, limits: Limits = NO_LIMITS, **spec: object,
     ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
-        leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares)]
+        leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle)]
         self.world = World(Site(leaves, pace=replace(_PACE, flush=2 * flush_s), limits=limits), 0, folder)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.never_start.update(absent)

@@ -18,12 +18,12 @@ from muster.daemon.coordinator.simulator.laws import Violation
 from muster.daemon.coordinator.simulator.network import COORDINATOR, Weather
 from muster.daemon.coordinator.simulator.tally import Tally
 from muster.daemon.coordinator.simulator.timing import Pace
-from muster.daemon.coordinator.simulator.world import NO_LIMITS, START, Site, World
+from muster.daemon.coordinator.simulator.world import NO_LIMITS, POOL, START, Site, World
 from muster.slurm.client.states import JobState
 
 SETTLE_S = 900.0
 """Everything settles within this after the last fault: Slurm's own delay of a requeue, and whatever waits, included."""
-TIGHT = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2)
+TIGHT = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2, pool=POOL)
 CALM_S = 70.0
 """So long after the last fault all that mends itself has mended."""
 _MEMORY = Path("/dev/shm")
@@ -71,6 +71,7 @@ class Run:
             folder,
             trace,
         )
+        self.world.jobs.sbatch_fails = 0.1
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
@@ -101,6 +102,7 @@ class Run:
             durable_dir=chance.choice(["", "/durable", "/durable"]),
             stop_before_s=chance.choice([0.0, 10.0, 30.0]),
             requeue_at_limit=chance.random() < 0.5,
+            pool_nodes=chance.choice([0, 0, 1, 2]),
         )
 
     def go(self) -> None:
@@ -185,8 +187,15 @@ class Run:
             return job.state is not JobState.RUNNING or not any(
                 a.alive for (g, _), a in world.agents.items() if g == id
             )
+        small = [pooled for pooled in world.jobs.pooled(id) if not pooled.state.ended]
         if gang.final:
-            return job.state.ended and not any(self._lingers(a) for (g, _), a in world.agents.items() if g == id)
+            return (
+                job.state.ended
+                and not small
+                and not any(self._lingers(a) for (g, _), a in world.agents.items() if g == id)
+            )
+        if any(pooled.id not in {m.job for m in gang.present()} for pooled in small):
+            return False  # one that nobody wants is still there
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             return job.state is JobState.PENDING
         training = world.newest_training(id)

@@ -11,6 +11,8 @@ from muster.daemon.coordinator.core.states import GANG_MOVES, NODE_MOVES
 RUNGS = (
     "restart in place",
     "swap",
+    "a node of the shared pool",
+    "no node of the shared pool",
     "fewer replicas",
     "flush, then requeue",
     "requeue",

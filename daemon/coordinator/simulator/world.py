@@ -10,7 +10,7 @@ from pathlib import Path
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.ledger import Gang
-from muster.daemon.coordinator.core.limits import Limits
+from muster.daemon.coordinator.core.limits import Limits, Pool
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.coordinator import Coordinator
@@ -34,7 +34,9 @@ DAEMON_RESTARTS_S = 1.0
 """systemd starts a node's daemon again after this."""
 
 
-NO_LIMITS = Limits(nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, swaps_per_hour=1000)
+POOL = Pool(("--partition=shared",), wait_s=12.0)
+"""All nodes that carry no job."""
+NO_LIMITS = Limits(nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, swaps_per_hour=1000, pool=POOL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ class AgentHello(_message.Message):
     PEER_ADDRESS_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     BATCH_HOST_FIELD_NUMBER: _builtins.int
+    POOL_SERIAL_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -142,6 +143,10 @@ class AgentHello(_message.Message):
     peer_address: _builtins.str
     batch_host: _builtins.bool
     """Host of the batch script (SLURM_NODEID 0 of the job), as this agent sees it."""
+    pool_serial: _builtins.int
+    """The request for a node of the shared pool that this agent comes of, in a Slurm job of its own; 0: it is of the gang's
+    job. `slurm_restart_count` is then that of the gang's job when the node was asked for.
+    """
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec:
         """Registers the gang where `muster submit` could not reach the coordinator."""
@@ -157,14 +162,44 @@ class AgentHello(_message.Message):
         peer_address: _builtins.str = ...,
         spec: _common_pb2.JobSpec | None = ...,
         batch_host: _builtins.bool = ...,
+        pool_serial: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentHello: _TypeAlias = AgentHello  # noqa: Y015
+
+@_typing.final
+class PoolAnswer(_message.Message):
+    """What Slurm answered to a PoolRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    serial: _builtins.int
+    slurm_job_id: _builtins.int
+    """The small job whose node will join; 0 with an error."""
+    error: _builtins.str
+    """Slurm's words; empty: it has taken the request."""
+    def __init__(
+        self,
+        *,
+        serial: _builtins.int = ...,
+        slurm_job_id: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "serial", b"serial", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolAnswer: _TypeAlias = PoolAnswer  # noqa: Y015
 
 @_typing.final
 class RankStatus(_message.Message):
@@ -303,6 +338,7 @@ class AgentStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     ANSWERED_MS_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of every generation up to and including this one is gone from this node."""
     store_port: _builtins.int
@@ -339,6 +375,10 @@ class AgentStatus(_message.Message):
         long that node may have counted this one among those it hears. What is older than 10 s is left out.
         """
 
+    @_builtins.property
+    def pool(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolAnswer]:
+        """What became of the nodes of the shared pool that this agent was ordered to ask for."""
+
     def __init__(
         self,
         *,
@@ -356,10 +396,11 @@ class AgentStatus(_message.Message):
         failure: _builtins.str = ...,
         answered_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         notice: _builtins.str = ...,
+        pool: _abc.Iterable[Global___PoolAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -605,6 +646,35 @@ class FlushOrder(_message.Message):
 Global___FlushOrder: _TypeAlias = FlushOrder  # noqa: Y015
 
 @_typing.final
+class PoolRequest(_message.Message):
+    """Ask Slurm, as the job's user, for one node of the shared pool, in a small job whose agent joins this gang. It is asked
+    for once, however often the order comes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    serial: _builtins.int
+    @_builtins.property
+    def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The site's options of sbatch that lead to the pool."""
+
+    def __init__(
+        self,
+        *,
+        serial: _builtins.int = ...,
+        options: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolRequest: _TypeAlias = PoolRequest  # noqa: Y015
+
+@_typing.final
 class Order(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -622,6 +692,7 @@ class Order(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -648,6 +719,10 @@ class Order(_message.Message):
     def flush(self) -> Global___FlushOrder:
         """Carried with any duty."""
 
+    @_builtins.property
+    def pool(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolRequest]:
+        """Carried with any duty."""
+
     def __init__(
         self,
         *,
@@ -665,10 +740,11 @@ class Order(_message.Message):
         exit_code: _builtins.int = ...,
         reason: _builtins.str = ...,
         stop: _builtins.str = ...,
+        pool: _abc.Iterable[Global___PoolRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "reason", b"reason", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "pool", b"pool", "reason", b"reason", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,98 @@
+"""An agent asks for nodes of the shared pool: once for each request, with what a node of the job gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent.pool import Pool, Terms, ends_at
+from muster.launcher.script import PoolJob
+from muster.slurm.client.errors import SlurmRefused
+from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
+from muster.v1.common_pb2 import JobSpec
+
+
+class Slurm:
+    """Takes scripts, or refuses them."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses = refuses
+        self.scripts: list[str] = []
+        self.environ: Mapping[str, str] | None = {}
+
+    async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, deadline: float) -> int:
+        """See Sbatch."""
+        self.scripts.append(script.read_text())
+        self.environ = env
+        if self.refuses:
+            raise SlurmRefused("submit", self.refuses)
+        return 40 + len(self.scripts)
+
+
+class Asking:
+    """One agent's pool."""
+
+    def __init__(self, folder: Path, slurm: Slurm, environ: Mapping[str, str] = {}) -> None:
+        spec = JobSpec(name="tiny", run_dir=str(folder), node_options=["--gres=gpu:8", "--account=physics"])
+        self.news = 0
+        job = PoolJob("tiny-0a", spec, restarts=3, coordinator="ctl:7070", agent="/opt/muster-agent")
+        self.pool = Pool(Terms(job, None, environ), slurm, self._changed)
+
+    def _changed(self) -> None:
+        self.news += 1
+
+    async def order(self, *serials: int) -> None:
+        """The newest order names these requests."""
+        for request in self.pool.unasked(PoolRequest(serial=s, options=["--partition=shared"]) for s in serials):
+            await self.pool.ask(request)
+
+
+async def test_each_request_is_made_once_however_often_the_order_comes(tmp_path: Path) -> None:
+    slurm = Slurm()
+    asking = Asking(tmp_path, slurm)
+    await asking.order(1)
+    await asking.order(1, 2)
+    assert asking.pool.answers() == [PoolAnswer(serial=1, slurm_job_id=41), PoolAnswer(serial=2, slurm_job_id=42)]
+    assert (len(slurm.scripts), asking.news) == (2, 2)
+
+
+async def test_the_small_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_comes_of(tmp_path: Path) -> None:
+    slurm = Slurm()
+    asking = Asking(
+        tmp_path, slurm, {"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "MUSTER_SPEC": "{}", "PATH": "/bin"}
+    )
+    await asking.order(5)
+    for line in (
+        "#SBATCH --nodes=1",
+        "#SBATCH --no-requeue",
+        "#SBATCH --gres=gpu:8",
+        "#SBATCH --account=physics",
+        "#SBATCH --partition=shared",
+        "export MUSTER_GANG=tiny-0a",
+        "export MUSTER_COORDINATOR=ctl:7070",
+        "export MUSTER_POOL=5 MUSTER_RESTARTS=3",
+    ):
+        assert line in slurm.scripts[0].splitlines()
+    assert slurm.environ == {"PATH": "/bin"}, "the small job is no part of the job at hand"
+
+
+async def test_slurms_refusal_is_told_in_its_words(tmp_path: Path) -> None:
+    asking = Asking(tmp_path, Slurm(refuses="Invalid partition name specified"))
+    await asking.order(1)
+    (answer,) = asking.pool.answers()
+    assert answer.slurm_job_id == 0
+    assert "Invalid partition name specified" in answer.error
+
+
+async def test_a_full_disk_is_an_answer_too(tmp_path: Path) -> None:
+    asking = Asking(tmp_path / "gone", Slurm())
+    await asking.order(1)
+    (answer,) = asking.pool.answers()
+    assert "No such file" in answer.error
+
+
+@pytest.mark.parametrize(("text", "end"), [("1790000000", 1790000000.0), ("", None), ("4294967294", None), ("x", None)])
+def test_the_jobs_end_is_what_slurm_says(text: str, end: float | None) -> None:
+    assert ends_at({"SLURM_JOB_END_TIME": text}) == end
