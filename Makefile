@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-core chaos clean
+.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-core test-long chaos clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -69,6 +69,12 @@ test: image ## everything that is promised: unit tests, simulated worlds, PyTorc
 	@$(BIN)/python -Im pytest --timeout 420 -n 2 tests/simulator/test_mutants.py
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
 	@$(BIN)/python -Im pytest --timeout 400 --durations 12 -n 2 --dist loadgroup tests/cluster
+
+test-long: test ## what takes longer: worlds never seen before, chaos, and an older Slurm (with an image of its own)
+	@$(SIMULATOR) --seconds 600
+	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
+	@$(BIN)/python -Im pytest --timeout 400 --suite trixie -k "not pyslurm" tests/cluster/test_slurm_contract.py \
+	    tests/cluster/test_recovery.py tests/cluster/test_ends.py
 
 MINUTES ?= 10
 chaos: image ## random faults against two training jobs on a real Slurm: make chaos MINUTES=10

@@ -32,6 +32,7 @@ class ScriptedAgent:
         restarts: int = 0,
         batch_host: bool = False,
         incarnation: str = "a",
+        pool: int = 0,
     ) -> None:
         self.node = node
         self.status = pb.AgentStatus()
@@ -44,7 +45,7 @@ class ScriptedAgent:
         self._credentials = credentials
         self._hello = pb.AgentHello(
             gang_id=gang, slurm_job_id=job, slurm_restart_count=restarts, node=node,
-            incarnation=f"{node}-{incarnation}", spec=spec, batch_host=batch_host,
+            incarnation=f"{node}-{incarnation}", spec=spec, batch_host=batch_host, pool_serial=pool,
         )  # fmt: skip
         self._changed = asyncio.Event()
         self._call: Any = None

@@ -148,9 +148,12 @@ class Chaos:
         node = lane.training.node_of(rank)
         if node in self.struck:
             return ""
+        try:
+            lane.training.kill_rank(rank)
+        except EngineError:
+            return ""  # it had just ended, for a fault that the view does not show yet
         self.guilty.add(node)  # of two crashes running on one node it is to blame
         lane.killed_at = step
-        lane.training.kill_rank(rank)
         return f"rank {rank} of {lane.user}'s job"
 
     def _kill_agent(self, lane: Lane) -> str:

@@ -17,11 +17,16 @@ from muster.slurm.cluster.spec import ClusterSpec
 _CLUSTER = pytest.StashKey[Cluster]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--suite trixie`: the same tests on an older Slurm."""
+    parser.addoption("--suite", default="forky", choices=["forky", "trixie"], help="Debian: Slurm 26.05 or 24.11")
+
+
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A cluster of 10 nodes; a missing engine is a failure that says what to install, never a skip."""
     try:
-        one = Cluster.up(ClusterSpec(nodes=10))
+        one = Cluster.up(ClusterSpec(nodes=10, suite=pytestconfig.getoption("--suite")))
     except EngineError as error:
         pytest.fail(f"the cluster did not start: {error}", pytrace=False)
     with one:

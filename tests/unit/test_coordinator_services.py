@@ -92,14 +92,17 @@ async def test_a_gang_of_another_user_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "job", "words"),
+    ("node", "job", "pool", "words"),
     [
-        ("n9", 1, "node n9 does not belong to job 1 (any more)"),
-        ("n1", 77, "Slurm has no job 77"),
+        ("n9", 1, 0, "node n9 does not belong to job 1 (any more)"),
+        ("n1", 77, 0, "Slurm has no job 77"),
+        ("n1", 1, 5, "no node of the pool is wanted any more"),
     ],
 )
-async def test_an_agent_that_nothing_is_wanted_of_is_dismissed(world: World, node: str, job: int, words: str) -> None:
-    agent = ScriptedAgent(node, spec(), world.credentials, job=job)
+async def test_an_agent_that_nothing_is_wanted_of_is_dismissed(
+    world: World, node: str, job: int, pool: int, words: str
+) -> None:
+    agent = ScriptedAgent(node, spec(), world.credentials, job=job, pool=pool)
     await agent.open()
     await agent.attach(world.address)
     await agent.die()
