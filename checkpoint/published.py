@@ -5,6 +5,8 @@ fills offsets and lengths in. What replicas hold alike is published by the lowes
 """
 
 import dataclasses
+import functools
+import importlib.util
 import os
 import pickle
 from typing import Any
@@ -36,9 +38,11 @@ def place() -> tuple[int, int]:
     """This process's rank and the world size.
 
     Raises:
-        CheckpointError: there are other ranks, and no process group to speak to them with.
+        CheckpointError: there are other ranks, and no process group to speak to them with, or no numpy.
     """
     if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size() > 1 and not _has_numpy():
+            raise CheckpointError("numpy is missing: PyTorch needs it where ranks exchange objects; pip install numpy")
         return dist.get_rank(), dist.get_world_size()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
@@ -47,6 +51,11 @@ def place() -> tuple[int, int]:
             "call init_process_group before the first step"
         )
     return 0, 1
+
+
+@functools.cache
+def _has_numpy() -> bool:
+    return importlib.util.find_spec("numpy") is not None
 
 
 def agree(leaves: list[Leaf]) -> Publication:

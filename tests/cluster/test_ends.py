@@ -6,7 +6,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import Training, TrainingSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
 
 SMALL = ("--width", "64", "--layers", "2")
 

@@ -16,7 +16,7 @@ import pytest
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
 
 NODES = "n[0-3]"
 FOUR = (f"-w{NODES}", "-N4")
