@@ -59,7 +59,14 @@ _OF_A_NODE = {
     "--gres": "",
     "--gpus-per-node": "",
     "--gpus-per-task": "",
+    "--tres-per-node": "",
+    "--tmp": "",
+    "--mincpus": "",
+    "--constraint": "-C",
+    "--exclude": "-x",
 }
+# Given more than once, all of them hold.
+_JOINED = {"--constraint": "&", "--exclude": ","}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,7 @@ def render(submission: Submission) -> str:
         f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
         *(f"#SBATCH {option}" for option in sbatch_options(submission)),
         "",
+        "unset MUSTER_POOL MUSTER_RESTARTS",  # of a job that this one was submitted from
         *_exports(submission.gang, submission.coordinator, spec),
         "",
         f"exec {shlex.quote(submission.agent)} batch -- \\\n    {_srun(submission.agent)}",
@@ -129,7 +137,7 @@ def render_pool(job: PoolJob, serial: int, options: Sequence[str], minutes: int 
         "#SBATCH --no-requeue",
         f"#SBATCH --output={_quoted(spec.run_dir)}/slurm-%j.out",
         *([f"#SBATCH --time={minutes}"] if minutes else []),
-        *(f"#SBATCH {_quoted(option)}" for option in (*spec.node_options, *options)),
+        *(f"#SBATCH {_quoted(option)}" for option in _joined((*spec.node_options, *options))),
         "",
         *_exports(job.gang, job.coordinator, spec),
         f"export MUSTER_POOL={serial} MUSTER_RESTARTS={job.restarts}",
@@ -137,6 +145,16 @@ def render_pool(job: PoolJob, serial: int, options: Sequence[str], minutes: int 
         f"exec {_srun(job.agent)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _joined(options: Sequence[str]) -> list[str]:
+    """One option of each name, the last one, or several joined where all of them hold."""
+    found: dict[str, str] = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        mark = _JOINED.get(key, "")
+        found[key] = f"{found[key]}{mark}{value}" if mark and key in found else value
+    return [f"{key}={value}" for key, value in found.items()]
 
 
 def _exports(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
@@ -157,9 +175,18 @@ def _srun(agent: str) -> str:
 
 def node_options(job: Job, options: Sequence[str]) -> list[str]:
     """Of all that Slurm is asked for, what a single node is: options of sbatch, one word each."""
-    table = {"account": job.slurm.account, "qos": job.slurm.qos, "mem": job.slurm.mem, "gres": job.gres}
-    found = [f"--{key}={value}" for key, value in {**table, "cpus-per-task": job.slurm.cpus_per_task}.items() if value]
-    words = [*job.slurm.options, *options]
+    slurm = job.slurm
+    table = {
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "exclude": slurm.exclude,
+        "mem": slurm.mem,
+        "cpus-per-task": slurm.cpus_per_task,
+        "gres": job.gres,
+    }
+    found = [f"--{key}={value}" for key, value in table.items() if value]
+    words = [*slurm.options, *options]
     for at, word in enumerate(words):
         key, equals, value = word.partition("=")
         for name, short in _OF_A_NODE.items():

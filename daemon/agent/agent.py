@@ -174,7 +174,7 @@ class Agent:
             self._flushing = order.flush.serial
             self._flush(order.flush)
         for request in self._pool.unasked(order.pool):
-            self._start(self._pool.ask(request))
+            self._start(self._pool.ask(request), vital=False)
         self._converge()
         if order.stop:
             self._ask_to_stop(order.stop)

@@ -103,7 +103,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     own = Self(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
-    environment, pool_serial = environ.base(os.environ, spec.env), int(os.environ.get("MUSTER_POOL", 0))
+    environment, pool_serial = environ.base(os.environ, spec.env), int(os.environ.get("MUSTER_POOL") or 0)
     recipe = Recipe(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
     return Setting(
         own=own,

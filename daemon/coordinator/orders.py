@@ -33,7 +33,7 @@ class Orders:
         self._members = _members(gang, self._kept)
         self._asks: dict[str, list[PoolRequest]] = {}
         for request in gang.pool.values():
-            if not request.node:
+            if not request.job:
                 self._asks.setdefault(request.via, []).append(request)
         self._built: dict[tuple[str, bool, bool, str], pb.Order] = {}
 

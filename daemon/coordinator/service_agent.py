@@ -82,11 +82,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if isinstance(self._slurm, LocalSlurm):
             self._slurm.meet(hello.slurm_job_id, hello.node, caller.uid)
         gang = self._engine.core.ledger.gangs.get(hello.gang_id)
-        _check_pool(gang, hello)
-        _check_node(self._engine.core.ledger.node(hello.node), hello)
         if gang:
             self._must_be_agent(caller, gang.owner_uid, f"gang {gang.id}")
             _check_gang(gang, hello)
+        _check_pool(gang, hello)
+        _check_node(self._engine.core.ledger.node(hello.node), hello)
         if not gang or not _known(gang, hello):
             await self._check_job(hello, caller)
         member = gang.members.get(hello.node) if gang else None

@@ -21,7 +21,7 @@ from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.text import call_words
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
-from muster.slurm.client.types import Slurm
+from muster.slurm.client.types import Gone, Slurm, Unknown
 
 _log = logging.getLogger(__name__)
 REQUEUE_DEADLINE_S = 30.0
@@ -122,7 +122,22 @@ async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
         case "complete":
             await slurm.complete_job(call.job, call.exit_code)
         case "cancel":
-            await slurm.cancel(call.job)
+            await _cancel(slurm, call, ledger)
+
+
+async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
+    gang = ledger.gangs.get(call.gang)
+    if gang is None or call.job != gang.job:
+        # An agent has told the number of a small job: its user may cancel no job of another through us.
+        answer = await slurm.jobs({call.job})
+        found = answer if isinstance(answer, Unknown) else answer[call.job]
+        if isinstance(found, Unknown):
+            raise SlurmUnavailable(found.reason)
+        if isinstance(found, Gone):
+            return
+        if gang is None or found.user_id != gang.owner_uid:
+            raise SlurmRefused(f"cancel job {call.job}", "it is no job of the gang's user")
+    await slurm.cancel(call.job)
 
 
 async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,14 +21,21 @@ class Slurm:
         self.refuses = refuses
         self.scripts: list[str] = []
         self.environ: Mapping[str, str] | None = {}
+        self.cancelled: list[int] = []
+        self.meanwhile: Callable[[], object] = lambda: None
 
     async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, deadline: float) -> int:
         """See Sbatch."""
         self.scripts.append(script.read_text())
         self.environ = env
+        self.meanwhile()
         if self.refuses:
             raise SlurmRefused("submit", self.refuses)
         return 40 + len(self.scripts)
+
+    async def cancel(self, job: int, *, deadline: float) -> None:
+        """See Sbatch."""
+        self.cancelled.append(job)
 
 
 class Asking:
@@ -45,7 +52,7 @@ class Asking:
 
     async def order(self, *serials: int) -> None:
         """The newest order names these requests."""
-        for request in self.pool.unasked(PoolRequest(serial=s, options=["--partition=shared"]) for s in serials):
+        for request in self.pool.unasked([PoolRequest(serial=s, options=["--partition=shared"]) for s in serials]):
             await self.pool.ask(request)
 
 
@@ -60,9 +67,9 @@ async def test_each_request_is_made_once_however_often_the_order_comes(tmp_path:
 
 async def test_the_small_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_comes_of(tmp_path: Path) -> None:
     slurm = Slurm()
-    asking = Asking(
-        tmp_path, slurm, {"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "MUSTER_SPEC": "{}", "PATH": "/bin"}
-    )
+    kept = {"SLURM_CONF": "/slurm.conf", "MUSTER_AUTH": "munge", "PATH": "/bin"}
+    given = {**kept, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "MUSTER_SPEC": "{}", "SLURM_JOB_QOS": "long"}
+    asking = Asking(tmp_path, slurm, given)
     await asking.order(5)
     for line in (
         "#SBATCH --nodes=1",
@@ -70,12 +77,21 @@ async def test_the_small_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_
         "#SBATCH --gres=gpu:8",
         "#SBATCH --account=physics",
         "#SBATCH --partition=shared",
+        "#SBATCH --qos=long",
         "export MUSTER_GANG=tiny-0a",
         "export MUSTER_COORDINATOR=ctl:7070",
         "export MUSTER_POOL=5 MUSTER_RESTARTS=3",
     ):
         assert line in slurm.scripts[0].splitlines()
-    assert slurm.environ == {"PATH": "/bin"}, "the small job is no part of the job at hand"
+    assert slurm.environ == kept, "the small job is no part of the job at hand"
+
+
+async def test_a_job_that_comes_of_a_request_that_is_over_is_taken_back(tmp_path: Path) -> None:
+    slurm = Slurm()
+    asking = Asking(tmp_path, slurm)
+    slurm.meanwhile = lambda: asking.pool.unasked([])
+    await asking.order(1)
+    assert (slurm.cancelled, asking.pool.answers()) == ([41], [])
 
 
 async def test_slurms_refusal_is_told_in_its_words(tmp_path: Path) -> None:

@@ -307,6 +307,8 @@ def _would_have(gt: GangTurn) -> str:
     """What would follow if it were not for observe mode."""
     gang = gt.gang
     ranked = _next_seats(gt)
+    if ranked is None and gt.turn.limits.pool.options and gang.spec.pool_nodes:
+        return "nodes of the shared pool would be asked for"
     if ranked is None:
         return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
     before = [seat.node for seat in gang.seats]

@@ -154,7 +154,7 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
 def _joins_from_pool(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
     if pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
         return  # it will be cancelled
-    if event.node in turn.tallies.out:
+    if event.node in turn.tallies.out or gang.phase is Phase.REQUEUED:
         return  # the shell lets it in once Slurm is seen to have it in service
     if not gang.pool[event.pool].job:
         turn.record(f.PoolQueued(gang.id, event.pool, event.job))

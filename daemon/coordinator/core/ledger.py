@@ -30,7 +30,7 @@ class Node:
 @dataclass(slots=True)
 class Member:
     """One node as part of one gang. `out`: why it carries no ranks again, or empty; `alive`: its processes can still be
-    told to leave; `released`: Slurm was asked to take the node out of the job."""
+    told to leave; `released`: Slurm was asked to take the node out of the job, or to end the small job it came with."""
 
     node: str
     job: int

@@ -15,21 +15,24 @@ def awaited(gt: GangTurn) -> bool:
     """Nodes of the pool are on their way into the seats that nobody can take; asks for them where that is still due."""
     gang, terms = gt.gang, gt.turn.limits.pool
     missing = (len(gang.seats) or gang.spec.nodes) - len(gt.usable())
-    if missing <= 0 or not terms.options or gt.turn.limits.observe or gang.pool_refused:
+    if missing <= 0 or not terms.options or gt.turn.limits.observe:
         return False
-    waiting = [request for request in gang.pool.values() if not request.node]
-    if gang.pool_since and gt.now - gang.pool_since >= terms.wait_s:
-        for request in waiting:
+    until = gang.pool_since + terms.wait_s if gang.pool_since else gt.now + terms.wait_s
+    if gt.now >= until:
+        for request in _waiting(gang):
             close(gt, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
         return False
+    gt.turn.wake(until)
     room = gang.spec.pool_nodes - len(_joined(gang))
     if room < missing and gang.spec.fewest == gang.spec.nodes:
         return False  # too few would come
-    for _ in range(min(room, missing) - len(waiting)):
-        if not _ask(gt):
-            break
-    gt.turn.wake((gang.pool_since or gt.now) + terms.wait_s)
-    return any(not request.node for request in gang.pool.values())
+    more = 0 if gang.pool_refused else min(room, missing) - len(_waiting(gang))
+    return (more > 0 and _ask(gt, more)) or bool(_waiting(gang))
+
+
+def _waiting(gang: Gang) -> list[PoolRequest]:
+    """Requests that no node has come of yet."""
+    return [request for request in gang.pool.values() if not request.node]
 
 
 def _joined(gang: Gang) -> list[Member]:
@@ -37,14 +40,23 @@ def _joined(gang: Gang) -> list[Member]:
     return [member for member in gang.present() if member.job != gang.job]
 
 
-def _ask(gt: GangTurn) -> bool:
+def _ask(gt: GangTurn, count: int) -> bool:
+    """Ask for `count` nodes. True: that is done, or can be as soon as it is known who lives."""
     gang = gt.gang
-    own = [m.node for m in gt.usable() if m.job == gang.job]
-    able = [node for node in own if gt.seen.attached(node) and node not in gt.seen.suspected]
-    if not able:
-        return False
-    gt.turn.record(f.PoolAsked(gang.id, gang.pool_serial + 1, able[0], gt.turn.limits.pool.options))
-    return True
+    own = [m.node for m in gt.usable() if m.job == gang.job and gt.seen.attached(m.node)]
+    able = [node for node in own if node not in gt.seen.suspected]
+    for _ in range(count if able else 0):
+        options = (*gt.turn.limits.pool.options, *_rejected(gt))
+        gt.turn.record(f.PoolAsked(gang.id, gang.pool_serial + 1, able[0], options))
+    return bool(own)
+
+
+def _rejected(gt: GangTurn) -> list[str]:
+    """The option that keeps nodes away which this gang has given up, though nothing is held against them."""
+    gang, ledger = gt.gang, gt.turn.ledger
+    out = [ledger.node(m.node) for m in gang.members.values() if m.out and not gt.unfit(m.node)]
+    names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # others were repaired since
+    return [f"--exclude={','.join(names)}"] if names else []
 
 
 def tend(gt: GangTurn) -> None:
