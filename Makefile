@@ -70,11 +70,9 @@ test: image ## everything that is promised: unit tests, simulated worlds, PyTorc
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
 	@$(BIN)/python -Im pytest --timeout 400 --durations 12 -n 2 --dist loadgroup tests/cluster
 
-test-long: test ## what takes longer: worlds never seen before, chaos, and an older Slurm (with an image of its own)
+test-long: test ## what takes longer: ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
-	@$(BIN)/python -Im pytest --timeout 400 --suite trixie -k "not pyslurm" tests/cluster/test_slurm_contract.py \
-	    tests/cluster/test_recovery.py tests/cluster/test_ends.py
 
 MINUTES ?= 10
 chaos: image ## random faults against two training jobs on a real Slurm: make chaos MINUTES=10
