@@ -6,6 +6,7 @@
     the owner of a job                       read and steer that job, register it
     a node's own daemon                      attach as that node: root, calling from an address of that node
     an agent                                 attach to a job: its owner's uid, as a node of that job
+                                             or of a small job that its gang has asked for
 
 An agent's address is compared with nothing. It calls from whichever of its node's interfaces leads to the coordinator,
 which need not be the one that the node's name stands for, and a refusal would keep a whole job from training. Nor would

@@ -279,6 +279,7 @@ class Agent:
             failure=self._failure or self._crew.failure,
             notice=self._notice,
             pool=self._pool.answers(),
+            store_reserved=listening is not None and not listening.hosted,
         )
 
     def _ranks(self) -> list[RankStatus]:

@@ -32,6 +32,7 @@ def status(message: agent_pb2.AgentStatus) -> e.Status:
         committed=_version(message.committed) if message.HasField("committed") else None,
         store_port=message.store_port,
         store_generation=message.store_generation,
+        store_reserved=message.store_reserved,
         warm=message.warm,
         heard_s={node: ms / 1000 for node, ms in message.heard_ms.items()},
         answered_s={node: ms / 1000 for node, ms in message.answered_ms.items()},

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.text import call_words
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
+from muster.slurm.client.states import JobState
 from muster.slurm.client.types import Gone, Slurm, Unknown
 
 _log = logging.getLogger(__name__)
@@ -144,7 +145,18 @@ async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
     if gang is None or gang.phase is not Phase.REQUEUED:
         return  # its agents are back already: it was done, and the answer was lost with an earlier coordinator
+    if call.verb == "admit" and not await _waits(slurm, call.job):
+        # Slurm has started it on its own, and no agent has come yet: should it go back, the nodes are still excluded.
+        raise SlurmUnavailable(f"job {call.job} does not wait for nodes now")
     await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
+
+
+async def _waits(slurm: Slurm, job: int) -> bool:
+    answer = await slurm.jobs({job})
+    found = answer if isinstance(answer, Unknown) else answer[job]
+    if isinstance(found, Unknown):
+        raise SlurmUnavailable(found.reason)
+    return isinstance(found, Gone) or found.state.ended or found.state is JobState.PENDING
 
 
 def _tell(call: f.SlurmOwed, state: RetryCallState) -> None:

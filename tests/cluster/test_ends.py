@@ -87,12 +87,13 @@ def test_a_node_of_the_shared_pool_takes_the_place_of_a_lost_one(healthy: Cluste
         training.wait_step(20)
         before = {training.node_of(rank) for rank in range(3)}
         healthy.crash(training.node_of(1))
-        recovery = training.wait_recovered(2)
-        (came,) = set(recovery["nodes_in"]) - before
+        training.wait_recovered(2)
+        recoveries = training.view["recoveries"]
+        (came,) = {node for recovery in recoveries for node in recovery.get("nodes_in", ())} - before
         queue = healthy.sh(CONTROLLER, f"squeue -h -w {came} -o '%A %u %P'").split()
         assert queue[1:] == ["alice", "shared"]
         assert int(queue[0]) != job
-        training.wait_step(training.steps(2)[-1][0] + 20)
+        training.wait_step(int(training.view["step"]) + 20)
         training.cancel()
         assert training.wait_final(20)["phase"] == "CANCELLED"
         wait_until(lambda: not healthy.sh(CONTROLLER, "squeue -h"), 30, "the small job has ended, too")

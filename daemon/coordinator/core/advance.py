@@ -349,6 +349,8 @@ def _start_where_store_listens(gt: GangTurn, ranked: list[str]) -> None:
     gang = gt.gang
     if gang.store_node not in ranked:
         gt.turn.record(f.StoreMoved(gang.id, next((n for n in ranked if gt.seen.attached(n)), ranked[0])))
+    elif gt.store_listens() and gt.seen.status(gang.store_node).store_reserved and gang.store_node != ranked[0]:
+        gt.turn.record(f.StoreMoved(gang.id, ranked[0]))  # nobody but rank 0 would open it
     elif gt.store_listens():
         _start(gt, ranked)
     elif gt.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:

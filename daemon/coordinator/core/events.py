@@ -96,6 +96,8 @@ class Status:
     order_serial: int = 0
     notice: str = ""
     pool: tuple[PoolAnswer, ...] = ()
+    store_reserved: bool = False
+    """The store's port is only kept free, for rank 0 to open it on this node."""
 
 
 @dataclass(frozen=True, slots=True)

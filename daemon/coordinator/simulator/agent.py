@@ -199,6 +199,7 @@ class Agent(Process):
             committed=self.memory.committed,
             store_port=self.store_port,
             store_generation=self.store if self.store_port else 0,
+            store_reserved=bool(self.store_port) and self.world.reserves,
             heard_s=self.uneasy.heard_s(),
             flushed_serial=self.flushed,
             flush_error=self.flush_error,

@@ -255,6 +255,11 @@ class Laws:
             fact.master_node in {seat.node for seat in fact.seats},
             f"law 4: the store of generation {fact.generation} is on {fact.master_node}, which carries no ranks",
         )
+        first = min(fact.seats, key=lambda seat: seat.group_rank).node
+        self._must(
+            not self._world.reserves or fact.master_node == first,
+            f"law 4: rank 0 of generation {fact.generation} is on {first}, and its store on {fact.master_node}",
+        )
         self._no_fewer_than_must_be(core.ledger.gangs[fact.gang], fact)
         self._state_kept(core, fact)
 

@@ -72,6 +72,7 @@ class Run:
             trace,
         )
         self.world.jobs.sbatch_fails = 0.1
+        self.world.reserves = chance.random() < 0.2
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
@@ -102,7 +103,7 @@ class Run:
             durable_dir=chance.choice(["", "/durable", "/durable"]),
             stop_before_s=chance.choice([0.0, 10.0, 30.0]),
             requeue_at_limit=chance.random() < 0.5,
-            pool_nodes=chance.choice([0, 0, 1, 2]),
+            pool_nodes=chance.choice([0, 0, 0, 1, 2]),
         )
 
     def go(self) -> None:

@@ -77,6 +77,8 @@ class World:
         """Wires that stay cut for good."""
         self.crash_after: int | None = None
         self.restart_s = 1.0
+        self.reserves = False
+        """No agent finds torch: rank 0 opens the store itself."""
         self.finish_at: dict[str, int] = {}
         self._trainings: dict[tuple[str, int], Training] = {}
         self._slurmd: dict[str, tuple[bool, bool]] = {}

@@ -339,6 +339,7 @@ class AgentStatus(_message.Message):
     ANSWERED_MS_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    STORE_RESERVED_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of every generation up to and including this one is gone from this node."""
     store_port: _builtins.int
@@ -357,6 +358,8 @@ class AgentStatus(_message.Message):
     """Slurm has signalled this agent (SIGTERM): it is about to end the job, or this node's part of it. In words; empty:
     it hasn't.
     """
+    store_reserved: _builtins.bool
+    """The store's port is only kept free: rank 0 opens it, and must run on this node. So where the agent finds no torch."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]: ...
     @_builtins.property
@@ -397,10 +400,11 @@ class AgentStatus(_message.Message):
         answered_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         notice: _builtins.str = ...,
         pool: _abc.Iterable[Global___PoolAnswer] | None = ...,
+        store_reserved: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
