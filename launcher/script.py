@@ -175,18 +175,8 @@ def _srun(agent: str) -> str:
 
 def node_options(job: Job, options: Sequence[str]) -> list[str]:
     """Of all that Slurm is asked for, what a single node is: options of sbatch, one word each."""
-    slurm = job.slurm
-    table = {
-        "account": slurm.account,
-        "qos": slurm.qos,
-        "constraint": slurm.constraint,
-        "exclude": slurm.exclude,
-        "mem": slurm.mem,
-        "cpus-per-task": slurm.cpus_per_task,
-        "gres": job.gres,
-    }
-    found = [f"--{key}={value}" for key, value in table.items() if value]
-    words = [*slurm.options, *options]
+    found = []
+    words = [*(f"--{key}={value}" for key, value in _asked(job).items()), *job.slurm.options, *options]
     for at, word in enumerate(words):
         key, equals, value = word.partition("=")
         for name, short in _OF_A_NODE.items():
@@ -209,6 +199,14 @@ def sbatch_options(submission: Submission) -> Iterator[str]:
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
     yield f"--output={_quoted(spec.run_dir)}/slurm-%j.out"
+    yield from (f"--{key}={_quoted(value)}" for key, value in _asked(job).items())
+    yield from map(_quoted, job.slurm.options)
+    if submission.options:
+        yield " ".join(map(_quoted, submission.options))
+
+
+def _asked(job: Job) -> dict[str, str]:
+    """What job.toml asks of Slurm, by sbatch's long names."""
     slurm = job.slurm
     wanted = {
         "partition": slurm.partition,
@@ -225,10 +223,7 @@ def sbatch_options(submission: Submission) -> Iterator[str]:
         "dependency": slurm.dependency,
         "comment": slurm.comment,
     }
-    yield from (f"--{key}={_quoted(str(value))}" for key, value in wanted.items() if value is not None)
-    yield from map(_quoted, slurm.options)
-    if submission.options:
-        yield " ".join(map(_quoted, submission.options))
+    return {key: str(value) for key, value in wanted.items() if value is not None}
 
 
 def refuse_taken(options: Sequence[str]) -> None:

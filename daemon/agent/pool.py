@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 SBATCH_S = 120.0
 _CANCEL_S = 20.0
+_NEVER = 2**32 - 2
+"""Slurm's end of a job without a time limit."""
 _OF_A_JOB = ("SLURM", "SBATCH", "MUSTER_")
 """Prefixes of variables that belong to the job at hand, ..."""
 _OF_THE_SITE = frozenset({"SLURM_CONF", "MUSTER_CONFIG", "MUSTER_AUTH"})
@@ -132,6 +134,3 @@ def ends_at(environ: Mapping[str, str] = os.environ) -> float | None:
     """When Slurm ends the job that this process belongs to, in Unix seconds; None: not known, or never."""
     text = environ.get("SLURM_JOB_END_TIME", "")
     return float(text) if text.isdigit() and 0 < int(text) < _NEVER else None
-
-
-_NEVER = 2**32 - 2

@@ -22,7 +22,7 @@ from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.text import call_words
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.states import JobState
-from muster.slurm.client.types import Gone, Slurm, Unknown
+from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 
 _log = logging.getLogger(__name__)
 REQUEUE_DEADLINE_S = 30.0
@@ -130,10 +130,7 @@ async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
     if gang is None or call.job != gang.job:
         # An agent has told the number of a small job: its user may cancel no job of another through us.
-        answer = await slurm.jobs({call.job})
-        found = answer if isinstance(answer, Unknown) else answer[call.job]
-        if isinstance(found, Unknown):
-            raise SlurmUnavailable(found.reason)
+        found = await _look_up(slurm, call.job)
         if isinstance(found, Gone):
             return
         if gang is None or found.user_id != gang.owner_uid:
@@ -152,11 +149,16 @@ async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
 
 
 async def _waits(slurm: Slurm, job: int) -> bool:
+    found = await _look_up(slurm, job)
+    return isinstance(found, Gone) or found.state.ended or found.state is JobState.PENDING
+
+
+async def _look_up(slurm: Slurm, job: int) -> Job | Gone:
     answer = await slurm.jobs({job})
     found = answer if isinstance(answer, Unknown) else answer[job]
     if isinstance(found, Unknown):
         raise SlurmUnavailable(found.reason)
-    return isinstance(found, Gone) or found.state.ended or found.state is JobState.PENDING
+    return found
 
 
 def _tell(call: f.SlurmOwed, state: RetryCallState) -> None:

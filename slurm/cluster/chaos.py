@@ -1,9 +1,9 @@
 """`make chaos MINUTES=10`: random faults at random times against two training jobs on a real Slurm.
 
 Two users' jobs train side by side, each with a spare; the nodes that neither has are a pool that both share. A job that
-ends is submitted anew. Every few seconds one fault strikes: a node,
-a process, a service, two nodes at once; what was broken is mended some time later. When the time is up all is mended
-and the jobs end. Then it is asked whether every promise was kept:
+ends is submitted anew. Every few seconds one fault strikes: a node, a process, a service, two nodes at once; what was
+broken is mended some time later. When the time is up all is mended and the jobs end. Then it is asked whether every
+promise was kept:
 
 - every job ended DONE, with the weights of a run without faults, to the bit;
 - whoever was drained or set DOWN in Slurm had been struck, and the reason says why;
