@@ -29,6 +29,8 @@ from muster.slurm.cluster.engine import Engine, EngineError, cache_dir
 LABEL = "muster.cluster"
 OWNER_LABEL = "muster.owner"
 BY_HAND = "by-hand"
+_REMOVE_S = 10.0
+"""How long the engine may go on refusing to remove a container."""
 
 
 def clusters_dir() -> Path:
@@ -111,10 +113,14 @@ def _remove_all(engine: Engine, name: str) -> None:
 
 
 def _remove_containers(engine: Engine, name: str) -> None:
-    ids = engine.call("ps", "-aq", "--filter", f"label={LABEL}={name}").checked().split()
-    with ThreadPoolExecutor(4) as pool:
-        for outcome in pool.map(lambda i: engine.call("rm", "-f", *_at_once(engine), i), ids):
-            outcome.checked()
+    # One that was interrupted in its start may be in use by the engine for a moment: "device or resource busy".
+    deadline = time.monotonic() + _REMOVE_S
+    while ids := engine.call("ps", "-aq", "--filter", f"label={LABEL}={name}").checked().split():
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(lambda i: engine.call("rm", "-f", *_at_once(engine), i), ids))
+        if time.monotonic() > deadline:
+            for outcome in outcomes:
+                outcome.checked()
 
 
 @contextlib.contextmanager

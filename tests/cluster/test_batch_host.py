@@ -23,13 +23,17 @@ def state(cluster: Cluster, job: int) -> str:
     return cluster.sh(CONTROLLER, f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]
 
 
-def limited_to_a_minute(name: str) -> TrainingSpec:
-    settings = (f'durable_dir = "/shared/jobs/{name}/durable"', '[slurm]\ntime = "00:01:00"')
+def limited(name: str) -> TrainingSpec:
+    settings = (f'durable_dir = "/shared/jobs/{name}/durable"', '[slurm]\ntime = "00:30:00"')
     return TrainingSpec(name, nodes=4, spares=0, steps=100_000, arguments=SMALL, settings=settings)
 
 
 def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
     """Its ranks stop at one step, which is written; the job's code says that it may go on."""
+    training.wait_step(5)
+    # Limits are in minutes, and only a job that trains can be stopped by plan: half a minute is left to it at least.
+    ran = int(cluster.sh(CONTROLLER, f"echo $(($(date +%s) - $(squeue -h -j {training.job} -o %S | date -f - +%s)))"))
+    cluster.sh(CONTROLLER, f"scontrol update jobid={training.job} timelimit={(ran + 30) // 60 + 1}")
     view = training.wait_final(100)
     assert (view["phase"], view["exit_code"]) == ("FAILED", 98)
     assert "time limit" in view["reason"]
@@ -79,14 +83,14 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
     """
     with (
         Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=SMALL)) as training,
-        Training(healthy, limited_to_a_minute("limited")) as limited,
+        Training(healthy, limited("limited")) as beside,
     ):
         job = training.submit()
         training.wait_step(15)
-        limited.submit()
+        beside.submit()
         cut = healthy.partition("n0")
         training.wait_recovered(2)
-        stops_before_its_time_limit(healthy, limited)
+        stops_before_its_time_limit(healthy, beside)
         wait_until(lambda: time.time() - cut > 60, 90, "a minute of partition")
         healthy.heal("n0")
         # The batch script and its srun, whose words name the agent too, stay until Slurm ends them.
