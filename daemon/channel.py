@@ -10,8 +10,8 @@ may pass. Handlers ask `muster.daemon.identity.current_caller()`; what the calle
 
 TLS goes here: `open_channel` and `bind` are the only places that choose the transport.
 
-gRPC's keepalive is off on purpose: silence is judged by Muster's own pings, with deadlines that the tests
-measure.
+gRPC's keepalive is off on purpose between daemons: silence is judged by Muster's own pings, with deadlines that the
+tests measure. A command that follows a job has it (`keepalive`): nobody else tells it that a coordinator stands still.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -45,6 +45,9 @@ MESSAGE_BYTES = 64 * 1024 * 1024
 # any job.
 PUBLIC = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
 
+REACH_S = 2.0
+"""How long one of several coordinators may take to answer a connection."""
+
 IDENTITY_DEADLINE_S = 5.0
 # munged answers in about 0.2 ms; the threads are for the day it does not.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
@@ -66,8 +69,20 @@ _CLIENT_OPTIONS: list[tuple[str, int]] = [
     # Daemons talk to each other directly, whatever the environment says about proxies.
     ("grpc.enable_http_proxy", 0),
 ]
-# Two daemons on one port are a mistake to be told, not a load to be shared.
-_SERVER_OPTIONS: list[tuple[str, int]] = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+_KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    # However long nothing else is said: gRPC's default is two pings, then one a minute.
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    # Two daemons on one port are a mistake to be told, not a load to be shared.
+    ("grpc.so_reuseport", 0),
+    # Else keepalive counts as a nuisance, and the connection is closed.
+    ("grpc.http2.min_ping_interval_without_data_ms", 2000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
 
 
 class CannotListen(OSError):
@@ -75,10 +90,14 @@ class CannotListen(OSError):
 
 
 def open_channel(
-    address: str, credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
+    address: str,
+    credentials: Credentials,
+    *,
+    identity_deadline_s: float = IDENTITY_DEADLINE_S,
+    keepalive: bool = False,
 ) -> grpc.aio.Channel:
     """A channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before a call. A call that
-    streams both ways must be given `proof`.
+    streams both ways must be given `proof`. With `keepalive` calls to a host that has fallen silent end within 8 s.
 
     A credential that can't be made within `identity_deadline_s` ends the call UNAVAILABLE.
     """
@@ -88,7 +107,36 @@ def open_channel(
         _UnaryStream(prove),
         _StreamUnary(prove),
     ]
-    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS, interceptors=interceptors)
+    options = [*_CLIENT_OPTIONS, *(_KEEPALIVE_OPTIONS if keepalive else ())]
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+
+
+async def reach(
+    addresses: Sequence[str], credentials: Credentials, *, deadline_s: float = REACH_S, keepalive: bool = False
+) -> grpc.aio.Channel:
+    """A channel (see `open_channel`) to whichever of `addresses` is the first to answer as a gRPC server.
+
+    Where none does within `deadline_s`, or there is one address alone, the first one: a call tells what is wrong.
+    """
+    channels = [open_channel(address, credentials, keepalive=keepalive) for address in addresses]
+    if len(channels) == 1:
+        return channels[0]
+    # A process that stands still is never ready, though its kernel takes connections for it.
+    ready = [asyncio.ensure_future(channel.channel_ready()) for channel in channels]
+    try:
+        await asyncio.wait(ready, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        chosen = next((n for n, task in enumerate(ready) if task.done() and not task.cancelled()), 0)
+    except BaseException:
+        chosen = -1
+        raise
+    finally:
+        for task in ready:
+            task.cancel()
+        await asyncio.gather(*ready, return_exceptions=True)
+        for number, channel in enumerate(channels):
+            if number != chosen:
+                await channel.close(None)
+    return channels[chosen]
 
 
 def make_server(credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S) -> grpc.aio.Server:

@@ -16,3 +16,8 @@ def wall() -> float:
 def monotonic() -> float:
     """Seconds since an arbitrary moment of this boot; never goes back."""
     return time.monotonic()
+
+
+def boottime() -> float:
+    """As `monotonic`, and goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -40,7 +40,10 @@ class Site(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    coordinator: str = Field(default=f"localhost:{COORDINATOR_PORT}", description="host:port of muster-coordinator")
+    coordinator: str = Field(
+        default=f"localhost:{COORDINATOR_PORT}",
+        description="host:port of muster-coordinator; with a standby both, with a comma between them",
+    )
     auth: str = Field(default="munge", description='"munge", or "secret:PATH" for one machine and one user')
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
     operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
@@ -48,7 +51,8 @@ class Site(BaseModel):
     @field_validator("coordinator")
     @classmethod
     def _check_coordinator(cls, value: str) -> str:
-        split_address(value)
+        for address in split_addresses(value):
+            split_address(address)
         return value
 
     @field_validator("auth")
@@ -151,6 +155,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def split_addresses(addresses: str) -> list[str]:
+    """The addresses of all coordinators: "ctl1:7070,ctl2:7070"; those of a site with one: a list of one."""
+    return [address.strip() for address in addresses.split(",")]
+
+
 def node_name(flag: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """This node's name as Slurm knows it: the flag, else SLURMD_NODENAME, else the short host name."""
     environ = os.environ if environ is None else environ
@@ -159,7 +168,8 @@ def node_name(flag: str | None = None, environ: Mapping[str, str] | None = None)
 
 def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
     """The flags that all daemons share; `listen` is the default of --listen ("host:port")."""
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where muster-coordinator listens")
+    parser.add_argument("--coordinator", metavar="HOST:PORT[,...]",
+                        help="where muster-coordinator listens; with a standby both")  # fmt: skip
     parser.add_argument("--listen", metavar="HOST:PORT", default=listen, help=f"default {listen}")
     parser.add_argument("--auth", metavar="munge|secret:PATH", help="how callers prove who they are")
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings; default {CONFIG}")

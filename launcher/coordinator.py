@@ -10,8 +10,9 @@ from typing import NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import reach
 from muster.daemon.identity import Credentials, IdentityError
+from muster.daemon.site import split_addresses
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
@@ -36,20 +37,28 @@ def gang_ref(text: str) -> pb.GangRef:
 
 
 class Coordinator:
-    """One coordinator, for the length of a command. An asynchronous context manager."""
+    """The coordinator, for the length of a command: an asynchronous context manager. `address`: "host:port", or
+    several of them with commas, where one stands by."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.address = address
-        self._channel = open_channel(address, credentials)
-        self._stub = MusterStub(self._channel)
+        self._credentials = credentials
+        self._channels: list[grpc.aio.Channel] = []
 
     async def __aenter__(self) -> Coordinator:
+        await self._dial()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close(None)
+        for channel in self._channels:
+            await channel.close(None)
+
+    async def _dial(self) -> None:
+        """Turn to whichever coordinator answers now. What is asked through the one before goes on."""
+        self._channels.append(await reach(split_addresses(self.address), self._credentials, keepalive=True))
+        self._stub = MusterStub(self._channels[-1])
 
     async def knows(self, gang_id: str) -> bool:
         """Whether the coordinator has such a gang. The answer also proves that it is there and takes our word.
@@ -130,14 +139,16 @@ class Coordinator:
             await self._back()
 
     async def _back(self) -> None:
-        """Until the coordinator answers again."""
+        """Until a coordinator answers again."""
         while True:
             await asyncio.sleep(RETRY_S)
             try:
-                await self.knows("-")
-                return
+                async with Coordinator(self.address, self._credentials) as other:
+                    await other.knows("-")
             except Unavailable:
                 continue
+            await self._dial()
+            return
 
     async def events(self, request: pb.EventsRequest) -> AsyncIterator[pb.EventRecord]:
         """The journal as asked for."""

@@ -21,8 +21,9 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
-from muster.daemon.channel import open_channel, proof
+from muster.daemon.channel import proof, reach
 from muster.daemon.identity import Credentials
+from muster.daemon.site import split_addresses
 from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
@@ -38,8 +39,8 @@ log = logging.getLogger(__name__)
 
 # Slow while all is well; in a spell of silence as fast as the members are pinged.
 _CALM_PING_S = 5.0
-# A coordinator that has not answered three of them is dialled anew.
-_DEAF_S = 16.0
+# A coordinator that has not answered three of them is dialled anew; where another one may have taken over, sooner.
+_DEAF_S, _DEAF_OF_SEVERAL_S = 16.0, 7.0
 _BACKOFF_S = (0.05, 1.0)
 _REFUSED_S = 5.0
 _SAY_S = 10.0
@@ -69,6 +70,7 @@ class Attachment:
     def __init__(self, address: str, credentials: Credentials, ears: Ears) -> None:
         self.contact = float("-inf")
         self._address = address
+        self._deaf_s = _DEAF_OF_SEVERAL_S if len(split_addresses(address)) > 1 else _DEAF_S
         self._credentials = credentials
         self._ears = ears
         self._outbox: deque[AgentMessage] = deque()
@@ -108,7 +110,7 @@ class Attachment:
 
     async def _attach_once(self) -> float:
         """One stream from its opening to its end; returns how long to wait before the next."""
-        async with open_channel(self._address, self._credentials) as channel:
+        async with await reach(split_addresses(self._address), self._credentials) as channel:
             self._deaf = False
             try:
                 metadata = await proof(self._credentials, _ATTACH)
@@ -117,7 +119,7 @@ class Attachment:
             except asyncio.CancelledError:
                 if not self._deaf:
                     raise
-                return self._pause(f"no answer for {_DEAF_S:g} s")
+                return self._pause(f"no answer for {self._deaf_s:g} s")
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
                     self._pause(f"the coordinator refuses this agent: {error.details()}", loud=True)
@@ -159,7 +161,7 @@ class Attachment:
                 if now - pinged >= self._period:
                     pinged = now
                     await call.write(self._ping(now))
-                if self._sent and now - max(started, self.contact) > _DEAF_S:
+                if self._sent and now - max(started, self.contact) > self._deaf_s:
                     self._deaf = True
                     call.cancel()
                     return

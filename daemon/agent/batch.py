@@ -23,8 +23,9 @@ import grpc
 import grpc.aio
 
 from muster.daemon.agent.launch import REQUEUES, Allocation, Srun, requeue
-from muster.daemon.channel import open_channel
+from muster.daemon.channel import reach
 from muster.daemon.identity import Credentials
+from muster.daemon.site import split_addresses
 from muster.v1.api_pb2 import GangRef, GangView
 from muster.v1.api_pb2_grpc import MusterStub
 
@@ -55,7 +56,7 @@ class Coordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The coordinator at `address`, asked about the gang `gang_id`."""
+    """The coordinator at `address` (or at one of several, with commas), asked about the gang `gang_id`."""
 
     address: str
     credentials: Credentials
@@ -63,7 +64,7 @@ class Remote:
 
     async def view(self) -> GangView | Absence:
         """See Coordinator.view."""
-        async with open_channel(self.address, self.credentials) as channel:
+        async with await reach(split_addresses(self.address), self.credentials) as channel:
             try:
                 return await MusterStub(channel).Describe(GangRef(gang_id=self.gang_id), timeout=_CALL_S)
             except grpc.aio.AioRpcError as error:

@@ -25,7 +25,7 @@ from muster.daemon.agent.launch import Allocation
 from muster.daemon.agent.peers import Channels, Self
 from muster.daemon.agent.pool import Pool, Terms, ends_at
 from muster.daemon.agent.warmth import PRELOAD, Recipe
-from muster.daemon.site import Site, node_name, split_address, start_logging
+from muster.daemon.site import Site, node_name, split_address, split_addresses, start_logging
 from muster.launcher.script import PoolJob
 from muster.slurm.client.cli import CliSlurm
 from muster.v1.common_pb2 import JobSpec
@@ -112,7 +112,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
         coordinator=site.coordinator,
         credentials=site.credentials(),
         listen=options.listen,
-        host=options.advertise or _own_address(site.coordinator),
+        host=options.advertise or _own_address(split_addresses(site.coordinator)[0]),
         notice_s=options.notice,
         slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),
         slurm_restart_count=_restarts(),

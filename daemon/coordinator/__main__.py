@@ -1,8 +1,9 @@
 """muster-coordinator: the command.
 
-Exit status: 0 after SIGTERM; 70 a bug (the log has its traceback); 74 the journal can't be written or read; 78 the site
-has to mend its settings (address taken, wrong flag or file, no munge, no Slurm). Agents keep training meanwhile, and
-the next start takes up where the journal ends.
+Exit status: 0 after SIGTERM; 70 a bug (the log has its traceback); 74 the journal can't be written or read; 75 another
+coordinator has the lease by now, or may have it (so does the death by SIGALRM); 78 the site has to mend its settings
+(address taken, wrong flag or file, no munge, no Slurm). Agents keep training meanwhile, and the next start takes up
+where the journal ends.
 """
 
 from __future__ import annotations
@@ -12,16 +13,29 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from muster.daemon import site
 from muster.daemon.channel import CannotListen
-from muster.daemon.coordinator.journal import JournalError
+from muster.daemon.coordinator.journal import Journal, JournalError
+from muster.daemon.coordinator.lease import (
+    EXIT_LEASE,
+    Identity,
+    Keeping,
+    Lease,
+    LeaseError,
+    LeaseLost,
+    arm_watchdog,
+    end_at_once,
+    stand_by,
+)
 from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
+from muster.daemon.coordinator.slurm_calls import unopposed
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
 from muster.slurm.client.errors import SlurmUnavailable
@@ -40,8 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         asyncio.run(_run(flags))
     except (site.SiteError, IdentityError, CannotListen, PolicyError, SlurmUnavailable) as error:
         _die(site.EXIT_CONFIG, str(error))
-    except JournalError as error:
+    except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
+    except LeaseLost as error:
+        _die(EXIT_LEASE, f"not safe to go on: {error}")
     except Exception as error:  # noqa: BLE001  # the very top: a bug ends the process, the journal takes it up again
         _log.critical("a bug", exc_info=True)
         _die(EXIT_BUG, f"not safe to go on: {type(error).__name__}: {error} (a bug; the log has its traceback)")
@@ -57,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     site.add_arguments(parser, listen=f":{site.COORDINATOR_PORT}")
     parser.add_argument("--state-dir", metavar="DIR", type=Path, default=Path("/var/lib/muster"),
                         help="the journal's folder; default /var/lib/muster")  # fmt: skip
+    parser.add_argument("--shared-state", action="store_true",
+                        help="the state folder is shared with a coordinator on another machine: whoever has its lease "
+                        "acts, the other one stands by")  # fmt: skip
     parser.add_argument("--slurm", choices=["auto", "pyslurm", "cli", "fake"], default="auto",
                         help="how to talk to Slurm; fake: there is none (muster run --local)")  # fmt: skip
     parser.add_argument("--policy", metavar="FILE", type=Path, help="verdicts on signals, not the built-in table")
@@ -66,23 +85,52 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(flags: argparse.Namespace) -> None:
+    """Raises: see `main`."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
     settings = site.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
+    policy, credentials = Policy.load(flags.policy), settings.credentials()
     slurm = await _open(flags.slurm)
     try:
-        coordinator = Coordinator(
-            Settings(
-                listen=flags.listen,
-                state_dir=flags.state_dir,
-                slurm=slurm,
-                credentials=settings.credentials(),
-                rights=Rights(settings.operator_uids()),
-                policy=Policy.load(flags.policy),
-                heartbeat_s=flags.heartbeat,
+        async with _leased(flags, told) as keeping:
+            if told.is_set():
+                return
+            coordinator = Coordinator(
+                Settings(
+                    listen=flags.listen,
+                    state_dir=flags.state_dir,
+                    slurm=slurm,
+                    credentials=credentials,
+                    rights=Rights(settings.operator_uids()),
+                    policy=policy,
+                    heartbeat_s=flags.heartbeat,
+                    before_acting=keeping.check if keeping else unopposed,
+                ),
+                Journal(flags.state_dir, lease_term=keeping.term if keeping else 0),
             )
-        )
-        await _serve(coordinator)
+            await _serve(coordinator, told)
     finally:
         await slurm.aclose()
+
+
+@asynccontextmanager
+async def _leased(flags: argparse.Namespace, told: asyncio.Event) -> AsyncIterator[Keeping | None]:
+    """Hold the lease where the state is shared; waits for it, or until told to leave."""
+    if not flags.shared_state:
+        yield None
+        return
+    lease = Lease(flags.state_dir, Identity.of_this_process(), arm_watchdog)
+    if not await stand_by(lease, told):
+        yield None
+        return
+    _log.info("holds the lease, term %d", lease.term)
+    keeping = Keeping(lease, end_at_once)
+    keeping.start()
+    try:
+        yield keeping
+    finally:
+        keeping.stop()
 
 
 async def _open(kind: str) -> Slurm:
@@ -91,14 +139,11 @@ async def _open(kind: str) -> Slurm:
     return await open_slurm("cli" if kind == "cli" else "pyslurm", strict=kind == "pyslurm")
 
 
-async def _serve(coordinator: Coordinator) -> None:
-    loop, term = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, term.set)
+async def _serve(coordinator: Coordinator, told: asyncio.Event) -> None:
     try:
         await coordinator.start()
         _log.info("listens on port %d, term %d", coordinator.port, coordinator.engine.journal.term)
-        asked = asyncio.create_task(term.wait())
+        asked = asyncio.create_task(told.wait())
         broken = asyncio.create_task(coordinator.wait())
         await asyncio.wait({asked, broken}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()

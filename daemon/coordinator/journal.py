@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlite_utils import Database
 
+from muster.daemon.coordinator import journal_shared as shared
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import IllegalMove
@@ -68,32 +69,45 @@ class Record:
 class Journal:
     """The journal in `folder`, which is made if need be, and held by this process alone.
 
+    `lease_term` is the term of the lease under which a folder is used that other machines see, too (0: none does). The
+    journal then is a copy of its own, named after that term (journal_shared.py says why).
+
     Raises:
         JournalError: it can't be opened, another coordinator has it, or a newer version wrote it.
     """
 
     def __init__(
-        self, folder: Path, snapshot_every: int = SNAPSHOT_EVERY, snapshot_share: float = SNAPSHOT_SHARE
+        self,
+        folder: Path,
+        snapshot_every: int = SNAPSHOT_EVERY,
+        snapshot_share: float = SNAPSHOT_SHARE,
+        *,
+        lease_term: int = 0,
     ) -> None:
         self._snapshot_every, self._snapshot_share = snapshot_every, snapshot_share
-        self.path = folder / "journal.db"
+        self.path = shared.path_of(folder, lease_term) if lease_term else folder / shared.ALONE
         with self._guard("open"), ExitStack() as held:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            held.callback(os.close, _hold(folder / "lock"))
-            self._end = JournalEnd(folder / "journal.end")
+            if lease_term:
+                shared.bring_over(folder, lease_term)
+            else:
+                held.callback(os.close, _hold(folder / "lock"))
+            self._end = JournalEnd(self.path.with_suffix(".end"))
             held.callback(self._end.close)
             # Specs hold the users' environment: nobody else reads them. SQLite's side files follow this one's mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = Database(sqlite3.connect(self.path, check_same_thread=False))
             held.callback(self._db.close)
-            self._prepare()
+            self._prepare(lease_term)
             self.position, self.last_at = self._last()
             self._compare_end()
             newest = self._one("SELECT max(position), length(ledger) FROM snapshots")
             self._snapshot_at, self._snapshot_bytes = int(newest[0] or 0), int(newest[1] or 0)
             self._tail_bytes = int(self._one(_TAIL_BYTES, self._snapshot_at)[0])
-            self.term = self._next_term()
+            self.term = self._next_term(lease_term)
             self._end.write(self.term, self.position)
+            if lease_term:
+                shared.remove_older(folder, lease_term)
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -180,7 +194,7 @@ class Journal:
             )
         return (str(row[0]), int(row[1])) if row else None
 
-    def _prepare(self) -> None:
+    def _prepare(self, lease_term: int) -> None:
         found = self._one("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
         version = self._meta("schema") if found else 0
         if version > FORMAT:
@@ -188,8 +202,9 @@ class Journal:
                 f"{self.path} was written by a newer muster (format {version}, this one knows {FORMAT}): "
                 "install that version again, or give another --state-dir"
             )
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
+        # WAL needs memory that all who open the file share: not to be had between machines.
+        self._db.execute(f"PRAGMA journal_mode = {'DELETE' if lease_term else 'WAL'}")
+        self._db.execute(f"PRAGMA synchronous = {'EXTRA' if lease_term else 'FULL'}")
         if version < FORMAT:
             with self._db.atomic():
                 for step in STEPS[version:]:
@@ -212,12 +227,12 @@ class Journal:
             raise JournalError(
                 f"{self.path} ends at record {self.position} of term {term}, but record {noted} of term {noted_term} "
                 "was written: what came after is lost. Cancel the jobs that ran meanwhile, or bring back the whole "
-                f"folder from before; then remove {self.path.with_name('journal.end')} to go on from what is there"
+                f"folder from before; then remove {self.path.with_suffix('.end')} to go on from what is there"
             )
 
-    def _next_term(self) -> int:
+    def _next_term(self, least: int) -> int:
         with self._db.atomic():
-            self._db.execute("UPDATE meta SET value = value + 1 WHERE key = 'term'")
+            self._db.execute("UPDATE meta SET value = max(value + 1, ?) WHERE key = 'term'", (least,))
         return self._meta("term")
 
     def _meta(self, key: str) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import TypeAdapter
 
@@ -26,7 +26,7 @@ from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
 from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.probes import Prober
-from muster.daemon.coordinator.slurm_calls import SlurmCalls
+from muster.daemon.coordinator.slurm_calls import SlurmCalls, unopposed
 from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.turnover import take
@@ -53,6 +53,7 @@ class Engine:
         credentials: Credentials,
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
+        before_acting: Callable[[], None] = unopposed,
     ) -> None:
         """Raises JournalError: the journal can't be read."""
         self.clock = clock or SteadyClock(journal.last_at)
@@ -64,7 +65,7 @@ class Engine:
         self.followers = Followers()
         self.watchers = Watchers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls = SlurmCalls(slurm, self.post)
+        self._calls = SlurmCalls(slurm, self.post, before_acting)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
         self._waiting: deque[e.Event] = deque()
         self._busy = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from muster.daemon.coordinator.policy import Policy
 from muster.daemon.coordinator.service_agent import AgentService
 from muster.daemon.coordinator.service_api import MusterService
 from muster.daemon.coordinator.service_node import NodeService, Resolve, addresses_of
+from muster.daemon.coordinator.slurm_calls import unopposed
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.slurm_watch import SlurmWatch
 from muster.daemon.identity import Credentials
@@ -30,7 +32,8 @@ GRACE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a coordinator is started with. `listen` is "host:port", port 0 for any."""
+    """What a coordinator is started with. `listen` is "host:port", port 0 for any. `before_acting` is called before
+    each call that changes something in Slurm, and does not return where another coordinator may act."""
 
     listen: str
     state_dir: Path
@@ -40,6 +43,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy.load)
     heartbeat_s: float = 5.0
     resolve: Resolve = addresses_of
+    before_acting: Callable[[], None] = unopposed
 
 
 class Coordinator:
@@ -53,7 +57,13 @@ class Coordinator:
         """
         self._settings = settings
         self._journal = journal or Journal(settings.state_dir)
-        self.engine = Engine(self._journal, settings.slurm, settings.credentials, limits=settings.policy.limits)
+        self.engine = Engine(
+            self._journal,
+            settings.slurm,
+            settings.credentials,
+            limits=settings.policy.limits,
+            before_acting=settings.before_acting,
+        )
         self._watch = SlurmWatch(settings.slurm, self.engine.core.ledger, self.engine.post)
         self._watching: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from muster.daemon.channel import open_channel, proof
+from muster.daemon.channel import proof, reach
 from muster.daemon.identity import Credentials
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensor import Observation
+from muster.daemon.site import split_addresses
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
 
@@ -89,7 +90,7 @@ class Attachment:
         while True:
             try:
                 hello = await self._hello()
-                async with open_channel(self._coordinator, self._credentials) as channel:
+                async with await reach(split_addresses(self._coordinator), self._credentials) as channel:
                     async for _ in self._stream(channel, hello):
                         waits = self._patience.pauses()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:

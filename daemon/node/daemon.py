@@ -16,7 +16,7 @@ from muster.daemon.node.attach import Attachment
 from muster.daemon.node.probe import ProbeService
 from muster.daemon.node.sensor import Roots, keep_watching
 from muster.daemon.node.sensors import SENSORS
-from muster.daemon.site import split_address
+from muster.daemon.site import split_address, split_addresses
 from muster.v1 import common_pb2_grpc, node_pb2
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a node daemon is started with. Addresses are "host:port"; port 0 of `listen`: any."""
+    """What a node daemon is started with. Addresses are "host:port" (`coordinator`: or several, with commas); port 0 of
+    `listen`: any."""
 
     node: str
     coordinator: str
@@ -70,7 +71,7 @@ class NodeDaemon:
     async def _hello(self) -> node_pb2.NodeHello:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""
         listen, _ = split_address(self._settings.listen)
-        host = listen if listen not in _ALL else await own_address(self._settings.coordinator)
+        host = listen if listen not in _ALL else await own_address(split_addresses(self._settings.coordinator)[0])
         return node_pb2.NodeHello(
             node=self._settings.node,
             boot_id=self._settings.boot_id.read_text().strip(),

@@ -15,7 +15,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from muster.daemon.site import Site, split_address
+from muster.daemon.site import Site, split_address, split_addresses
 from muster.launcher import spec
 from muster.launcher.command import Command, connect, load_site, note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
@@ -25,7 +25,7 @@ from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, S
 from muster.slurm.client.types import Slurm
 
 SBATCH_DEADLINE_S = 60.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _AGENT = "muster-agent"
 
 
@@ -58,7 +58,8 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     """
     job = spec.load(options.job)
     # `localhost` means another machine on every node: there the nodes' own settings hold.
-    address = "" if split_address(site.coordinator)[0] in _LOOPBACK else site.coordinator
+    hosts = {split_address(address)[0] for address in split_addresses(site.coordinator)}
+    address = "" if hosts & _LOOPBACK else site.coordinator
     wire = job.to_proto(work_dir=os.getcwd())
     wire.node_options.extend(node_options(job, options.options))
     return Submission(

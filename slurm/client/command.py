@@ -1,7 +1,8 @@
 """The one door through which the client runs programs.
 
 A program gets a deadline; when that passes, it and all it started are killed and `SlurmTimeout` is raised.
-The event loop never waits on it. Its language is fixed to C, since Slurm's words are read.
+The event loop never waits on it. Its language is fixed to C, since Slurm's words are read. It dies with this process:
+a call that Slurm gets to only later would be made in the name of a coordinator that another has replaced.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from muster.daemon.agent.process import die_with
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
 
 _KILL_GRACE = 1.0
@@ -69,6 +72,7 @@ async def start(
             cwd=cwd,
             env={**(os.environ if env is None else env), "LC_ALL": "C"},
             start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),
             limit=limit,
         )
     except OSError as error:

@@ -1,12 +1,12 @@
 #!/bin/bash
-# PID 1 of every container of a test cluster.  usage: init.sh ROLE DAEMONS
+# PID 1 of every container of a test cluster.  usage: init.sh ROLE DAEMONS STANDBY
 # Starts the role's services, starts again what ends (as systemd would), and reaps orphans: bash collects
 # every child that the kernel hands to PID 1.
 #
 # /run/cluster/NAME.pid   the running process of service NAME
 # /run/cluster/NAME.hold  while this file is there, NAME is not started again
 set -u
-role=$1 daemons=$2
+role=$1 daemons=$2 standby=$3
 run=/run/cluster
 
 rm -rf $run /run/munge/* /run/muster /dev/shm/*
@@ -47,19 +47,26 @@ for _ in {1..200}; do
     sleep 0.05
 done
 
+coordinate() {
+    local state=(--state-dir /var/lib/muster)
+    [ "$standby" = 0 ] || state=(--state-dir /shared/muster --shared-state)
+    [ "$daemons" = 0 ] || supervise muster-coordinator as slurm \
+        muster-coordinator --listen 0.0.0.0:7070 "${state[@]}" --policy /etc/muster/policy.toml &
+}
+
 case $role in
 controller)
     chown slurm: /var/spool/slurmctld /var/lib/muster
     supervise slurmctld as slurm slurmctld -D &
-    [ "$daemons" = 0 ] || supervise muster-coordinator as slurm \
-        muster-coordinator --listen 0.0.0.0:7070 --state-dir /var/lib/muster --policy /etc/muster/policy.toml &
+    coordinate
     ;;
+standby) coordinate ;;
 node)
     for device in /dev/nvidia{0..7}; do [ -e $device ] || mknod -m 0666 $device c 1 3 2>/dev/null; done
     touch /var/log/muster-kmsg
     supervise slurmd slurmd -D &
     [ "$daemons" = 0 ] || supervise musterd \
-        musterd --coordinator ctl:7070 --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg &
+        musterd --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg &
     ;;
 login) ;;
 esac

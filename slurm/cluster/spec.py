@@ -1,7 +1,8 @@
 """What a test cluster looks like, and the configuration files that follow from it. Pure: no I/O.
 
 One controller ``ctl``, one login container ``login``, compute nodes ``n0`` to ``n<N-1>`` spread over
-leaf switches ``s0`` to ``s<L-1>`` in contiguous blocks under one ``spine``.
+leaf switches ``s0`` to ``s<L-1>`` in contiguous blocks under one ``spine``; where it is asked for, a second management
+node ``ctl2`` on which a standby coordinator runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 CONTROLLER = "ctl"
 LOGIN = "login"
+STANDBY = "ctl2"
 USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shared/home
 
 COORDINATOR_PORT = 7070
@@ -37,8 +39,8 @@ class ClusterSpec:
     """A cluster's shape and Slurm's settings.
 
     `requeue_delay` is in seconds (None leaves Slurm's own, 121 s). `extra` are further slurm.conf lines.
-    `daemons` says whether Muster's own daemons are started. `suite` is the image's Debian: ``forky`` has
-    Slurm 26.05, ``trixie`` 24.11 without pyslurm.
+    `daemons` says whether Muster's own daemons are started, `standby` whether a second coordinator is. `suite` is the
+    image's Debian: ``forky`` has Slurm 26.05, ``trixie`` 24.11 without pyslurm.
     """
 
     nodes: int = 10
@@ -51,6 +53,7 @@ class ClusterSpec:
     expedited_requeue: bool = True
     requeue_delay: int | None = None
     daemons: bool = True
+    standby: bool = False
     suite: str = "forky"
     extra: tuple[str, ...] = ()
 
@@ -69,7 +72,13 @@ class ClusterSpec:
     @property
     def hosts(self) -> list[str]:
         """Every container: the controller first, then the login container, then the nodes."""
-        return [CONTROLLER, LOGIN, *self.node_names]
+        return [CONTROLLER, LOGIN, *self.node_names, *([STANDBY] if self.standby else [])]
+
+    @property
+    def coordinators(self) -> str:
+        """Where coordinators listen, as muster.toml says it."""
+        hosts = (CONTROLLER, STANDBY) if self.standby else (CONTROLLER,)
+        return ",".join(f"{host}:{COORDINATOR_PORT}" for host in hosts)
 
     def leaf_of(self, node: str) -> str:
         """The leaf switch that `node` hangs on."""

@@ -27,7 +27,7 @@ from muster.slurm.cluster.registry import (
     owner_of_this_process,
     remove_cluster,
 )
-from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, USERS, ClusterSpec
+from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, STANDBY, USERS, ClusterSpec
 from muster.slurm.image.build import ensure_cluster_image
 from muster.slurm.image.recipe import Recipe
 
@@ -103,7 +103,7 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     (folder / "shared").chmod(0o1777)
     for file, text in spec.files().items():
         (folder / "slurm" / file).write_text(text)
-    (folder / "muster" / "muster.toml").write_text(f'coordinator = "{CONTROLLER}:{COORDINATOR_PORT}"\n')
+    (folder / "muster" / "muster.toml").write_text(f'coordinator = "{spec.coordinators}"\n')
     (folder / "muster" / "policy.toml").write_text(POLICY)
     shutil.copy(_HERE / "init.sh", folder / "cluster" / "init.sh")
     key = folder / "cluster" / "munge.key"
@@ -124,7 +124,7 @@ def _start_containers(cluster: Cluster, image: str, owner: str) -> None:
 
 def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
     spec, folder, engine = cluster.spec, cluster.folder, cluster.engine
-    role = {CONTROLLER: "controller", LOGIN: "login"}.get(host, "node")
+    role = {CONTROLLER: "controller", LOGIN: "login", STANDBY: "standby"}.get(host, "node")
     mounts = {
         folder / "slurm": "/etc/slurm:ro",
         folder / "muster": "/etc/muster:ro",
@@ -142,7 +142,7 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
         # What root has on a real node: debuggers, device files (fake GPUs), every system call.
         *("--cap-add=SYS_PTRACE", "--cap-add=MKNOD", "--security-opt=seccomp=unconfined"),
         *("--shm-size=1g", "--pids-limit=-1", "--stop-signal=KILL", *engine.ulimits),
-        *(image, "bash", "/cluster/init.sh", role, str(int(spec.daemons))),
+        *(image, "bash", "/cluster/init.sh", role, str(int(spec.daemons)), str(int(spec.standby))),
     ).checked()
 
 

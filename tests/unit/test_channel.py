@@ -1,6 +1,7 @@
 """Channels and servers: who is let in, for each of gRPC's four kinds of call."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from muster.daemon.channel import (
     make_server,
     open_channel,
     proof,
+    reach,
 )
 from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
@@ -114,6 +116,26 @@ async def _call(channel: grpc.aio.Channel, kind: str, metadata: Any = None) -> l
 async def _proved(channel: grpc.aio.Channel, credentials: Credentials, kind: str) -> list[Any]:
     """As `_call`, with a credential: a call that streams both ways is opened with one, others get it on their way."""
     return await _call(channel, kind, await proof(credentials, LINK) if kind == "Link" else None)
+
+
+async def test_of_several_servers_the_one_that_answers_is_reached(
+    served: Served, credentials: SecretCredentials
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, socket.create_server(("127.0.0.1", 0)) as gone:
+        gone_address = f"127.0.0.1:{gone.getsockname()[1]}"
+        gone.close()
+        mute_address = f"127.0.0.1:{mute.getsockname()[1]}"  # its kernel takes connections, and nobody is there
+        async with await reach([mute_address, gone_address, served.address], credentials) as channel:
+            assert await _call(channel, "Offer")
+
+
+async def test_where_none_answers_the_call_says_so(credentials: SecretCredentials) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
+    async with await reach(addresses, credentials, deadline_s=0.2) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _call(channel, "Offer")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_each_kind_of_call_knows_its_caller(

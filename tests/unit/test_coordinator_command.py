@@ -88,6 +88,34 @@ async def test_on_a_full_disk_it_ends_with_the_reason(tmp_path: Path) -> None:
     await agent.die()
 
 
+async def test_a_standby_takes_over_and_leaves_when_told(tmp_path: Path) -> None:
+    SecretCredentials.create(tmp_path / "secret")
+    flags = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
+    first = await _start(*flags, "--shared-state")
+    assert (await _said(first, "listens on port")).endswith("term 1")
+    second = await _start(*flags, "--shared-state")
+    assert await _said(second, "stands by:") == f"{socket.gethostname()} (term 1) holds the lease"
+    third = await _start(*flags, "--shared-state")
+    await _said(third, "stands by:")
+    third.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
+    first.kill()
+    assert (await _said(second, "listens on port")).endswith("term 2")
+    second.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(second.wait(), DEADLINE_S) == 0
+    await first.wait()
+
+
+async def test_who_finds_the_lease_taken_stops_at_once(tmp_path: Path) -> None:
+    SecretCredentials.create(tmp_path / "secret")
+    flags = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
+    process = await _start(*flags, "--shared-state")
+    await _said(process, "listens on port")
+    (tmp_path / "state" / "lease").write_text("2 0 another")
+    await _said(process, "not safe to go on: the lease has passed on with term 2")
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 75
+
+
 async def test_a_taken_port_is_said(tmp_path: Path) -> None:
     SecretCredentials.create(tmp_path / "secret")
     with socket.create_server(("127.0.0.1", 0)) as taken:

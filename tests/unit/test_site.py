@@ -9,7 +9,7 @@ import pytest
 
 from muster.daemon import site
 from muster.daemon.identity import SecretCredentials
-from muster.daemon.site import Site, SiteError, node_name, split_address
+from muster.daemon.site import Site, SiteError, node_name, split_address, split_addresses
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -86,6 +86,13 @@ def test_operators_are_users_of_this_host(tmp_path: Path, caplog: pytest.LogCapt
 )
 def test_an_address_has_host_and_port(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
+
+
+def test_a_site_with_a_standby_names_both() -> None:
+    site = Site.load(coordinator="ctl1:7070, ctl2:7070", environ={})
+    assert split_addresses(site.coordinator) == ["ctl1:7070", "ctl2:7070"]
+    with pytest.raises(SiteError, match=r"--coordinator: coordinator = 'ctl1:7070,': '' must be HOST:PORT"):
+        Site.load(coordinator="ctl1:7070,", environ={})
 
 
 @pytest.mark.parametrize("address", ["n1", "n1:", "n1:x", "n1:65536", "::1:7070", "n1:-1", ""])

@@ -74,10 +74,11 @@ class _Listener:
 class Coordinator(Process):
     """One life of the coordinator; it serves as soon as it is made."""
 
-    def __init__(self, world: World, folder: Path) -> None:
+    def __init__(self, world: World, folder: Path, lease_term: int) -> None:
         super().__init__(world.schedule, None)
         self.world = world
-        self.journal = Journal(folder, world.chance.choice(SNAPSHOT_EVERY), snapshot_share=0.0)
+        every = world.chance.choice(SNAPSHOT_EVERY)
+        self.journal = Journal(folder, every, snapshot_share=0.0, lease_term=lease_term)
         self.core = Core(self.journal.load(), self._clock(), world.limits)
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}

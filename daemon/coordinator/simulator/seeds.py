@@ -66,6 +66,7 @@ class Run:
                 ),
                 Pace(step=chance.choice([0.3, 0.4, 0.5])),
                 _limits(seed),
+                standby=seed % 4 == 1,
             ),
             seed,
             folder,

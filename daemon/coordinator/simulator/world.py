@@ -48,6 +48,8 @@ class Site:
     weather: Weather = field(default_factory=Weather)
     pace: Pace = field(default_factory=Pace)
     limits: Limits = NO_LIMITS
+    standby: bool = False
+    """Two coordinators share the journal's folder, each life a term of the lease."""
 
 
 class World:
@@ -84,7 +86,8 @@ class World:
         self._slurmd: dict[str, tuple[bool, bool]] = {}
         self._lives: dict[str, int] = {}
         self._folder = folder
-        self.coordinator = Coordinator(self, folder)
+        self._lease_term = int(site.standby)
+        self.coordinator = Coordinator(self, folder, self._lease_term)
         self.coordinator.start()
         for machine in self.machines.values():
             self._start_daemon(machine)
@@ -271,7 +274,8 @@ class World:
         self.schedule.later(self.restart_s, self._next_coordinator)
 
     def _next_coordinator(self) -> None:
-        self.coordinator = Coordinator(self, self._folder)
+        self._lease_term += bool(self._lease_term)
+        self.coordinator = Coordinator(self, self._folder, self._lease_term)
         self.note(f"a coordinator starts, term {self.coordinator.journal.term}")
         self.laws.restarted(self.coordinator.core.ledger, self.coordinator.journal)
         self.coordinator.start()

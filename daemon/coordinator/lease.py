@@ -1,0 +1,354 @@
+"""The lease: which of two coordinators that share a state folder may act.
+
+As slurmctld's own backup does, both live off one folder. Whoever holds the lease rewrites its file every second; who
+stands by looks on, and takes the next term once the file has not changed for `takeover_s` of its own clock. The holder
+counts from the moment *before* its last rewriting: after `lapse_s`, which is shorter, the kernel kills it (a timer
+whose signal ends the process, so that one that stood still dies before it does anything else). So two never act at
+once, whatever their clocks say, as long as both run at about one speed.
+
+In the folder:
+    lease     "TERM BEAT HOLDER": one line, rewritten in place and synced. Opening a file anew shows what another
+              machine has synced (close-to-open), where a look at a folder may be old.
+    term-N    made by whoever takes term N; that making it can only succeed once decides between two who try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from muster.daemon import clock
+
+_log = logging.getLogger(__name__)
+_BYTES = 512
+_RELEASED = "-"
+
+
+class LeaseLost(Exception):
+    """Another coordinator has the lease, or may have it by now: nothing may be done any more. Says why."""
+
+
+class LeaseError(Exception):
+    """The site's fault: the folder can't be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. `takeover_s` exceeds `lapse_s` by what clocks may differ, and a call to Slurm may still take."""
+
+    renew_s: float = 1.0
+    lapse_s: float = 5.0
+    takeover_s: float = 8.0
+    look_s: float = 0.25
+    stuck_s: float = 10.0
+    """An event loop that has stood still for so long keeps no lease."""
+
+
+class Entry(NamedTuple):
+    """What the file says. `holder` is "-" once the lease was given back; term 0: nobody ever had it."""
+
+    term: int
+    beat: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process, as another one of the same kernel can tell whether it still runs."""
+
+    host: str
+    kernel: str
+    """Boot id and pid namespace."""
+    pid: int
+    started: int
+    """Clock ticks from boot to its start."""
+
+    @classmethod
+    def of_this_process(cls) -> Identity:
+        """This process."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+        return cls(socket.gethostname(), f"{boot}/{namespace}", os.getpid(), _started(os.getpid()) or 0)
+
+    @classmethod
+    def parse(cls, text: str) -> Identity | None:
+        """The inverse of `str`."""
+        host, _, rest = text.partition("|")
+        parts = rest.split("|")
+        if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+            return None
+        return cls(host, parts[0], int(parts[1]), int(parts[2]))
+
+    def has_ended(self, seen_by: Identity) -> bool:
+        """Whether `seen_by` knows that this process is gone; False where it can't know."""
+        if (self.host, self.kernel) != (seen_by.host, seen_by.kernel):
+            return False
+        return _started(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"{self.host}|{self.kernel}|{self.pid}|{self.started}"
+
+
+class Lease:
+    """The lease in `folder`, as one process sees it. Its methods read and write there: they may take as long as that.
+
+    Args:
+        me: who takes it.
+        arm: has this process killed in so many seconds, instead of when it was to be before; 0: never.
+        now: a clock that goes on while the machine sleeps; seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        me: Identity,
+        arm: Callable[[float], None],
+        patience: Patience = Patience(),  # frozen
+        now: Callable[[], float] = clock.boottime,
+    ) -> None:
+        self.term = 0
+        """The term that is held; 0: none."""
+        self.patience = patience
+        self._folder, self._file = folder, folder / "lease"
+        self._me, self._arm, self._now = me, arm, now
+        self._seen: tuple[Entry, int] | None = None
+        self._seen_at = 0.0
+        self._beat = 0
+        self._renewed_at = 0.0
+
+    def try_take(self) -> bool:
+        """Look once; True: the lease is ours now, and `term` says under which term.
+
+        Raises:
+            LeaseError: the folder can't be read or written.
+        """
+        try:
+            return self._try_take()
+        except OSError as error:
+            raise LeaseError(f"can't keep a lease in {self._folder}: {error}") from error
+
+    def renew(self) -> None:
+        """Keep the lease.
+
+        Raises:
+            LeaseLost: it is another's by now, or may be; or the folder does not take the renewal.
+        """
+        began = self._now()
+        self.check()
+        self._beat += 1
+        try:
+            self._write(Entry(self.term, self._beat, str(self._me)))
+        except OSError as error:
+            raise LeaseLost(f"the lease can't be renewed: {error}") from error
+        self._renewed_at = began
+        self._arm(self.left())
+
+    def check(self) -> None:
+        """Before something is done that only the holder may do.
+
+        Raises:
+            LeaseLost: it is not ours any more, or about to lapse.
+        """
+        if self.left() <= 0:
+            raise LeaseLost(f"the lease was last renewed {self._now() - self._renewed_at:.1f} s ago, and has lapsed")
+        try:
+            found = self._read()
+        except OSError as error:
+            raise LeaseLost(f"the lease can't be read: {error}") from error
+        if (found.term, found.holder) != (self.term, str(self._me)):
+            raise LeaseLost(f"the lease has passed on with term {found.term} (ours was {self.term})")
+
+    def left(self) -> float:
+        """Seconds until the lease lapses, unless it is renewed."""
+        return self._renewed_at + self.patience.lapse_s - self._now()
+
+    def release(self) -> None:
+        """Give the lease back, so that who stands by need not wait; nothing is done under it any more."""
+        with suppress(LeaseLost, OSError):
+            self.check()
+            self._write(Entry(self.term, self._beat, _RELEASED))
+        self.term = 0
+        self._arm(0)
+
+    def holder(self) -> str:
+        """Who had it at the last look, in words."""
+        if self._seen is None:
+            return "nobody"
+        entry = self._seen[0]
+        return f"{entry.holder.partition('|')[0] or 'nobody'} (term {entry.term})"
+
+    def _try_take(self) -> bool:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        now = self._now()
+        seen = (self._read(), max(self._terms(), default=0))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        entry, newest = seen
+        if newest <= entry.term and self._is_free(entry):
+            return self._claim(entry.term + 1, entry)
+        # Somebody who has made a term's file, and not written the lease yet, is given the same time.
+        if now - self._seen_at >= self.patience.takeover_s:
+            return self._claim(max(entry.term, newest) + 1, entry)
+        return False
+
+    def _is_free(self, entry: Entry) -> bool:
+        if entry.term == 0 or entry.holder == _RELEASED:
+            return True
+        before = Identity.parse(entry.holder)
+        return before is not None and before.has_ended(self._me)
+
+    def _claim(self, term: int, before: Entry) -> bool:
+        began = self._now()
+        self._arm(self.patience.lapse_s)  # whoever stands still on the way writes nothing late
+        try:
+            os.close(os.open(self._folder / f"term-{term}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            self._arm(0)
+            return False
+        if self._read() != before:  # it goes on after all
+            self._arm(0)
+            return False
+        self.term, self._beat, self._renewed_at = term, 0, began
+        self._write(Entry(term, 0, str(self._me)))
+        self._arm(self.left())
+        for older in self._terms():
+            if older < term:
+                (self._folder / f"term-{older}").unlink(missing_ok=True)
+        return True
+
+    def _terms(self) -> list[int]:
+        names = (path.name.removeprefix("term-") for path in self._folder.glob("term-*"))
+        return [int(name) for name in names if name.isdigit()]
+
+    def _read(self) -> Entry:
+        try:
+            handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return Entry(0, 0, _RELEASED)
+        try:
+            words = os.pread(handle, _BYTES, 0).decode(errors="replace").split()
+        finally:
+            os.close(handle)
+        if len(words) != 3 or not (words[0].isdigit() and words[1].isdigit()):
+            raise OSError(f"{self._file} is damaged: it should be TERM BEAT HOLDER")
+        return Entry(int(words[0]), int(words[1]), words[2])
+
+    def _write(self, entry: Entry) -> None:
+        # One length for all entries: a reader sees one of them, whole.
+        line = f"{entry.term} {entry.beat} {entry.holder}".ljust(_BYTES - 1) + "\n"
+        handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(handle, line.encode(), 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class Keeping:
+    """Keeps a lease that was taken: renews it on a thread of its own, for as long as the event loop moves.
+
+    Args:
+        lease: taken.
+        lost: is told why, on any thread; ends the process.
+    """
+
+    def __init__(self, lease: Lease, lost: Callable[[str], None]) -> None:
+        self._lease, self._lost = lease, lost
+        self._over = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._felt = clock.monotonic()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def start(self) -> None:
+        """Begin; from an event loop, which has to keep running."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give the lease back."""
+        self._over.set()
+        self._thread.join()
+        self._lease.release()
+
+    @property
+    def term(self) -> int:
+        """The lease's term."""
+        return self._lease.term
+
+    def check(self) -> None:
+        """Before each call to Slurm: ends the process where the lease is another's."""
+        try:
+            self._lease.check()
+        except LeaseLost as error:
+            self._lost(str(error))
+
+    def _renew(self) -> None:
+        patience = self._lease.patience
+        while not self._over.wait(patience.renew_s):
+            assert self._loop is not None
+            with suppress(RuntimeError):  # it is closed: the process is about to end
+                self._loop.call_soon_threadsafe(self._feel)
+            if clock.monotonic() - self._felt > patience.stuck_s:
+                self._lost(f"the event loop has stood still for {patience.stuck_s:g} s")
+                return
+            try:
+                self._lease.renew()
+            except LeaseLost as error:
+                self._lost(str(error))
+                return
+
+    def _feel(self) -> None:
+        self._felt = clock.monotonic()
+
+
+async def stand_by(lease: Lease, told: asyncio.Event) -> bool:
+    """Until the lease is ours: True; or until we are `told` to leave.
+
+    Raises:
+        LeaseError: the folder can't be used.
+    """
+    said = ""
+    while not told.is_set():
+        if await asyncio.to_thread(lease.try_take):
+            return True
+        if (holder := lease.holder()) != said:
+            _log.info("stands by: %s holds the lease", holder)
+            said = holder
+        with suppress(TimeoutError):
+            async with asyncio.timeout(lease.patience.look_s):
+                await told.wait()
+    return False
+
+
+def arm_watchdog(seconds: float) -> None:
+    """Have the kernel end this process in `seconds` (SIGALRM, which nothing here handles); 0: never.
+
+    The timer's signal is there before anything else is done by a process that stood still meanwhile.
+    """
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3) if seconds else 0.0)
+
+
+def end_at_once(why: str) -> NoReturn:
+    """End this process without another act: what is under way is nobody's any more."""
+    _log.critical("not safe to go on: %s", why)
+    os._exit(EXIT_LEASE)
+
+
+EXIT_LEASE = 75
+"""EX_TEMPFAIL: starting again is right, as the one that stands by."""
+
+
+def _started(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,67 @@
+"""A standby coordinator on a second management node takes over; who was replaced acts no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.cluster.patience import wait_until
+from muster.slurm.cluster.spec import STANDBY, ClusterSpec
+from muster.slurm.cluster.training import XID, Training, TrainingSpec
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+
+SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05")
+
+
+@pytest.fixture
+def pair() -> Iterator[Cluster]:
+    """A cluster of its own: two management nodes, five nodes."""
+    with Cluster.up(ClusterSpec(nodes=5, standby=True)) as cluster:
+        yield cluster
+
+
+def pid(cluster: Cluster, host: str) -> str:
+    return cluster.sh(host, f"cat /run/cluster/{COORDINATOR}.pid 2>/dev/null || true")
+
+
+def terms(cluster: Cluster, host: str) -> list[str]:
+    """The terms under which the coordinator of that host has served, oldest first."""
+    return cluster.sh(host, f"sed -n 's/.*listens on port .* term //p' /var/log/muster/{COORDINATOR}.log").split()
+
+
+def wait_served(cluster: Cluster, host: str, term: str) -> None:
+    wait_until(lambda: terms(cluster, host)[-1:] == [term], 30, f"{host} serves, term {term}")
+    wait_until(lambda: cluster.exec(LOGIN, "muster", "nodes", check=False).rc == 0, 10, "commands find it")
+
+
+def test_a_standby_takes_over_and_who_was_replaced_acts_no_more(pair: Cluster) -> None:
+    with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=SMALL)) as training:
+        training.submit()
+        training.wait_step(10)
+        assert (terms(pair, CONTROLLER), terms(pair, STANDBY)) == (["1"], [])
+        # The one that serves stands still in the middle of a recovery: the other one completes it.
+        frozen, dead = pid(pair, CONTROLLER), training.node_of(1)
+        pair.crash(dead)
+        pair.sh(CONTROLLER, f"kill -STOP {frozen}")
+        wait_served(pair, STANDBY, "2")
+        assert training.wait_recovered(2)["nodes_out"] == [dead]
+        # Whoever was replaced dies before it does anything else, and stands by.
+        pair.sh(CONTROLLER, f"kill -CONT {frozen}")
+        wait_until(lambda: pid(pair, CONTROLLER) not in ("", frozen), 10, f"{CONTROLLER}'s coordinator is started anew")
+        assert terms(pair, CONTROLLER) == ["1"]
+        # And takes over in its turn where the other one is killed.
+        unfit = training.node_of(2)
+        pair.stop_service(STANDBY, COORDINATOR, "KILL")
+        pair.kmsg(unfit, XID)
+        wait_served(pair, CONTROLLER, "3")
+        assert training.wait_recovered(3)["nodes_out"] == [unfit]
+        wait_until(lambda: "Xid 79" in pair.sh(CONTROLLER, f"scontrol show node {unfit}"), 10, f"{unfit} is drained")
+        # One that is told to stop gives the lease back: nothing is waited for.
+        pair.start_service(STANDBY, COORDINATOR)
+        wait_until(lambda: pid(pair, STANDBY) != "", 10, f"{STANDBY}'s coordinator is started")
+        pair.stop_service(CONTROLLER, COORDINATOR, "TERM")
+        wait_served(pair, STANDBY, "4")
+        training.cancel()

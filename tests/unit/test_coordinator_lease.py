@@ -1,0 +1,202 @@
+"""The lease: never two who may act, whoever stands still when; and somebody soon."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.daemon.coordinator.lease import Identity, Lease, LeaseError, LeaseLost, Patience
+
+PATIENCE = Patience()
+ME = Identity.of_this_process()
+
+
+class World:
+    """One time; each machine's clock shows it in its own way."""
+
+    def __init__(self, folder: Path, patience: Patience = PATIENCE) -> None:
+        self.folder, self.patience, self.now = folder, patience, 1000.0
+        self.machines: list[Machine] = []
+
+    def holders(self) -> list[Machine]:
+        return [machine for machine in self.machines if machine.may_act()]
+
+
+class Machine:
+    """A coordinator of which only the lease is real. `rate`: seconds of its clock in one of the world's."""
+
+    def __init__(self, world: World, name: str, rate: float) -> None:
+        self.world, self.rate, self.boots = world, rate, 0
+        self.name = name
+        self.frozen = False
+        self.start()
+        world.machines.append(self)
+
+    def clock(self) -> float:
+        return self.world.now * self.rate
+
+    def start(self) -> None:
+        self.boots += 1
+        self.killed_at = float("inf")
+        me = Identity(self.name, f"boot-{self.boots}", 1, 1)
+        self.lease = Lease(self.world.folder, me, self._arm, self.world.patience, self.clock)
+
+    def _arm(self, seconds: float) -> None:
+        self.killed_at = self.clock() + seconds if seconds else float("inf")
+
+    def may_act(self) -> bool:
+        """By time alone: what `check` reads besides is a second net."""
+        return self.lease.term > 0 and self.clock() < self.killed_at and self.lease.left() > 0
+
+    def step(self, what: str) -> None:
+        if what in ("freeze", "thaw"):
+            self.frozen = what == "freeze"
+        elif self.frozen:
+            return
+        elif self.clock() >= self.killed_at or what == "crash":
+            self.start()
+        elif not self.lease.term:
+            self.lease.try_take()
+        elif what == "leave":
+            self.lease.release()
+            self.start()
+        else:
+            try:
+                self.lease.renew()
+            except LeaseLost:
+                self.start()
+
+
+STEP = st.tuples(
+    st.floats(0.0, 4.0),
+    st.integers(0, 2),
+    st.sampled_from(["go on"] * 6 + ["freeze", "thaw", "thaw", "crash", "leave"]),
+)
+WORLDS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def play(folder: Path, steps: Sequence[tuple[float, int, str]], rates: Sequence[float], patience: Patience) -> None:
+    world = World(folder, patience)
+    machines = [Machine(world, f"ctl{n}", rate) for n, rate in enumerate(rates)]
+    terms: list[int] = []
+    for passes, which, what in steps:
+        world.now += passes
+        machines[which].step(what)
+        holders = world.holders()
+        assert len(holders) <= 1, [(m.name, m.lease.term) for m in holders]
+        terms += [m.lease.term for m in holders]
+        assert terms == sorted(terms)
+    # Whatever happened: somebody holds it soon, once processes run.
+    for machine in machines:
+        machine.frozen = False
+    for _ in range(int((patience.lapse_s + patience.takeover_s + 3) / patience.look_s)):
+        world.now += patience.look_s
+        for machine in machines:
+            machine.step("go on")
+    assert len(world.holders()) == 1
+
+
+RATES = st.tuples(*[st.floats(0.95, 1.05)] * 3)
+
+
+@WORLDS
+@given(steps=st.lists(STEP, max_size=60), rates=RATES)
+def test_never_two_who_may_act_and_soon_one(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, int, str]], rates: tuple[float, ...]
+) -> None:
+    play(tmp_path_factory.mktemp("state"), steps, rates, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "patience",
+    [Patience(takeover_s=3.0), Patience(lapse_s=60.0)],
+    ids=["taken before it has lapsed", "not let go in time"],
+)
+def test_the_property_finds_wrong_times(tmp_path: Path, patience: Patience) -> None:
+    """ctl0 stands still for less than its lapse, while ctl1 looks on."""
+    looks = [(0.25, 1, "go on")] * 40
+    with pytest.raises(AssertionError, match=r"ctl0.*ctl1"):
+        play(tmp_path, [(0.0, 0, "go on"), *looks], (1.0, 1.0, 1.0), patience)
+
+
+def lease(folder: Path, me: Identity = ME) -> Lease:
+    return Lease(folder, me, lambda _: None)
+
+
+def elsewhere(folder: Path) -> Lease:
+    return lease(folder, Identity("ctl2", "another-boot", 1, 1))
+
+
+def test_the_first_takes_it_at_once_and_the_second_looks_on(tmp_path: Path) -> None:
+    first, second = lease(tmp_path), elsewhere(tmp_path)
+    assert first.try_take()
+    assert not second.try_take()
+    assert (first.term, second.term) == (1, 0)
+    assert second.holder() == f"{ME.host} (term 1)"
+
+
+def test_one_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
+    first, second = lease(tmp_path), elsewhere(tmp_path)
+    assert first.try_take()
+    first.release()
+    assert second.try_take()
+    assert second.term == 2
+
+
+def test_one_whose_process_has_ended_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    before = lease(tmp_path, Identity(ME.host, ME.kernel, ended.pid, 1))
+    assert before.try_take()
+    assert lease(tmp_path).try_take()
+
+
+def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path) -> None:
+    assert elsewhere(tmp_path).try_take()
+    assert not lease(tmp_path).try_take()
+
+
+def test_a_file_of_a_term_that_another_made_decides(tmp_path: Path) -> None:
+    first, second = lease(tmp_path), elsewhere(tmp_path)
+    (tmp_path / "term-1").touch()
+    assert not first.try_take()
+    assert not second.try_take()
+
+
+def test_who_was_replaced_is_told_so(tmp_path: Path) -> None:
+    first, second = lease(tmp_path), elsewhere(tmp_path)
+    first.try_take()
+    (tmp_path / "lease").unlink()
+    assert not second.try_take()  # the term's file is there: somebody is on the way
+    (tmp_path / "term-1").unlink()
+    assert second.try_take()
+    with pytest.raises(LeaseLost, match="has passed on"):
+        first.renew()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lease").write_text("rubbish")
+    with pytest.raises(LeaseError, match="lease is damaged"):
+        lease(tmp_path).try_take()
+
+
+def test_an_identity_survives_the_file(tmp_path: Path) -> None:
+    assert Identity.parse(str(ME)) == ME
+    assert Identity.parse("ctl1") is None
+    assert not ME.has_ended(ME)
+
+
+def test_the_kernel_ends_a_process_that_does_not_renew(tmp_path: Path) -> None:
+    stands_still = (
+        "import time; from muster.daemon.coordinator.lease import arm_watchdog as arm; arm({}); time.sleep({})"
+    )
+    for armed, slept, status in ((0.05, 60, -signal.SIGALRM), ("60); arm(0", 0, 0)):
+        done = subprocess.run([sys.executable, "-c", stands_still.format(armed, slept)], timeout=30, check=False)
+        assert done.returncode == status
