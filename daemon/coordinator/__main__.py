@@ -20,22 +20,14 @@ from typing import NoReturn
 
 from muster.daemon import site
 from muster.daemon.channel import CannotListen
+from muster.daemon.coordinator.incumbent import Incumbent
 from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.lease import (
-    EXIT_LEASE,
-    Identity,
-    Keeping,
-    Lease,
-    LeaseError,
-    LeaseLost,
-    arm_watchdog,
-    end_at_once,
-    stand_by,
-)
+from muster.daemon.coordinator.lease import Lease, LeaseError, LeaseLost
 from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm_calls import unopposed
+from muster.daemon.coordinator.tenure import EXIT_LEASE, Keeping, arm_watchdog, end_at_once, stand_by
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
 from muster.slurm.client.errors import SlurmUnavailable
@@ -120,7 +112,7 @@ async def _leased(flags: argparse.Namespace, told: asyncio.Event) -> AsyncIterat
     if not flags.shared_state:
         yield None
         return
-    lease = Lease(flags.state_dir, Identity.of_this_process(), arm_watchdog)
+    lease = Lease(flags.state_dir, Incumbent.of_this_process(), arm_watchdog)
     if not await stand_by(lease, told):
         yield None
         return

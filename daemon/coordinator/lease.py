@@ -14,21 +14,16 @@ In the folder:
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import signal
-import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from muster.daemon import clock
+from muster.daemon.coordinator.incumbent import Incumbent
 
-_log = logging.getLogger(__name__)
 _BYTES = 512
 _RELEASED = "-"
 
@@ -61,43 +56,6 @@ class Entry(NamedTuple):
     holder: str
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A process, as another one of the same kernel can tell whether it still runs."""
-
-    host: str
-    kernel: str
-    """Boot id and pid namespace."""
-    pid: int
-    started: int
-    """Clock ticks from boot to its start."""
-
-    @classmethod
-    def of_this_process(cls) -> Identity:
-        """This process."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-        return cls(socket.gethostname(), f"{boot}/{namespace}", os.getpid(), _started(os.getpid()) or 0)
-
-    @classmethod
-    def parse(cls, text: str) -> Identity | None:
-        """The inverse of `str`."""
-        host, _, rest = text.partition("|")
-        parts = rest.split("|")
-        if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
-            return None
-        return cls(host, parts[0], int(parts[1]), int(parts[2]))
-
-    def has_ended(self, seen_by: Identity) -> bool:
-        """Whether `seen_by` knows that this process is gone; False where it can't know."""
-        if (self.host, self.kernel) != (seen_by.host, seen_by.kernel):
-            return False
-        return _started(self.pid) != self.started
-
-    def __str__(self) -> str:
-        return f"{self.host}|{self.kernel}|{self.pid}|{self.started}"
-
-
 class Lease:
     """The lease in `folder`, as one process sees it. Its methods read and write there: they may take as long as that.
 
@@ -110,7 +68,7 @@ class Lease:
     def __init__(
         self,
         folder: Path,
-        me: Identity,
+        me: Incumbent,
         arm: Callable[[float], None],
         patience: Patience = Patience(),  # frozen
         now: Callable[[], float] = clock.boottime,
@@ -203,7 +161,7 @@ class Lease:
     def _is_free(self, entry: Entry) -> bool:
         if entry.term == 0 or entry.holder == _RELEASED:
             return True
-        before = Identity.parse(entry.holder)
+        before = Incumbent.parse(entry.holder)
         return before is not None and before.has_ended(self._me)
 
     def _claim(self, term: int, before: Entry) -> bool:
@@ -251,104 +209,3 @@ class Lease:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-class Keeping:
-    """Keeps a lease that was taken: renews it on a thread of its own, for as long as the event loop moves.
-
-    Args:
-        lease: taken.
-        lost: is told why, on any thread; ends the process.
-    """
-
-    def __init__(self, lease: Lease, lost: Callable[[str], None]) -> None:
-        self._lease, self._lost = lease, lost
-        self._over = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._felt = clock.monotonic()
-        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
-
-    def start(self) -> None:
-        """Begin; from an event loop, which has to keep running."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Give the lease back."""
-        self._over.set()
-        self._thread.join()
-        self._lease.release()
-
-    @property
-    def term(self) -> int:
-        """The lease's term."""
-        return self._lease.term
-
-    def check(self) -> None:
-        """Before each call to Slurm: ends the process where the lease is another's."""
-        try:
-            self._lease.check()
-        except LeaseLost as error:
-            self._lost(str(error))
-
-    def _renew(self) -> None:
-        patience = self._lease.patience
-        while not self._over.wait(patience.renew_s):
-            assert self._loop is not None
-            with suppress(RuntimeError):  # it is closed: the process is about to end
-                self._loop.call_soon_threadsafe(self._feel)
-            if clock.monotonic() - self._felt > patience.stuck_s:
-                self._lost(f"the event loop has stood still for {patience.stuck_s:g} s")
-                return
-            try:
-                self._lease.renew()
-            except LeaseLost as error:
-                self._lost(str(error))
-                return
-
-    def _feel(self) -> None:
-        self._felt = clock.monotonic()
-
-
-async def stand_by(lease: Lease, told: asyncio.Event) -> bool:
-    """Until the lease is ours: True; or until we are `told` to leave.
-
-    Raises:
-        LeaseError: the folder can't be used.
-    """
-    said = ""
-    while not told.is_set():
-        if await asyncio.to_thread(lease.try_take):
-            return True
-        if (holder := lease.holder()) != said:
-            _log.info("stands by: %s holds the lease", holder)
-            said = holder
-        with suppress(TimeoutError):
-            async with asyncio.timeout(lease.patience.look_s):
-                await told.wait()
-    return False
-
-
-def arm_watchdog(seconds: float) -> None:
-    """Have the kernel end this process in `seconds` (SIGALRM, which nothing here handles); 0: never.
-
-    The timer's signal is there before anything else is done by a process that stood still meanwhile.
-    """
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3) if seconds else 0.0)
-
-
-def end_at_once(why: str) -> NoReturn:
-    """End this process without another act: what is under way is nobody's any more."""
-    _log.critical("not safe to go on: %s", why)
-    os._exit(EXIT_LEASE)
-
-
-EXIT_LEASE = 75
-"""EX_TEMPFAIL: starting again is right, as the one that stands by."""
-
-
-def _started(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return None

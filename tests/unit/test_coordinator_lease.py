@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.daemon.coordinator.lease import Identity, Lease, LeaseError, LeaseLost, Patience
+from muster.daemon.coordinator.incumbent import Incumbent
+from muster.daemon.coordinator.lease import Lease, LeaseError, LeaseLost, Patience
 
 PATIENCE = Patience()
-ME = Identity.of_this_process()
+ME = Incumbent.of_this_process()
 
 
 class World:
@@ -45,7 +46,7 @@ class Machine:
     def start(self) -> None:
         self.boots += 1
         self.killed_at = float("inf")
-        me = Identity(self.name, f"boot-{self.boots}", 1, 1)
+        me = Incumbent(self.name, f"boot-{self.boots}", 1, 1)
         self.lease = Lease(self.world.folder, me, self._arm, self.world.patience, self.clock)
 
     def _arm(self, seconds: float) -> None:
@@ -126,12 +127,12 @@ def test_the_property_finds_wrong_times(tmp_path: Path, patience: Patience) -> N
         play(tmp_path, [(0.0, 0, "go on"), *looks], (1.0, 1.0, 1.0), patience)
 
 
-def lease(folder: Path, me: Identity = ME) -> Lease:
+def lease(folder: Path, me: Incumbent = ME) -> Lease:
     return Lease(folder, me, lambda _: None)
 
 
 def elsewhere(folder: Path) -> Lease:
-    return lease(folder, Identity("ctl2", "another-boot", 1, 1))
+    return lease(folder, Incumbent("ctl2", "another-boot", 1, 1))
 
 
 def test_the_first_takes_it_at_once_and_the_second_looks_on(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_one_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
 def test_one_whose_process_has_ended_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    before = lease(tmp_path, Identity(ME.host, ME.kernel, ended.pid, 1))
+    before = lease(tmp_path, Incumbent(ME.host, ME.kernel, ended.pid, 1))
     assert before.try_take()
     assert lease(tmp_path).try_take()
 
@@ -188,14 +189,14 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_an_identity_survives_the_file(tmp_path: Path) -> None:
-    assert Identity.parse(str(ME)) == ME
-    assert Identity.parse("ctl1") is None
+    assert Incumbent.parse(str(ME)) == ME
+    assert Incumbent.parse("ctl1") is None
     assert not ME.has_ended(ME)
 
 
 def test_the_kernel_ends_a_process_that_does_not_renew(tmp_path: Path) -> None:
     stands_still = (
-        "import time; from muster.daemon.coordinator.lease import arm_watchdog as arm; arm({}); time.sleep({})"
+        "import time; from muster.daemon.coordinator.tenure import arm_watchdog as arm; arm({}); time.sleep({})"
     )
     for armed, slept, status in ((0.05, 60, -signal.SIGALRM), ("60); arm(0", 0, 0)):
         done = subprocess.run([sys.executable, "-c", stands_still.format(armed, slept)], timeout=30, check=False)
