@@ -1,9 +1,9 @@
 """`make chaos MINUTES=10`: random faults at random times against two training jobs on a real Slurm.
 
-Two users' jobs train side by side, each with a spare; the nodes that neither has are a pool that both share. A job that
-ends is submitted anew. Every few seconds one fault strikes: a node, a process, a service, two nodes at once; what was
-broken is mended some time later. When the time is up all is mended and the jobs end. Then it is asked whether every
-promise was kept:
+Two users' jobs train side by side, each with a spare; the nodes that neither has are a pool that both share. Two
+coordinators share a folder, one standing by. A job that ends is submitted anew. Every few seconds one fault strikes: a
+node, a process, a service, two nodes at once; what was broken is mended some time later. When the time is up all is
+mended and the jobs end. Then it is asked whether every promise was kept:
 
 - every job ended DONE, with the weights of a run without faults, to the bit;
 - whoever was drained or set DOWN in Slurm had been struck, and the reason says why;
@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
@@ -32,11 +33,10 @@ from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import XID, Training, TrainingSpec
 
-STEPS = 400
 SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05", "--dropout", "0.1")
 PAUSE_S = 0.1
 """A job rests so long after each step, so that it lives through several faults."""
-NODES, SPARES = 3, 1
+STEPS, NODES, SPARES = 400, 3, 1
 BROKEN_AT_ONCE = 3
 """No more nodes are struck while so many are not mended: two jobs of four nodes need the rest of the ten."""
 CALM_S = (1.0, 6.0)
@@ -62,6 +62,7 @@ class Lane:
 
     user: str
     seed: int
+    steps: int
     training: Training
     runs: int = 0
     killed_at: int = -1
@@ -109,6 +110,7 @@ class Chaos:
             (self._restart_musterd, 2, False),
             (self._restart_coordinator, 3, False),
             (self._stop_coordinator, 1, False),
+            (self._freeze_coordinator, 2, False),
             (self._restart_slurmctld, 1, False),
             (self._restart_slurmd, 1, False),
             (self._short_partition, 2, False),
@@ -167,15 +169,27 @@ class Chaos:
         return node
 
     def _restart_coordinator(self, _: Lane) -> str:
-        self.cluster.restart_coordinator()
-        return "SIGKILL"
+        host = self._management()
+        self.cluster.restart_coordinator(host=host)
+        return f"SIGKILL on {host}"
 
     def _stop_coordinator(self, _: Lane) -> str:
-        rest = self.random.uniform(2, 8)
-        self.cluster.kill_coordinator()
+        host, rest = self._management(), self.random.uniform(2, 8)
+        self.cluster.kill_coordinator(host)
         time.sleep(rest)
-        self.cluster.start_service(CONTROLLER, COORDINATOR)
-        return f"SIGKILL, away for {rest:.1f} s"
+        self.cluster.start_service(host, COORDINATOR)
+        return f"SIGKILL on {host}, away for {rest:.1f} s"
+
+    def _freeze_coordinator(self, _: Lane) -> str:
+        """Long enough for the other one to take over, where there is one, now and then."""
+        host, rest = self._management(), self.random.uniform(1, 12)
+        self.cluster.freeze_service(host, COORDINATOR)
+        time.sleep(rest)
+        self.cluster.thaw_service(host, COORDINATOR)
+        return f"{host}'s stood still for {rest:.1f} s"
+
+    def _management(self) -> str:
+        return self.random.choice(self.cluster.spec.coordinators)
 
     def _restart_slurmctld(self, _: Lane) -> str:
         self.cluster.restart_slurmctld()
@@ -254,12 +268,14 @@ class Chaos:
         return drained
 
 
-def job_spec(name: str, user: str, seed: int, pause_s: float) -> TrainingSpec:
+def job_spec(
+    name: str, user: str, seed: int, steps: int, spares: int = SPARES, pause_s: float = PAUSE_S
+) -> TrainingSpec:
     """A job that may be requeued, and says at its end what its weights are."""
     folder = f"/shared/jobs/{name}"
     arguments = (*SMALL, "--seed", str(seed), "--pause", str(pause_s), "--digest", f"{folder}/digest")
     settings = (f'durable_dir = "{folder}/durable"', "[slurm]", 'time = "01:00:00"')
-    return TrainingSpec(name, NODES, SPARES, STEPS, arguments, settings, user)
+    return TrainingSpec(name, NODES, spares, steps, arguments, settings, user)
 
 
 def digest(training: Training) -> str:
@@ -274,15 +290,20 @@ def digest(training: Training) -> str:
     return said.pop()
 
 
-def undisturbed(cluster: Cluster, seeds: Sequence[int]) -> dict[int, str]:
+def undisturbed(cluster: Cluster, seeds: Sequence[int], steps: int) -> dict[int, str]:
     """By seed, the digest of the weights that a job ends with where nothing goes wrong."""
-    found = {}
-    for seed in seeds:
-        with Training(cluster, job_spec(f"undisturbed-{seed}", "alice", seed, 0.0)) as training:
+    with ExitStack() as stack:
+        trainings = {
+            seed: stack.enter_context(
+                Training(cluster, job_spec(f"undisturbed-{seed}", "alice", seed, steps, spares=0, pause_s=0.0))
+            )
+            for seed in seeds
+        }
+        for training in trainings.values():
             training.submit()
+        for training in trainings.values():
             end_well(training)
-            found[seed] = digest(training)
-    return found
+        return {seed: digest(training) for seed, training in trainings.items()}
 
 
 def end_well(training: Training) -> None:
@@ -317,9 +338,9 @@ def nothing_left(cluster: Cluster) -> None:
         raise Broken(f"{error}: {told()}") from error
 
 
-def submit(cluster: Cluster, user: str, seed: int, run: int) -> Training:
+def submit(cluster: Cluster, user: str, seed: int, steps: int, run: int) -> Training:
     """The lane's next job."""
-    training = Training(cluster, job_spec(f"{user}-{run}", user, seed, PAUSE_S))
+    training = Training(cluster, job_spec(f"{user}-{run}", user, seed, steps))
     wait_until(lambda: _submitted(training), 60, f"{user}'s job is taken", every=0.5)
     return training
 
@@ -333,17 +354,17 @@ def _submitted(training: Training) -> bool:
         raise
 
 
-def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None]) -> Chaos:
-    """Strike for so long, then ask.
+def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None], steps: int = STEPS) -> Chaos:
+    """Strike for so long, then ask. `steps`: of each job.
 
     Raises:
         Broken, WaitTimeout: a promise was not kept.
     """
     seeds = {"alice": 1, "bob": 2}
-    wanted = undisturbed(cluster, list(seeds.values()))
+    wanted = undisturbed(cluster, list(seeds.values()), steps)
     say(f"{len(wanted)} jobs without faults have ended")
     chaos = Chaos(cluster, random.Random(seed), say)
-    lanes = [Lane(user, s, submit(cluster, user, s, 0)) for user, s in seeds.items()]
+    lanes = [Lane(user, s, steps, submit(cluster, user, s, steps, 0)) for user, s in seeds.items()]
     try:
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
@@ -368,7 +389,7 @@ def _next_job(chaos: Chaos, lane: Lane, wanted: dict[int, str]) -> None:
         return
     _check_end(lane, wanted, chaos.say)
     lane.training.close()
-    lane.training = submit(chaos.cluster, lane.user, lane.seed, lane.runs)
+    lane.training = submit(chaos.cluster, lane.user, lane.seed, lane.steps, lane.runs)
     lane.killed_at = -1
 
 
@@ -396,12 +417,13 @@ def main() -> int:
 
     say(f"seed {seed}")
     try:
-        with Cluster.up(ClusterSpec(nodes=10, requeue_delay=1)) as cluster:
+        with Cluster.up(ClusterSpec(nodes=10, requeue_delay=1, standby=True)) as cluster:
             try:
                 chaos = play(cluster, args.minutes, seed, say)
             except (Broken, WaitTimeout):
-                look = "sinfo -N; squeue -a; tail -n 400 /var/log/muster/muster-coordinator.log"
-                print(cluster.sh(CONTROLLER, look), file=sys.stderr)
+                print(cluster.sh(CONTROLLER, "sinfo -N; squeue -a"), file=sys.stderr)
+                for host in cluster.spec.coordinators:
+                    print(f"==> {host} <==", cluster.logs(host, COORDINATOR)[-40_000:], sep="\n", file=sys.stderr)
                 for output in sorted(cluster.shared.glob("jobs/*/slurm-*.out")):
                     print(f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}", file=sys.stderr)
                 raise

@@ -220,13 +220,21 @@ class Cluster:
         """Restart slurmd on `node`; it registers with slurmctld anew."""
         self.restart_service(node, "slurmd")
 
-    def kill_coordinator(self) -> float:
-        """SIGKILL to the coordinator; it stays down until `start_service`."""
-        return self.stop_service(CONTROLLER, COORDINATOR, "KILL")
+    def freeze_service(self, host: str, service: str) -> None:
+        """Let a service stand still (SIGSTOP); the rest of the host goes on."""
+        self._signal(host, service, "STOP")
 
-    def restart_coordinator(self, signal: str = "KILL") -> float:
+    def thaw_service(self, host: str, service: str) -> None:
+        """Let a service that stands still go on."""
+        self._signal(host, service, "CONT")
+
+    def kill_coordinator(self, host: str = CONTROLLER) -> float:
+        """SIGKILL to the coordinator; it stays down until `start_service`."""
+        return self.stop_service(host, COORDINATOR, "KILL")
+
+    def restart_coordinator(self, signal: str = "KILL", host: str = CONTROLLER) -> float:
         """End the coordinator; it is started again at once."""
-        return self.restart_service(CONTROLLER, COORDINATOR, signal)
+        return self.restart_service(host, COORDINATOR, signal)
 
     def reconfigure(self, spec: ClusterSpec) -> None:
         """Put other Slurm settings in force on a running cluster (the nodes stay as they are)."""
@@ -327,6 +335,9 @@ class Cluster:
         at = time.time()
         self.exec(host, "sh", "-c", _STOP, "stop", signal, service, how)
         return at
+
+    def _signal(self, host: str, service: str, signal: str) -> None:
+        self.exec(host, "sh", "-c", f"kill -{signal} $(cat /run/cluster/{service}.pid)", check=False)
 
     def _process(self, host: str) -> Process:
         if host not in self.spec.hosts:

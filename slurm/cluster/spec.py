@@ -72,13 +72,12 @@ class ClusterSpec:
     @property
     def hosts(self) -> list[str]:
         """Every container: the controller first, then the login container, then the nodes."""
-        return [CONTROLLER, LOGIN, *self.node_names, *([STANDBY] if self.standby else [])]
+        return [CONTROLLER, LOGIN, *self.node_names, *self.coordinators[1:]]
 
     @property
-    def coordinators(self) -> str:
-        """Where coordinators listen, as muster.toml says it."""
-        hosts = (CONTROLLER, STANDBY) if self.standby else (CONTROLLER,)
-        return ",".join(f"{host}:{COORDINATOR_PORT}" for host in hosts)
+    def coordinators(self) -> list[str]:
+        """The hosts on which a coordinator runs."""
+        return [CONTROLLER, *([STANDBY] if self.standby else [])]
 
     def leaf_of(self, node: str) -> str:
         """The leaf switch that `node` hangs on."""

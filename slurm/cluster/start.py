@@ -103,7 +103,8 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     (folder / "shared").chmod(0o1777)
     for file, text in spec.files().items():
         (folder / "slurm" / file).write_text(text)
-    (folder / "muster" / "muster.toml").write_text(f'coordinator = "{spec.coordinators}"\n')
+    listening = ",".join(f"{host}:{COORDINATOR_PORT}" for host in spec.coordinators)
+    (folder / "muster" / "muster.toml").write_text(f'coordinator = "{listening}"\n')
     (folder / "muster" / "policy.toml").write_text(POLICY)
     shutil.copy(_HERE / "init.sh", folder / "cluster" / "init.sh")
     key = folder / "cluster" / "munge.key"

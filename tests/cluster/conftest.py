@@ -1,7 +1,7 @@
 """The shared cluster: started once for the whole run, mended before each test that asks for `healthy`.
 
-`make test` runs two halves side by side, each with its cluster (the marks xdist_group): much of the time of both is
-Slurm's own waiting.
+`make test` runs them file by file in two processes, each with its cluster: much of the time of both is Slurm's own
+waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A cluster of 10 nodes; a missing engine is a failure that says what to install, never a skip."""
     try:
-        one = Cluster.up(ClusterSpec(nodes=10, suite=pytestconfig.getoption("--suite")))
+        one = Cluster.up(ClusterSpec(nodes=10, requeue_delay=1, suite=pytestconfig.getoption("--suite")))
     except EngineError as error:
         pytest.fail(f"the cluster did not start: {error}", pytrace=False)
     with one:

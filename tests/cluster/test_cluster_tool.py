@@ -17,7 +17,7 @@ from muster.slurm.cluster.engine import EngineError
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import ClusterSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+pytestmark = pytest.mark.cluster
 
 # Sends a line each 0.1 s to whoever connects.
 _SERVER = """

@@ -6,7 +6,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import Training, TrainingSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+pytestmark = pytest.mark.cluster
 
 SMALL = ("--width", "64", "--layers", "2")
 
@@ -64,38 +64,37 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
         assert_nothing_left(healthy)
 
 
-def test_an_elastic_job_trains_on_with_fewer_replicas(healthy: Cluster) -> None:
-    settings = ("elastic = true", "pool_nodes = 0")
-    spec = TrainingSpec("elastic", nodes=4, spares=0, steps=80, arguments=SMALL, settings=settings)
-    with Training(healthy, spec) as training:
-        training.submit()
-        training.wait_step(20)
-        lost = training.node_of(1)
-        healthy.crash(lost)
-        recovery = training.wait_recovered(2)
-        assert (recovery["action"], recovery.get("nodes_in", [])) == ("fewer replicas", [])
-        view = training.wait_final()
-        assert (view["phase"], len(view["ranks"])) == ("DONE", 3), view.get("reason")
-        assert training.steps(2)[-1][0] == 80
-        assert "3 ranks, starting after step" in training.log(2, 0)
-        training.wait_gone()
-
-
-def test_a_node_of_the_shared_pool_takes_the_place_of_a_lost_one(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("pooled", nodes=3, spares=0, arguments=SMALL)) as training:
-        job = training.submit()
-        training.wait_step(20)
-        before = {training.node_of(rank) for rank in range(3)}
-        healthy.crash(training.node_of(1))
-        training.wait_recovered(2)
-        recoveries = training.view["recoveries"]
-        (came,) = {node for recovery in recoveries for node in recovery.get("nodes_in", ())} - before
-        queue = healthy.sh(CONTROLLER, f"squeue -h -w {came} -o '%A %u %P'").split()
+def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
+    """One gets it, in a small job beside its own; the other one, which is elastic too, goes on with fewer replicas."""
+    specs = [
+        TrainingSpec(name, nodes=3, spares=0, arguments=SMALL, settings=("elastic = true",)) for name in ("one", "two")
+    ]
+    with Training(healthy, specs[0]) as one, Training(healthy, specs[1]) as two:
+        both = (one, two)
+        for training in both:
+            training.submit()
+        for training in both:
+            training.wait_step(20)
+        taken = {training.node_of(rank) for training in both for rank in range(3)}
+        last, *others = sorted(set(healthy.nodes) - taken)
+        healthy.sh(CONTROLLER, f"scontrol update nodename={','.join(others)} state=drain reason=elsewhere")
+        for training in both:
+            healthy.crash(training.node_of(1))
+        for training in both:
+            training.wait_recovered(2)
+        came = {t: [n for r in t.view["recoveries"] for n in r.get("nodes_in", ())] for t in both}
+        (winner,), (loser,) = [t for t in both if came[t] == [last]], [t for t in both if not came[t]]
+        queue = healthy.sh(CONTROLLER, f"squeue -h -w {last} -o '%A %u %P'").split()
         assert queue[1:] == ["alice", "shared"]
-        assert int(queue[0]) != job
-        training.wait_step(int(training.view["step"]) + 20)
-        training.cancel()
-        assert training.wait_final(20)["phase"] == "CANCELLED"
+        assert int(queue[0]) != winner.job
+        assert loser.view["recoveries"][-1]["action"] == "fewer replicas"
+        assert [len(t.view["ranks"]) for t in (winner, loser)] == [3, 2]
+        assert "2 ranks, starting after step" in loser.log(loser.generation, 0)
+        for training in both:
+            training.wait_step(int(training.view["step"]) + 20)
+        for training in both:
+            training.cancel()
+            assert training.wait_final(20)["phase"] == "CANCELLED"
         wait_until(lambda: not healthy.sh(CONTROLLER, "squeue -h"), 30, "the small job has ended, too")
         assert_nothing_left(healthy)
 

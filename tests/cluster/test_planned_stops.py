@@ -11,7 +11,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import Training, TrainingSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+pytestmark = pytest.mark.cluster
 
 SMALL = ("--width", "64", "--layers", "2")
 GRACE_S = 30
@@ -19,12 +19,12 @@ GRACE_S = 30
 
 @pytest.fixture(scope="module")
 def preempting(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with a second partition, whose jobs preempt those of the first; requeued jobs may start at once."""
+    """The cluster with a second partition, whose jobs preempt those of the first."""
     cluster.mend()
     spec = cluster.spec
     urgent = f"PartitionName=urgent Nodes=n[0-{spec.nodes - 1}] PriorityTier=10 State=UP"
     extra = (*spec.extra, "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", urgent)
-    cluster.reconfigure(dataclasses.replace(spec, extra=extra, requeue_delay=1))
+    cluster.reconfigure(dataclasses.replace(spec, extra=extra))
     cluster.sh(CONTROLLER, f"scontrol update PartitionName=main GraceTime={GRACE_S}")
     yield cluster
     cluster.mend()

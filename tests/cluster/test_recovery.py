@@ -8,7 +8,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import XID, Training, TrainingSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("recoveries")]
+pytestmark = pytest.mark.cluster
 
 SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05")
 

@@ -15,7 +15,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import ClusterSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+pytestmark = pytest.mark.cluster
 
 CONTRACT = Path(__file__).resolve().parents[1] / "contract"
 USER = "alice"

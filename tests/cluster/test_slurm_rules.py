@@ -16,7 +16,7 @@ import pytest
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+pytestmark = pytest.mark.cluster
 
 NODES = "n[0-3]"
 FOUR = (f"-w{NODES}", "-N4")
@@ -296,6 +296,7 @@ def test_a_failing_prolog_drains_the_node_and_holds_the_job(other_settings: Clus
 
 def test_a_requeue_waits_121_seconds_unless_requeue_delay_says_less(other_settings: Cluster) -> None:
     cluster = other_settings
+    cluster.reconfigure(dataclasses.replace(cluster.spec, requeue_delay=None))
     slow = Job(cluster, "sleep 60", "-N1")
     slow.reaches("RUNNING", 20)
     cluster.exec(CONTROLLER, "scontrol", "requeue", slow.id)

@@ -11,7 +11,7 @@ from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
 from muster.slurm.cluster.training import XID, Training, TrainingSpec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("rest")]
+pytestmark = pytest.mark.cluster
 
 SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05")
 
@@ -45,16 +45,16 @@ def test_a_standby_takes_over_and_who_was_replaced_acts_no_more(pair: Cluster) -
         # The one that serves stands still in the middle of a recovery: the other one completes it.
         frozen, dead = pid(pair, CONTROLLER), training.node_of(1)
         pair.crash(dead)
-        pair.sh(CONTROLLER, f"kill -STOP {frozen}")
+        pair.freeze_service(CONTROLLER, COORDINATOR)
         wait_served(pair, STANDBY, "2")
         assert training.wait_recovered(2)["nodes_out"] == [dead]
         # Whoever was replaced dies before it does anything else, and stands by.
-        pair.sh(CONTROLLER, f"kill -CONT {frozen}")
+        pair.thaw_service(CONTROLLER, COORDINATOR)
         wait_until(lambda: pid(pair, CONTROLLER) not in ("", frozen), 10, f"{CONTROLLER}'s coordinator is started anew")
         assert terms(pair, CONTROLLER) == ["1"]
         # And takes over in its turn where the other one is killed.
         unfit = training.node_of(2)
-        pair.stop_service(STANDBY, COORDINATOR, "KILL")
+        pair.kill_coordinator(STANDBY)
         pair.kmsg(unfit, XID)
         wait_served(pair, CONTROLLER, "3")
         assert training.wait_recovered(3)["nodes_out"] == [unfit]

@@ -11,7 +11,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
 from muster.slurm.cluster.engine import Outcome
 from muster.slurm.cluster.spec import LOGIN
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("recoveries")]
+pytestmark = pytest.mark.cluster
 
 TOML = """
 name = "{name}"
