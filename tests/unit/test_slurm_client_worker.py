@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -149,3 +152,25 @@ async def test_without_pyslurm_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(SlurmUnavailable, match="no module of that name"):
         await worker.start(10)
     await worker.aclose()
+
+
+STARTS_AND_DIES = """
+import asyncio, os, signal, sys
+from muster.slurm.client import command
+
+async def main():
+    await command.start(["sleep", "60"], stdin=int(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_a_call_dies_with_the_process_that_made_it() -> None:
+    """Else a coordinator that was replaced would still act, once Slurm gets to it."""
+    hears, held = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", STARTS_AND_DIES, str(held)], pass_fds=[held]):
+        os.close(held)
+        readable, _, _ = select.select([hears], [], [], 30)
+    os.close(hears)
+    assert readable, "the call has ended, and with it the last writer of the pipe"
