@@ -63,8 +63,12 @@ torch-test: image ## the tests that need PyTorch, inside the image
 demo: image ## a training job outlives a dead node, on one screen
 	@$(BIN)/python -m muster.slurm.cluster.demo
 
-test: image ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
-	@$(BIN)/python -Im pytest --timeout 120 -n 2 tests/unit
+# The image is built beside the unit tests: it mostly waits for packages.
+test: setup ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
+	@$(MAKE) --no-print-directory image >$(VENV)/image.log 2>&1 & image=$$!; \
+	    trap 'kill $$image 2>/dev/null' INT TERM; \
+	    $(BIN)/python -Im pytest --timeout 120 -n 2 tests/unit; unit=$$?; \
+	    wait $$image || { cat $(VENV)/image.log; exit 1; }; exit $$unit
 	@$(BIN)/python -Im pytest --timeout 420 tests/simulator/test_seeds.py
 	@$(BIN)/python -Im pytest --timeout 420 -n 2 tests/simulator/test_mutants.py
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
