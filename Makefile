@@ -72,7 +72,7 @@ test: setup ## everything that is promised: unit tests, simulated worlds, PyTorc
 	@$(BIN)/python -Im pytest --timeout 420 tests/simulator/test_seeds.py
 	@$(BIN)/python -Im pytest --timeout 420 -n 2 tests/simulator/test_mutants.py
 	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
-	@$(BIN)/python -Im pytest --timeout 400 --durations 12 -n 2 --dist loadfile tests/cluster
+	@$(BIN)/python -Im pytest --timeout 400 --durations 12 -n 2 --dist loadfile --no-loadscope-reorder tests/cluster
 
 test-long: test ## what takes longer: ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(SIMULATOR) --seconds 600
