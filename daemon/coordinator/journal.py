@@ -202,9 +202,10 @@ class Journal:
                 f"{self.path} was written by a newer muster (format {version}, this one knows {FORMAT}): "
                 "install that version again, or give another --state-dir"
             )
-        # WAL needs memory that all who open the file share: not to be had between machines.
-        self._db.execute(f"PRAGMA journal_mode = {'DELETE' if lease_term else 'WAL'}")
-        self._db.execute(f"PRAGMA synchronous = {'EXTRA' if lease_term else 'FULL'}")
+        # WAL needs memory that all who open the file share: not to be had between machines. A rollback journal that is
+        # kept, its header zeroed, costs no change of the folder: a tenth of the time.
+        self._db.execute(f"PRAGMA journal_mode = {'PERSIST' if lease_term else 'WAL'}")
+        self._db.execute("PRAGMA synchronous = FULL")
         if version < FORMAT:
             with self._db.atomic():
                 for step in STEPS[version:]:
