@@ -52,12 +52,23 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     Raises:
         BlockingIOError: the socket is non-blocking and nothing has arrived.
     """
+    data, fds = receive_bytes(sock, _FDS)
+    return (json.loads(data), fds) if data else None
+
+
+def receive_bytes(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]:
+    """The next packet as it is, with at most so many descriptors (those beyond are closed); empty once the other side
+    has ended.
+
+    Raises:
+        BlockingIOError: the socket is non-blocking and nothing has arrived. TimeoutError: its timeout has passed.
+    """
     fds = array.array("i")
     try:
-        data, beside, _, _ = sock.recvmsg(_BYTES, socket.CMSG_SPACE(_FDS * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        data, beside, _, _ = sock.recvmsg(_BYTES, socket.CMSG_SPACE(most_fds * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        return None
+        return b"", []
     for level, kind, payload in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return (json.loads(data), list(fds)) if data else None
+    return data, list(fds)

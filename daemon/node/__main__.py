@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ from typing import NoReturn
 from muster.daemon import site
 from muster.daemon.channel import CannotListen
 from muster.daemon.identity import IdentityError
-from muster.daemon.node.daemon import NodeDaemon, Settings
+from muster.daemon.memory_line import SOCKET
+from muster.daemon.node import fd_store
+from muster.daemon.node.daemon import NodeDaemon, Settings, Systemd
 from muster.daemon.node.sensor import Roots
 
 EXIT_UNAVAILABLE, EXIT_BUG = 69, 70
@@ -49,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip
     parser.add_argument("--kmsg", metavar="FILE", type=Path, default=Roots().kmsg,
                         help=f"the kernel log: a device, or a growing file; default {Roots().kmsg}")  # fmt: skip
+    parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
+                        help=f"for memory of requeued jobs; empty: nowhere; default {SOCKET}")  # fmt: skip
     return parser
 
 
@@ -72,6 +77,8 @@ def _settings(flags: argparse.Namespace) -> Settings:
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
         roots=Roots(kmsg=flags.kmsg),
+        memory=Path(flags.memory) if flags.memory else None,
+        systemd=Systemd(os.environ.get("NOTIFY_SOCKET", ""), fd_store.inherited(os.environ, os.getpid())),
     )
 
 

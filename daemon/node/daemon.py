@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,9 @@ from pathlib import Path
 from muster.daemon.channel import bind, make_server
 from muster.daemon.identity import Credentials
 from muster.daemon.node.attach import Attachment
+from muster.daemon.node.depot import Depot
+from muster.daemon.node.fd_store import FdStore
+from muster.daemon.node.memory_service import MemoryService
 from muster.daemon.node.probe import ProbeService
 from muster.daemon.node.sensor import Roots, keep_watching
 from muster.daemon.node.sensors import SENSORS
@@ -26,9 +30,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Systemd:
+    """What systemd has told this process: where it is spoken to, and the descriptors that it has kept, by name."""
+
+    notify: str = ""
+    stored: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a node daemon is started with. Addresses are "host:port" (`coordinator`: or several, with commas); port 0 of
-    `listen`: any."""
+    `listen`: any. `memory`: the socket for memory that is kept over requeues; None: none is."""
 
     node: str
     coordinator: str
@@ -37,6 +49,8 @@ class Settings:
     heartbeat_s: float = 5.0
     roots: Roots = field(default_factory=Roots)
     boot_id: Path = BOOT_ID
+    memory: Path | None = None
+    systemd: Systemd = field(default_factory=Systemd)
 
 
 class NodeDaemon:
@@ -65,8 +79,15 @@ class NodeDaemon:
                 for make in SENSORS:
                     tasks.create_task(keep_watching(make(self._settings.roots), self._attachment.report))
                 tasks.create_task(self._attachment.run())
+                if self._settings.memory:
+                    tasks.create_task(self._keep_memory(self._settings.memory))
         finally:
             await server.stop(GRACE_S)
+
+    async def _keep_memory(self, path: Path) -> None:
+        depot = Depot(FdStore(self._settings.systemd.notify))
+        depot.recover(self._settings.systemd.stored)
+        await MemoryService(path, depot).run()
 
     async def _hello(self) -> node_pb2.NodeHello:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""

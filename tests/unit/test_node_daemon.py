@@ -285,6 +285,7 @@ async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, t
         "--listen=127.0.0.1:0",
         "--node=n1",
         f"--kmsg={tmp_path / 'kmsg'}",
+        f"--memory={tmp_path / 'memory.sock'}",
     )
     async with asyncio.timeout(20):
         await coordinator.next("heartbeat")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.memory_line import MOST_FDS, SOCKET
+from muster.daemon.node.custody import MOST
 from muster.daemon.site import EXIT_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +81,16 @@ def test_the_node_daemon_may_read_the_kernel_log_and_nothing_else() -> None:
     assert service["DeviceAllow"] == "/dev/kmsg r"
     # Each of these would hide /dev/kmsg.
     assert not {"ProtectKernelLogs", "PrivateDevices"} & set(service)
+
+
+def test_the_node_daemons_memory_outlives_its_restart() -> None:
+    service = Unit("musterd").service
+    # A note beside what is handed over, of every gang.
+    assert int(service["FileDescriptorStoreMax"]) >= MOST * (1 + MOST_FDS)
+    assert int(service["LimitNOFILE"]) > 2 * MOST * (1 + MOST_FDS)
+    assert (service["NotifyAccess"], service["RuntimeDirectoryPreserve"]) == ("main", "restart")
+    assert Path(SOCKET).parent == Path("/run", service["RuntimeDirectory"])
+    assert service["RuntimeDirectoryMode"] == "0755", "every user's agent has to reach the socket"
 
 
 def test_the_coordinator_has_no_capability_and_keeps_its_journal() -> None:

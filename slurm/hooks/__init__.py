@@ -1,0 +1,1 @@
+"""What Slurm itself runs on a node, as root."""

@@ -1,0 +1,385 @@
+"""musterd keeps memfds for the next run of a job: its bookkeeping, its socket, systemd's store, and Slurm's prolog."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent import packet
+from muster.daemon.memory_line import MOST_FDS, ask
+from muster.daemon.node import custody, fd_store
+from muster.daemon.node.custody import KEPT_S, Custody, Kept
+from muster.daemon.node.depot import Depot
+from muster.daemon.node.fd_store import FdStore
+from muster.daemon.node.memory_service import MemoryService
+from muster.slurm.hooks import prolog
+
+PAGE = 1 << 16
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def kept(gang: str = "g", job: int = 7, uid: int = 1000, until: float = KEPT_S) -> Kept[str]:
+    return Kept(uid, gang, job, until, f"memory of {gang}")
+
+
+# --- whose memory, for how long --------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_given_back_to_its_user_once() -> None:
+    one: Custody[str] = Custody()
+    assert one.keep(kept()) == []
+    assert one.take(1001, "g") is None
+    assert one.take(1000, "other") is None
+    assert one.take(1000, "g") == kept()
+    assert one.take(1000, "g") is None
+
+
+def test_a_job_that_starts_makes_all_others_go() -> None:
+    one: Custody[str] = Custody()
+    for found in (kept("a", 7), kept("b", 8), kept("c", 9, uid=1001)):
+        one.keep(found)
+    assert {k.gang for k in one.job_starts(8)} == {"a", "c"}
+    assert [k.gang for k in one.all()] == ["b"]
+
+
+def test_nothing_is_kept_for_longer_than_it_may_be() -> None:
+    one: Custody[str] = Custody()
+    one.keep(kept("a", until=600.0))
+    one.keep(kept("b", until=610.0))
+    assert one.expired(599.9) == []
+    assert [k.gang for k in one.expired(600.0)] == ["a"]
+    assert [k.gang for k in one.all()] == ["b"]
+
+
+def test_a_gang_leaves_its_memory_once_and_the_newest_counts() -> None:
+    one: Custody[str] = Custody()
+    one.keep(kept(job=7))
+    assert one.keep(kept(job=8)) == [kept(job=7)]
+    assert one.keep(kept(job=9, uid=1001)) == [], "another user's gang of that name"
+    assert one.take(1000, "g") == kept(job=8)
+
+
+def test_neither_one_user_nor_all_together_fill_the_node() -> None:
+    one: Custody[str] = Custody()
+    for number in range(custody.USERS_MOST):
+        one.keep(kept(f"g{number}"))
+    assert "of uid 1000" in one.refusal(1000, "another")
+    assert one.refusal(1000, "g0") == "", "it takes the place of what is there"
+    for number in range(custody.MOST - custody.USERS_MOST):
+        assert one.refusal(2000 + number, "g") == ""
+        one.keep(kept(uid=2000 + number))
+    assert "on this node already" in one.refusal(3000, "g")
+
+
+# --- the socket ------------------------------------------------------------------------------------------------------
+
+
+def memfd(fill: bytes = b"x", seals: int = SEALS) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, fill * PAGE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def inodes(fds: list[int]) -> list[int]:
+    found = [os.fstat(fd).st_ino for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    return found
+
+
+def stands(fd: int) -> bool:
+    """Whether the memory behind a descriptor has any pages left."""
+    return os.fstat(fd).st_blocks > 0
+
+
+class Node:
+    """A musterd's memory, and agents that call it."""
+
+    def __init__(self, path: Path, store: FdStore) -> None:
+        self.path, self.now = path, 1000.0
+        self.depot = Depot(store)
+        self.service = MemoryService(path, self.depot, lambda: self.now)
+
+    async def ask(self, request: packet.Message, *fds: int) -> tuple[packet.Message, list[int]]:
+        return await asyncio.to_thread(ask, str(self.path), request, fds)
+
+    async def leave(self, *fds: int, gang: str = "g", job: int = 7) -> str:
+        answer, back = await self.ask({"keep": {"gang_id": gang, "slurm_job_id": job}}, *fds)
+        assert back == []
+        return str(answer.get("refused", ""))
+
+    async def take(self, gang: str = "g") -> list[int]:
+        answer, fds = await self.ask({"take": {"gang_id": gang}})
+        assert answer == {}
+        return inodes(fds)
+
+    async def job_starts(self, job: int) -> int:
+        answer, _ = await self.ask({"free": {"slurm_job_id": job}})
+        return int(answer.get("freed", 0))
+
+
+@asynccontextmanager
+async def serving(path: Path, store: FdStore, stored: dict[str, int] | None = None) -> AsyncIterator[Node]:
+    node = Node(path, store)
+    node.depot.recover(stored or {})
+    running = asyncio.create_task(node.service.run())
+    try:
+        while not path.exists():  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0)
+        yield node
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        path.unlink()
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with serving(tmp_path / "memory.sock", FdStore("")) as found:
+        yield found
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[int, int]]:
+    """A description and a shard."""
+    fds = memfd(), memfd()
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+async def test_the_very_memory_that_was_left_comes_back_once(node: Node, pair: tuple[int, int]) -> None:
+    expected = [os.fstat(fd).st_ino for fd in pair]
+    assert await node.leave(*pair) == ""
+    assert await node.take("another") == []
+    assert await node.take() == expected
+    assert await node.take() == []
+    assert await node.job_starts(8) == 0
+    assert all(map(stands, pair)), "what was taken back is its owner's"
+
+
+async def test_memory_is_gone_when_another_jobs_prolog_hears_back(node: Node, pair: tuple[int, int]) -> None:
+    assert await node.leave(*pair, job=7) == ""
+    assert await node.job_starts(7) == 0, "the requeued job itself"
+    assert all(map(stands, pair))
+    assert await node.job_starts(8) == 1
+    assert not any(map(stands, pair)), "whoever else still holds a descriptor"
+    assert await node.take() == []
+
+
+async def test_memory_goes_after_ten_minutes(node: Node, pair: tuple[int, int]) -> None:
+    await node.leave(*pair)
+    node.now += KEPT_S - 1
+    await node.service.free_expired()
+    assert all(map(stands, pair))
+    node.now += 1
+    await node.service.free_expired()
+    assert not any(map(stands, pair))
+
+
+async def test_what_a_gang_leaves_anew_takes_the_place_of_what_it_had_left(node: Node, pair: tuple[int, int]) -> None:
+    newer = memfd(), memfd()
+    await node.leave(*pair)
+    await node.leave(*newer)
+    await node.service.free_expired()
+    assert not any(map(stands, pair))
+    assert await node.take() == inodes(list(newer))
+
+
+async def test_only_sealed_memory_is_kept(node: Node, pair: tuple[int, int]) -> None:
+    reading, writing = os.pipe()
+    grows = memfd(seals=fcntl.F_SEAL_SHRINK)
+    for strange in (reading, grows):
+        assert "only memfds" in await node.leave(pair[0], strange)
+    for fd in (reading, writing, grows):
+        os.close(fd)
+    assert await node.take() == []
+
+
+async def test_a_request_that_can_not_be_right_is_refused_in_words(node: Node, pair: tuple[int, int]) -> None:
+    assert "have to be named" in await node.leave(*pair, gang="")
+    assert "have to be named" in await node.leave(*pair, job=0)
+    assert "1 descriptors" in await node.leave(pair[0])
+    assert "descriptors" in await node.leave(*[pair[0]] * (MOST_FDS + 9))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.setblocking(False)
+        line.connect(str(node.path))
+        line.send(b"\xff{")
+        answer = await asyncio.get_running_loop().sock_recv(line, 1 << 16)
+    assert b"not a MemoryRequest" in answer
+
+
+async def test_callers_that_say_nothing_keep_nobody_else_waiting(node: Node, pair: tuple[int, int]) -> None:
+    lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(8)]
+    for line in lines:
+        line.connect(str(node.path))
+    assert await node.leave(*pair) == ""
+    for line in lines:
+        line.close()
+    assert len(await node.take()) == 2
+
+
+# --- systemd's store -------------------------------------------------------------------------------------------------
+
+
+class Systemd:
+    """Plays systemd's side of the notify socket: what is stored, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stored: dict[str, int] = {}
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._line.bind(str(path))
+        self._line.setblocking(False)
+
+    def hear(self) -> None:
+        """Take in all that was said."""
+        fds = array.array("i")
+        while True:
+            try:
+                data, beside, _, _ = self._line.recvmsg(4096, socket.CMSG_SPACE(fds.itemsize))
+            except BlockingIOError:
+                return
+            words = dict(line.split("=", 1) for line in data.decode().splitlines())
+            if words.get("FDSTORE") == "1":
+                (_, _, payload) = beside[0]
+                self.stored[words["FDNAME"]] = array.array("i", payload)[0]
+            elif words.get("FDSTOREREMOVE") == "1":
+                os.close(self.stored.pop(words["FDNAME"]))
+
+    def hands_out(self) -> dict[str, int]:
+        """Descriptors for a service that is started again."""
+        self.hear()
+        return {name: os.dup(fd) for name, fd in reversed(self.stored.items())}
+
+    def close(self) -> None:
+        for fd in self.stored.values():
+            os.close(fd)
+        self._line.close()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    played = Systemd(tmp_path / "notify")
+    yield played
+    played.close()
+
+
+async def test_memory_outlives_a_restart_of_musterd(tmp_path: Path, systemd: Systemd, pair: tuple[int, int]) -> None:
+    expected = [os.fstat(fd).st_ino for fd in pair]
+    path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
+    async with serving(path, store) as first:
+        assert await first.leave(*pair, job=7) == ""
+    async with serving(path, store, systemd.hands_out()) as second:
+        assert await second.job_starts(7) == 0
+        assert await second.take() == expected
+    systemd.hear()
+    assert systemd.stored == {}, "what its owner has is stored no more"
+
+
+async def test_after_a_restart_it_is_known_whose_it_is_and_until_when(
+    tmp_path: Path, systemd: Systemd, pair: tuple[int, int]
+) -> None:
+    path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
+    async with serving(path, store) as first:
+        await first.leave(*pair, job=7)
+    async with serving(path, store, systemd.hands_out()) as second:
+        second.now = first.now + KEPT_S - 1
+        await second.service.free_expired()
+        assert all(map(stands, pair))
+        assert await second.job_starts(8) == 1
+    systemd.hear()
+    assert (systemd.stored, any(map(stands, pair))) == ({}, False)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_what_systemd_has_lost_a_part_of_is_let_go(
+    tmp_path: Path, systemd: Systemd, pair: tuple[int, int], place: int
+) -> None:
+    path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
+    async with serving(path, store) as first:
+        await first.leave(*pair)
+    stored = systemd.hands_out()
+    os.close(stored.pop(next(name for name in stored if name.endswith(f".{place}"))))
+    async with serving(path, store, stored) as second:
+        assert await second.take() == []
+
+
+def test_descriptors_of_the_store_are_found_by_their_names() -> None:
+    one, other = memfd(), memfd()
+    first = min(one, other)
+    environ = {"LISTEN_PID": "42", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a.0:a.1", "HOME": "/"}
+    assert fd_store.inherited(dict(environ), 43, first) == {}, "they are another process's"
+    assert abs(one - other) == 1
+    os.set_inheritable(one, True)
+    assert fd_store.inherited(environ, 42, first) == {"a.0": first, "a.1": first + 1}
+    assert environ == {"HOME": "/"}
+    assert not os.get_inheritable(one)
+    os.close(one)
+    os.close(other)
+
+
+async def test_where_the_socket_can_not_be_musterd_goes_on_without(tmp_path: Path, systemd: Systemd) -> None:
+    path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
+    async with serving(path, store) as first:
+        await first.leave(*(fds := (memfd(), memfd())))
+    depot = Depot(store)
+    depot.recover(systemd.hands_out())
+    await MemoryService(tmp_path / "nowhere" / "memory.sock", depot).run()
+    assert not any(map(stands, fds)), "nobody could ask for it"
+    inodes(list(fds))
+
+
+# --- the prolog ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_prolog_frees_what_other_jobs_have_left(node: Node, pair: tuple[int, int]) -> None:
+    await node.leave(*pair, job=7)
+    assert await asyncio.to_thread(prolog.free, 8, str(node.path), 0.0) == ""
+    assert not any(map(stands, pair))
+
+
+def test_without_musterd_the_prolog_returns_at_once(tmp_path: Path) -> None:
+    assert prolog.free(8, str(tmp_path / "memory.sock"), 60.0) == ""
+
+
+def dead_socket(path: Path) -> Path:
+    """As a musterd that has ended leaves it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.bind(str(path))
+    return path
+
+
+def test_a_musterd_that_does_not_come_back_holds_up_no_job(tmp_path: Path) -> None:
+    assert "does not answer" in prolog.free(8, str(dead_socket(tmp_path / "memory.sock")), 0.0)
+
+
+async def test_a_musterd_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
+    path = dead_socket(tmp_path / "memory.sock")
+    waiting = asyncio.create_task(asyncio.to_thread(prolog.free, 8, str(path), 60.0))
+    async with serving(path, FdStore("")):
+        assert await waiting == ""
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "x"}])
+def test_the_prolog_fails_no_job(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert prolog.main(environ) == 0
+    assert "SLURM_JOB_ID" in capsys.readouterr().err
+
+
+def test_the_prolog_is_quick_to_start() -> None:
+    show = "import sys, muster.slurm.hooks.prolog; print(*(n for n in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, timeout=60, check=True)
+    heavy = {"grpc", "google", "pydantic", "asyncio", "rich", "xxhash"}
+    assert not heavy & {name.partition(".")[0] for name in done.stdout.split()}
