@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from muster.checkpoint import transfer
 from muster.checkpoint.agreement import Agreement
 from muster.checkpoint.buddy import Desk
 from muster.checkpoint.copies import Copies
@@ -32,7 +33,7 @@ from muster.checkpoint.pieces import digest_pieces, shard_digest
 from muster.checkpoint.ranks import RankSockets
 from muster.checkpoint.recall import Recall
 from muster.checkpoint.shards import Shard, Shelf, Stamp
-from muster.checkpoint.slots import SLOTS, NoMemory, Slot, Slots
+from muster.checkpoint.slots import SLOTS, Memory, NoMemory, Slot, Slots
 from muster.checkpoint.work import Workers
 from muster.v1 import peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
@@ -153,6 +154,32 @@ class Keeper:
             FlushError: it failed or was superseded. Nothing half-done is left.
         """
         await self._flusher.flush(order, Path(durable_dir))
+
+    def own_shards(self) -> list[Shard]:
+        """What stands in this node's own slots, of the two newest versions: there are no more between two commits."""
+        own = [shard for shard in self._shelf.all() if shard.tier == TIER_OWN]
+        newest = sorted({shard.stamp for shard in own})[-2:]
+        return [shard for shard in own if shard.stamp in newest]
+
+    async def take_back(self, offer: peer_pb2.ShardOffer, descriptor: int) -> None:
+        """Take in a shard that this gang's agent here had left when the job was requeued; every byte is verified.
+
+        Args:
+            offer: describes it, as `transfer.offer_of` does.
+            descriptor: its memfd; owned from now on.
+
+        Raises:
+            BadShard: it isn't what is described, or of another gang.
+        """
+        memory = Memory.adopt(descriptor)
+        try:
+            pieces = transfer.pieces_of(offer)
+            if offer.gang_id != self._gang_id or memory.size != offer.bytes:
+                raise BadShard(f"{memory.size} bytes are described as {offer.bytes} of gang {offer.gang_id}")
+            await self._recall.take_in(offer.rank, transfer.stamp_of(offer), pieces, offer.digest, memory)
+        except BaseException:
+            memory.close()
+            raise
 
     async def close(self) -> None:
         """End all work and free all memory."""

@@ -149,7 +149,7 @@ class Recall:
         memory = await self._work(self._slots.make, copy.rank, copy.bytes)
         try:
             await self._work(fill, memory)
-            return await self._take_in(copy.rank, copy.stamp, copy.pieces, copy.digest, memory)
+            return await self.take_in(copy.rank, copy.stamp, copy.pieces, copy.digest, memory)
         except BaseException:
             memory.close()
             raise
@@ -169,15 +169,17 @@ class Recall:
         memory = await self._work(self._slots.make, rank, first.offer.bytes)
         try:
             await transfer.receive(source, memory, pieces)
-            return await self._take_in(rank, stamp, pieces, first.offer.digest, memory)
+            return await self.take_in(rank, stamp, pieces, first.offer.digest, memory)
         except BaseException:
             memory.close()
             raise
 
-    async def _take_in(
-        self, rank: int, stamp: Stamp, pieces: tuple[Piece, ...], digest: bytes, memory: Memory
-    ) -> Shard:
-        """Verify every byte of `memory`, then make it the rank's slot."""
+    async def take_in(self, rank: int, stamp: Stamp, pieces: tuple[Piece, ...], digest: bytes, memory: Memory) -> Shard:
+        """Verify every byte of `memory`, then make it the rank's slot.
+
+        Raises:
+            BadShard: its bytes don't give their digests.
+        """
         await self._work(verify, memory, pieces, range(len(pieces)))
         slot = self._slots.adopt(rank, memory)
         shard = Shard(rank, stamp, TIER_OWN, pieces, digest, memory, lambda: self._slots.free(slot))

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.checkpoint.errors import BadShard
+
 SLOTS = 2
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -52,6 +54,25 @@ class Memory:
         except OSError as error:
             raise NoMemory(f"{name} of {size >> 20} MiB: {error.strerror}") from error
         self.view = memoryview(self._map)
+
+    @classmethod
+    def adopt(cls, fd: int) -> "Memory":
+        """One that another process of this user has made; owns `fd` from now on.
+
+        Raises:
+            BadShard: it isn't sealed as it was made, so that reading it could be the end of this process.
+        """
+        memory = cls.__new__(cls)
+        memory.fd = fd
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise BadShard("a memfd that can still grow or shrink")
+            memory.size = os.fstat(fd).st_size
+            memory._map = mmap.mmap(fd, memory.size)
+        except (OSError, ValueError) as error:
+            raise BadShard(f"no memory can be had through descriptor {fd}: {error}") from error
+        memory.view = memoryview(memory._map)
+        return memory
 
     def __del__(self) -> None:
         # Whoever had it made may have been cancelled meanwhile.

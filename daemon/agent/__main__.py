@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from muster.daemon.agent import guard
 from muster.daemon.identity import IdentityError
+from muster.daemon.memory_line import SOCKET
 from muster.daemon.site import EXIT_CONFIG, SiteError, add_arguments
 
 EXIT_USAGE = 64
@@ -68,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         default=8.0,  # Slurm's KillWait is 30 s
         help="seconds to wait for the coordinator's word after SIGTERM, then the agent ends its ranks; default 8",
+    )
+    run.add_argument(
+        "--memory",
+        metavar="SOCKET",
+        default=SOCKET,
+        help=f"where musterd keeps memory while the job is requeued; empty: nowhere; default {SOCKET}",
     )
     batch = commands.add_parser("batch", help="start srun, and wait until the gang is final")
     add_arguments(batch, listen="")

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from muster.daemon.agent import converge
+from muster.daemon.agent import converge, handover
 from muster.daemon.agent.attach import Attachment, Ears
 from muster.daemon.agent.crew import Crew, Job
+from muster.daemon.agent.handover import Handover
 from muster.daemon.agent.neighbourhood import Consequences, Neighbourhood
 from muster.daemon.agent.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
 from muster.daemon.agent.pool import Pool
@@ -49,6 +50,7 @@ _STOP_GRACE_S = 12.0
 _LOOK_AGAIN_S = 0.05
 _AT_LEISURE_S = 0.25
 _TIDY_S = 1.0
+_HAND_OVER_S = 3.0
 _EXIT_TERM = 128 + signal.SIGTERM
 _NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
 _SILENCES = {
@@ -59,7 +61,7 @@ _SILENCES = {
 }
 
 
-class Keeper(ShardKeeper, Protocol):
+class Keeper(ShardKeeper, handover.Keeper, Protocol):
     """The memory store of this node (muster.checkpoint.keeper.Keeper)."""
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
@@ -92,6 +94,8 @@ class Setting:
     batch_host: bool = False
     pool_serial: int = 0
     """The request for a node of the shared pool that this agent comes of; 0: it is of the gang's own job."""
+    memory_socket: str = ""
+    """Where musterd keeps memory until the job's next run; empty: nowhere."""
 
 
 MakeKeeper = Callable[[Channels, Callable[[], None]], Keeper]
@@ -106,6 +110,9 @@ class Agent:
         self._attachment: Attachment | None = None
         self._channels = Channels(setting.credentials)
         self._keeper = make_keeper(self._channels, self._kept)
+        own = setting.own
+        self._handover = Handover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
+        self._comes_back = False
         self._moving: frozenset[int] = frozenset()
         self._withheld = False
         self._pool = make_pool(self._changed)
@@ -136,6 +143,8 @@ class Agent:
         common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._setting.own), server)
         port = bind(server, self._setting.listen)
         await server.start()
+        # Before the first status: what it says is what the gang's next generation starts from.
+        await self._handover.take(self._keeper)
         self._attachment = self._attach(port)
         self._start(self._attachment.run())
         self._start(self._neighbours.run())
@@ -148,6 +157,9 @@ class Agent:
                 task.cancel()
             self._neighbours.stop()
             await self._crew.stop()
+            if self._comes_back:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._handover.leave(self._keeper), _HAND_OVER_S)
             # The end of the process does the same: none of it may hold that up.
             for tidy in (self._keeper.close(), self._channels.close(), server.stop(grace=None)):
                 with suppress(TimeoutError):
@@ -212,6 +224,7 @@ class Agent:
             case converge.Start():
                 self._crew.start(step, order)
             case converge.Leave(exit_code, reason):
+                self._comes_back = order.requeued
                 self._leave(exit_code, reason or "the coordinator says so")
 
     def _local(self) -> converge.Local:

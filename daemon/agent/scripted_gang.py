@@ -56,6 +56,8 @@ class Gang:
     preload: tuple[str, ...] = ("random",)
     notice_s: float = 0.0
     """How long agents wait for the coordinator's word after SIGTERM."""
+    memory: str = ""
+    """The socket that they leave memory at, and take it back from; empty: none."""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     async def start(self, size: int, *command: str, **spec: object) -> None:
@@ -73,7 +75,7 @@ class Gang:
         text = json.dumps({"command": command, **settings})
         argv = [sys.executable, "-m", "muster.daemon.agent", "run", "--gang", "g", "--node", node, "--spec", text]
         argv += ["--coordinator", self.address, "--auth", f"secret:{self.folder}/secret", "--log-level", "debug"]
-        argv.append(f"--notice={self.notice_s}")
+        argv += [f"--notice={self.notice_s}", f"--memory={self.memory}"]
         with (self.folder / f"{node}.err").open("ab") as errors:
             self.agents[node] = subprocess.Popen(argv, stderr=errors)
 

@@ -118,6 +118,8 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
         slurm_restart_count=_restarts(),
         batch_host=os.environ.get("SLURM_NODEID") == "0" and not pool_serial,
         pool_serial=pool_serial,
+        # A small job of the pool doesn't come back.
+        memory_socket="" if pool_serial else options.memory,
     )
 
 

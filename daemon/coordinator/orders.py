@@ -61,6 +61,7 @@ class Orders:
             _leave(order, 0, out)
         elif gang.phase is Phase.REQUEUED:
             _leave(order, 0, gang.reason)
+            order.requeued = not out
         elif gang.phase in _FENCING:
             order.duty = pb.DUTY_FENCE
             order.generation, order.store_node = max(gang.fenced, 0), gang.store_node

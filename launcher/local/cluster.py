@@ -66,7 +66,7 @@ class LocalCluster:
         name = f"n{index}"
         kernel_log = self._folder / f"{name}.kmsg"
         kernel_log.touch()
-        where = ["--coordinator", self.address, "--listen", f"{_LOOPBACK}:0", "--node", name]
+        where = ["--coordinator", self.address, "--listen", f"{_LOOPBACK}:0", "--node", name, "--memory", ""]
         agent = self._start(
             f"agent-{name}",
             "muster.daemon.agent",

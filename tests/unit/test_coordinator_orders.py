@@ -108,6 +108,18 @@ def test_the_end_carries_code_and_reason() -> None:
     assert (order.exit_code, order.reason) == (0, "lost")
 
 
+def test_who_comes_back_with_the_job_leaves_its_memory_and_nobody_else() -> None:
+    def leave(*story: f.Fact) -> list[tuple[int, bool]]:
+        orders = [_order(_ledger(*story), node) for node in NODES]
+        return [(order.duty, order.requeued) for order in orders]
+
+    requeued = f.PhaseChanged("g", Phase.REQUEUED, "preempted")
+    assert leave(*RUNNING, requeued) == [(pb.DUTY_EXIT, True)] * 3
+    assert leave(*UNFIT, requeued) == [(pb.DUTY_EXIT, True), (pb.DUTY_EXIT, False), (pb.DUTY_EXIT, True)]
+    for phase in (Phase.FAILED, Phase.CANCELLED):
+        assert leave(*RUNNING, requeued, f.GangEnded("g", phase, 1, "over")) == [(pb.DUTY_EXIT, False)] * 3
+
+
 def test_a_flush_is_carried_until_it_is_over() -> None:
     order = _order(_ledger(*RUNNING, FLUSH), "n1")
     assert (order.flush.serial, order.flush.version.step, order.flush.reason) == (1, 8, "asked for")

@@ -542,6 +542,7 @@ def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world.kill_rank("n1")
     world.run_until(recovered(world))
     world.world.flushes.broken_until = world.now + 1000
+    world.world.depots.damage = 1.0
     world.requeue()
     world.run_until(lambda: world.gang.generation == 3)
     assert world.gang.version is None

@@ -50,7 +50,7 @@ def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_ther
     assert verbs(world) == ["requeue"]
     saved = durable(world)
     world.run_until(lambda: world.gang.generation == 2, 300)
-    assert world.facts(f.GenerationStarted)[-1].durable_path == world.gang.durable_path
+    assert world.facts(f.GenerationStarted)[-1].version == world.gang.durable_version
     world.run_until(lambda: stopped_at(world) > saved)
     assert world.gang.stop is None
 
@@ -98,7 +98,7 @@ def test_a_job_that_slurm_requeues_is_saved_and_not_requeued_twice() -> None:
     assert durable(world) == stopped_at(world) > 3
     assert verbs(world) == []
     world.run_until(lambda: world.gang.generation == 2, 300)
-    assert world.facts(f.GenerationStarted)[-1].durable_path == world.gang.durable_path
+    assert world.facts(f.GenerationStarted)[-1].version == world.gang.durable_version
 
 
 def test_without_a_durable_folder_the_ranks_are_asked_to_stop_all_the_same() -> None:

@@ -259,6 +259,8 @@ class Agent(Process):
             case converge.Start():
                 self._start(step, order)
             case converge.Leave():
+                if order.requeued:
+                    self.world.depots.leave(self)
                 self.leave()
 
     def _store_listens(self, generation: int) -> None:

@@ -154,7 +154,10 @@ class Jobs:
         post = Post(gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}")
         if wanted.pool:
             post = Post(gang, job.id, wanted.restarts, False, f"{node}-p{wanted.pool}", wanted.pool)
-        world.add_agent(Agent(world, machine, post))
+        world.depots.job_starts(node, job.id)
+        agent = Agent(world, machine, post)
+        world.depots.take(agent)
+        world.add_agent(agent)
 
     def _clear(self, job: Job, node: str, words: str) -> None:
         """slurmd ends what the job has on a node that it no longer has; a node that is cut off hears of it later."""

@@ -6,6 +6,7 @@
 4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
 5. While many nodes are silent at once nobody is evicted before a minute has passed.
 6. No more nodes are taken out of service than the site allows; in observe mode nothing is done.
+7. A node keeps memory for gangs that come back, ten minutes at most, and never beside another job.
 
 And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the ledger.
 
@@ -15,7 +16,7 @@ A rank whose agent or node is stopped can do nothing that counts; it must be gon
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE, EXIT_STOPPED
@@ -26,6 +27,7 @@ from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.simulator.memory import digest
 from muster.daemon.coordinator.simulator.network import COORDINATOR
+from muster.daemon.node.custody import Kept
 from muster.slurm.client.states import JobState
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Laws:
         self._crashed_on: dict[str, int] = {}
         self._taken: list[str] = []
         self._jobs: dict[str, int] = {}
+        self._requeued: set[tuple[str, int]] = set()
         self._since = world.schedule.now
         self._left: Ledger | None = None
 
@@ -175,6 +178,8 @@ class Laws:
             case f.GenerationStarted():
                 self._move(fact.gang, Phase.STARTING)
                 self._world.tally.count("rung", fact.action)
+                if fact.version is not None and fact.action in ("start", "requeue"):
+                    self._world.tally.count("rung", "resume from memory")
             case f.NodeJudged():
                 before = self._verdicts.get(fact.node, Verdict.FIT)
                 if fact.verdict in OUT_OF_SERVICE and before not in OUT_OF_SERVICE:
@@ -222,6 +227,7 @@ class Laws:
             case f.MemberJoined() if fact.job != core.ledger.gangs[fact.gang].job:
                 self._from_the_pool(core.ledger.gangs[fact.gang], fact)
             case f.PhaseChanged() if fact.phase is Phase.REQUEUED:
+                self._requeued.add((fact.gang, core.ledger.gangs[fact.gang].restart_count))
                 self._saved(core.ledger.gangs[fact.gang])
             case f.GangEnded():
                 if fact.exit_code == EXIT_STOPPED:
@@ -406,6 +412,26 @@ class Laws:
         self._must(not wrong, f"law 2: {gang.id}: {wrong}")
         if gang.durable_version is not None:
             self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
+
+    # -- 7: memory between two runs of a job --
+
+    def left(self, agent: Agent) -> None:
+        """An agent leaves its shards with its node's daemon."""
+        gang = agent.post.gang
+        self._must(
+            (gang, agent.post.restarts) in self._requeued,
+            f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
+        )
+
+    def prolog_returned(self, node: str, job: int, kept: Sequence[Kept[Any]]) -> None:
+        """A job's first process is about to start on a node that keeps so much."""
+        others = [k.gang for k in kept if k.job != job]
+        self._must(not others, f"law 7: job {job} starts on {node} beside the memory of {others}")
+
+    def kept_at(self, node: str, now: float, kept: Sequence[Kept[Any]]) -> None:
+        """A node keeps so much at this time."""
+        late = [k.gang for k in kept if k.until <= now]
+        self._must(not late, f"law 7: {node} still keeps the memory of {late}")
 
     # -- 3 and 5: verdicts --
 

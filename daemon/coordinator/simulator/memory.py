@@ -53,6 +53,17 @@ class Memory:
         """The versions of `rank` that stand here."""
         return sorted({v for r, _, v in self._kept if r == rank})
 
+    def own(self) -> tuple[Shard, ...]:
+        """What stands in this node's own slots, of the two newest versions."""
+        own = [shard for shard in self.shards() if shard.own]
+        newest = sorted({shard.version for shard in own})[-2:]
+        return tuple(shard for shard in own if shard.version in newest)
+
+    def take_back(self, rank: int, version: Version, text: str) -> None:
+        """Take in a shard of the run before, if it is what the rank wrote."""
+        if text == digest(rank, version):
+            self.put(rank, True, version)
+
     def put(self, rank: int, own: bool, version: Version) -> None:
         """A shard has come to stand here."""
         self._kept[rank, own, version] = digest(rank, version)

@@ -187,6 +187,24 @@ MUTANTS: dict[str, Mutant] = {
         "expected and not (attached and status.fenced >= gang.fenced))",
         "expected and attached and status.fenced < gang.fenced)",
     ),
+    "go-back-behind-what-is-durable": Mutant(
+        "a requeued gang starts from memory that is older than its durable checkpoint",
+        f"{_CORE}.advance",
+        "    if version is None or (durable is not None and durable > version):",
+        "    if version is None:",
+    ),
+    "keep-memory-for-nobody": Mutant(
+        "a gang that is over leaves its memory on its nodes",
+        "muster.daemon.coordinator.orders",
+        "            _leave(order, gang.exit_code, gang.reason)",
+        "            _leave(order, gang.exit_code, gang.reason)\n            order.requeued = True",
+    ),
+    "keep-memory-beside-a-job": Mutant(
+        "a job starts on a node that keeps another one's memory",
+        "muster.daemon.node.custody",
+        "        return self._take_out(lambda kept: kept.job != job)",
+        "        return self._take_out(lambda kept: kept.job > job)",
+    ),
     "forget-what-is-owed": Mutant(
         "a snapshot lacks the calls that Slurm is owed",
         f"{_CORE}.ledger",

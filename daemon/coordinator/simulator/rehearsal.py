@@ -200,6 +200,12 @@ class Rehearsal:
         """An operator has Slurm requeue the job."""
         self.world.cluster.requeue(self.gang.job, (), None)
 
+    def other_job(self, *nodes: str) -> None:
+        """Another job has started on these nodes: its prolog has returned."""
+        for node in nodes:
+            self.world.note(f"another job starts on {node}")
+            self.world.depots.job_starts(node, 1 + self.gang.job)
+
     def finish(self) -> None:
         """Every rank exits with 0."""
         for seat in self.gang.seats:

@@ -73,6 +73,7 @@ class Run:
             trace,
         )
         self.world.jobs.sbatch_fails = 0.1
+        self.world.depots.damage = 0.02
         self.world.reserves = chance.random() < 0.2
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):

@@ -14,6 +14,7 @@ RUNGS = (
     "a node of the shared pool",
     "no node of the shared pool",
     "fewer replicas",
+    "resume from memory",
     "flush, then requeue",
     "requeue",
     "fail: the software",

@@ -15,6 +15,7 @@ from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.coordinator import Coordinator
 from muster.daemon.coordinator.simulator.daemon import Daemon
+from muster.daemon.coordinator.simulator.depots import Depots
 from muster.daemon.coordinator.simulator.flushes import Flushes
 from muster.daemon.coordinator.simulator.jobs import Jobs, Wanted
 from muster.daemon.coordinator.simulator.laws import Laws
@@ -68,6 +69,7 @@ class World:
         self.laws = Laws(self)
         self.flushes = Flushes(self)
         self.jobs = Jobs(self)
+        self.depots = Depots(self, seed)
         self.cluster = FakeCluster(
             list(self.machines), now=lambda: self.schedule.now, leaves=dict(site.leaves), on_change=self.jobs.changed
         )
@@ -206,6 +208,7 @@ class World:
                     training.feel_reset(node, 0.6 if closes else 0.0)
         self.daemons[node].end(closes)
         machine.kernel, machine.frozen = False, False
+        self.depots.lose(node)
         self.changed()
 
     def boot(self, node: str) -> None:

@@ -106,7 +106,7 @@ class _DutyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Duty.ValueType],
     DUTY_RUN: _Duty.ValueType  # 3
     """Run the local ranks of `generation`; where they run already or have exited, nothing changes."""
     DUTY_EXIT: _Duty.ValueType  # 4
-    """End the ranks, free all memory, leave with `exit_code`."""
+    """End the ranks, free all memory (or leave it with musterd, see `requeued`), leave with `exit_code`."""
 
 class Duty(_Duty, metaclass=_DutyEnumTypeWrapper): ...
 
@@ -118,7 +118,7 @@ DUTY_FENCE: Duty.ValueType  # 2
 DUTY_RUN: Duty.ValueType  # 3
 """Run the local ranks of `generation`; where they run already or have exited, nothing changes."""
 DUTY_EXIT: Duty.ValueType  # 4
-"""End the ranks, free all memory, leave with `exit_code`."""
+"""End the ranks, free all memory (or leave it with musterd, see `requeued`), leave with `exit_code`."""
 Global___Duty: _TypeAlias = Duty  # noqa: Y015
 
 @_typing.final
@@ -697,6 +697,7 @@ class Order(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    REQUEUED_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -712,6 +713,10 @@ class Order(_message.Message):
     stop: _builtins.str
     """Carried with any duty: the job is being stopped by plan, and why. Ranks that run are asked to stop after a step, and
     the agent waits for its orders, whatever signal it gets. Empty: the gang goes on.
+    """
+    requeued: _builtins.bool
+    """With EXIT: the job is requeued. The shards in this node's own slots are left with musterd, which keeps them for the
+    agent of the next run (memory.proto).
     """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
@@ -745,10 +750,11 @@ class Order(_message.Message):
         reason: _builtins.str = ...,
         stop: _builtins.str = ...,
         pool: _abc.Iterable[Global___PoolRequest] | None = ...,
+        requeued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "pool", b"pool", "reason", b"reason", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "pool", b"pool", "reason", b"reason", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,246 @@
+"""A requeued gang's memory: left with musterd by the agents of one run, taken back by those of the next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from muster.checkpoint import transfer
+from muster.checkpoint.errors import BadShard
+from muster.checkpoint.keeper import Keeper
+from muster.checkpoint.link import AgentLink
+from muster.checkpoint.rehearsal import RehearsedGang, RehearsedRank, contents
+from muster.checkpoint.shards import Stamp
+from muster.daemon.agent.handover import Handover
+from muster.daemon.agent.scripted_gang import Gang, scripted_gang
+from muster.daemon.node.depot import Depot
+from muster.daemon.node.fd_store import FdStore
+from muster.daemon.node.memory_service import MemoryService
+from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_HOLD, TIER_OWN, Order
+
+GANG, JOB = "g", 7
+PLACES = {0: "n0", 1: "n1"}
+SHARED = (5 << 20) + 3
+"""Bytes: more than one piece."""
+
+
+@asynccontextmanager
+async def musterd(path: Path) -> AsyncIterator[Depot]:
+    """The memory of one node's daemon."""
+    depot = Depot(FdStore(""))
+    running = asyncio.create_task(MemoryService(path, depot).run())
+    while not path.exists():  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(0)
+    try:
+        yield depot
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Run(RehearsedGang):
+    """One run of the job: keepers on n0 and n1, each with a musterd that outlives it."""
+
+    def __init__(self, folder: Path, generation: int = 0) -> None:
+        super().__init__(GANG)
+        self.folder, self.generation = folder, generation
+        self.ranks: dict[int, RehearsedRank] = {}
+
+    def handover(self, name: str) -> Handover:
+        return Handover(GANG, name, JOB, str(self.folder / name))
+
+    async def __aenter__(self) -> Run:
+        await self.add(*PLACES.values())
+        for name, node in self.nodes.items():
+            await self.handover(name).take(node.keeper)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def leave(self) -> None:
+        for name, node in self.nodes.items():
+            await self.handover(name).leave(node.keeper)
+
+    async def train(self, *steps: int) -> None:
+        """A generation that commits these steps."""
+        self.begin(PLACES)
+        for rank, name in PLACES.items():
+            assert (await self.join(rank, name))[1] == {}
+        for step in steps:
+            for rank, one in self.ranks.items():
+                assert await asyncio.to_thread(one.step, step, shared(rank, step), b"own", 5.0)
+            while any(Stamp.of(n.keeper.committed()).step < step for n in self.nodes.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        for one in self.ranks.values():
+            one.link.close()
+
+    async def join(self, rank: int, name: str) -> tuple[int, dict[str, bytes]]:
+        """Where a rank starts: the step, and what it had kept; it has slots then."""
+        one = RehearsedRank(AgentLink(self.socket(rank, name), rank, self.generation), rank, len(PLACES))
+        self.ranks[rank] = one
+        start = await asyncio.to_thread(one.join)
+        assert not await asyncio.to_thread(one.layout, SHARED)
+        return start.step, dict(contents(start.shard)) if start.shard is not None else {}
+
+    def held(self) -> dict[str, list[tuple[int, int, int]]]:
+        """(rank, tier, step) of what stands on each node."""
+        return {
+            name: [(s.rank, s.tier, s.version.step) for s in node.keeper.shards()] for name, node in self.nodes.items()
+        }
+
+
+def shared(rank: int, step: int) -> bytes:
+    return bytes([16 * rank + step]) * SHARED
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    """With the sockets of two musterds."""
+    async with musterd(tmp_path / "n0"), musterd(tmp_path / "n1"):
+        yield tmp_path
+
+
+async def test_the_next_run_goes_on_from_memory(folder: Path) -> None:
+    async with Run(folder) as first:
+        await first.train(1, 2)
+        await first.leave()
+    async with Run(folder, generation=1) as second:
+        assert second.held() == {"n0": [(0, TIER_OWN, 2)], "n1": [(1, TIER_OWN, 2)]}
+        assert second.newest(2) == Stamp(1, 2)
+        # The ranks may well sit elsewhere.
+        second.begin({0: "n1", 1: "n0"}, second.plan(Stamp(1, 2)))
+        for rank, name in ((0, "n1"), (1, "n0")):
+            step, found = await second.join(rank, name)
+            assert (step, found["own"]) == (2, b"own")
+            assert found["shared"][:SHARED] == shared(rank, 2)
+        for one in second.ranks.values():
+            one.link.close()
+
+
+async def test_it_is_taken_back_once(folder: Path) -> None:
+    async with Run(folder) as first:
+        await first.train(1)
+        await first.leave()
+    async with Run(folder, 1) as second:
+        assert second.newest(2) == Stamp(1, 1)
+    async with Run(folder, 1) as third:
+        assert third.held() == {"n0": [], "n1": []}
+
+
+async def test_what_was_taken_back_and_never_used_is_left_again(folder: Path) -> None:
+    async with Run(folder) as first:
+        await first.train(1)
+        await first.leave()
+    for _ in range(2):
+        async with Run(folder, 1) as later:
+            assert later.newest(2) == Stamp(1, 1)
+            await later.leave()
+
+
+async def test_damaged_memory_does_not_count(folder: Path) -> None:
+    async with Run(folder) as first:
+        await first.train(1)
+        fd = os.dup(first.nodes["n1"].keeper.own_shards()[0].memory.fd)
+        await first.leave()
+    os.pwrite(fd, b"?", 4 << 20)
+    os.close(fd)
+    async with Run(folder, 1) as second:
+        assert second.held() == {"n0": [(0, TIER_OWN, 1)], "n1": []}
+        assert second.newest(2) is None
+
+
+async def test_without_musterd_everything_goes_on_without(tmp_path: Path) -> None:
+    async with Run(tmp_path) as first:
+        await first.train(1)
+        await first.leave()
+    async with Run(tmp_path, 1) as second:
+        assert second.held() == {"n0": [], "n1": []}
+
+
+async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Path) -> None:
+    async with Run(folder) as first:
+        await first.train(1)
+        keeper = first.nodes["n0"].keeper
+        (shard,) = keeper.own_shards()
+        other = Keeper("another", "n0", first.dial, lambda: None)
+        offers = [transfer.offer_of(GANG, "n0", shard) for _ in range(3)]
+        offers[1].bytes -= 1
+        offers[2].pieces[0].digest = bytes(16)
+        for offer, taker in zip(offers, (other, keeper, keeper), strict=True):
+            with pytest.raises(BadShard):
+                await taker.take_back(offer, os.dup(shard.memory.fd))
+        loose = os.memfd_create("loose", os.MFD_CLOEXEC)
+        with pytest.raises(BadShard, match="can still grow"):
+            await keeper.take_back(offers[0], loose)
+        await other.close()
+
+
+# --- whole agents ----------------------------------------------------------------------------------------------------
+
+RANK = """
+    import os, pickle, time
+    from muster.checkpoint.layout import length_mark, offset_mark
+    from muster.checkpoint.link import AgentLink
+    from muster.checkpoint.rehearsal import RehearsedRank, contents
+    items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
+    rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)
+    start = rank.join()
+    print(os.getpid(), start.step, contents(start.shard)["own"].decode() if start.shard else "afresh", flush=True)
+    rank.layout(1 << 20)
+    assert rank.step(start.step + 7, b"kept", b"mine", wait_s=30.0)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
+    monkeypatch.setenv("SLURM_JOB_ID", str(JOB))
+    async with scripted_gang(tmp_path) as found:
+        found.memory = str(tmp_path / "memory.sock")
+        yield found
+
+
+async def one_run(gang: Gang) -> None:
+    """An agent of a run of the job, which has nothing to do yet."""
+    gang.coordinator.order(Order(duty=DUTY_HOLD))
+    gang.coordinator.agents.clear()
+    await gang.start(1, sys.executable, gang.script(RANK), memory_checkpoint=True)
+
+
+async def train(gang: Gang, generation: int) -> list[str]:
+    """Run it, from what stands on the node, until it has kept a step; where its rank says that it started from."""
+    gang.fence(generation - 1)
+    await gang.until(lambda: gang.status("n0").store_generation == generation)
+    order = gang.run_order(generation)
+    for shard in gang.status("n0").shards:
+        order.restore.version.CopyFrom(shard.version)
+        order.restore.sources.add(rank=0, tier=shard.tier, node="n0", digest=shard.digest)
+    gang.coordinator.order(order)
+    said = await gang.words(0, generation, 3)
+    await gang.until(lambda: any(s.version.generation == generation for s in gang.status("n0").shards))
+    return said[1:]
+
+
+async def leave(gang: Gang, requeued: bool) -> None:
+    gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=requeued))
+    assert await gang.exit_code("n0") == 0
+
+
+@pytest.mark.parametrize(("requeued", "origin"), [(True, ["7", "mine"]), (False, ["0", "afresh"])])
+async def test_an_agent_leaves_its_memory_where_the_job_comes_back(
+    gang: Gang, requeued: bool, origin: list[str]
+) -> None:
+    async with musterd(Path(gang.memory)):
+        await one_run(gang)
+        assert await train(gang, 1) == ["0", "afresh"]
+        await leave(gang, requeued)
+        await one_run(gang)
+        assert await train(gang, 2) == origin
+        await leave(gang, requeued=False)

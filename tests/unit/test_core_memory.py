@@ -1,0 +1,80 @@
+"""What a requeued gang starts from: memory where all of it has been kept, and nothing older than what is durable."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import Version
+from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.simulator.agent import Agent
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.node.custody import KEPT_S
+
+
+def requeued(**given: object) -> Rehearsal:
+    """A gang that waits in Slurm's queue, having finished some steps."""
+    world = Rehearsal(4, 1, **given)  # type: ignore[arg-type]
+    world.run_until(lambda: world.core.sight.gang("g").step >= 5)
+    world.sigterm()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_until(lambda: not any(agent.alive for agent in world.world.agents.values()))
+    return world
+
+
+def starts_again(world: Rehearsal) -> f.GenerationStarted:
+    world.run_until(lambda: world.gang.stepped == 2, 900)
+    return world.facts(f.GenerationStarted)[-1]
+
+
+@pytest.mark.parametrize("durable_dir", ["", "/durable"])
+def test_it_goes_on_from_memory_with_the_step_after_its_last(durable_dir: str) -> None:
+    world = requeued(durable_dir=durable_dir)
+    start = starts_again(world)
+    assert start.version is not None
+    assert start.version.step >= 5
+    assert (start.durable_path, len(start.sources)) == ("", 4)
+    assert world.facts(f.FirstStep)[-1].step == start.version.step + 1
+
+
+@pytest.mark.parametrize(("durable_dir", "folder"), [("", False), ("/durable", True)])
+def test_what_another_job_has_made_go_on_one_node_is_missing(durable_dir: str, folder: bool) -> None:
+    world = requeued(durable_dir=durable_dir)
+    world.other_job(world.gang.seats[1].node)
+    start = starts_again(world)
+    assert start.version is None
+    assert bool(start.durable_path) == folder
+
+
+def test_memory_that_nobody_needs_does_not_matter() -> None:
+    world = requeued()
+    world.other_job(world.gang.spares[0].node)
+    assert starts_again(world).version is not None
+
+
+def test_damaged_memory_is_done_without() -> None:
+    world = requeued(durable_dir="/durable")
+    world.world.depots.damage = 1.0
+    start = starts_again(world)
+    assert (start.version, start.durable_path) == (None, world.gang.durable_path)
+
+
+def test_nothing_is_older_than_what_is_durable() -> None:
+    world = requeued(durable_dir="/durable")
+    durable = world.gang.durable_version
+    assert durable is not None
+    older = Version(durable.generation, durable.step - 1)
+    for agent in world.world.agents.values():
+        other = Agent(world.world, agent.machine, agent.post)
+        for rank in agent.ranks:
+            other.memory.put(rank, True, older)
+        world.world.depots.leave(other)
+    start = starts_again(world)
+    assert (start.version, start.durable_path) == (None, world.gang.durable_path)
+
+
+def test_who_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() -> None:
+    world = requeued(durable_dir="/durable")
+    for node in world.machines:
+        world.world.depots.expire(node, world.now + KEPT_S)
+    assert starts_again(world).version is None
