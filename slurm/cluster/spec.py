@@ -132,6 +132,7 @@ class ClusterSpec:
             "SlurmdPidFile": "/run/slurm/slurmd.pid",
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
+            "Prolog": "/opt/muster/bin/muster-prolog",
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core",
             "TopologyPlugin": "topology/tree",

@@ -1,4 +1,5 @@
-"""A job that Slurm is about to end: its ranks stop at a step, that step is written, and the job goes on from there."""
+"""A job that Slurm is about to end: its ranks stop at a step, that step is written, and the job goes on from there:
+from memory where its nodes have kept it, else from what was written."""
 
 from __future__ import annotations
 
@@ -32,36 +33,61 @@ def preempting(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def training_job(cluster: Cluster, name: str, steps: int, *settings: str) -> Training:
-    durable = f'durable_dir = "/shared/jobs/{name}/durable"'
-    return Training(
-        cluster, TrainingSpec(name, nodes=4, spares=0, steps=steps, arguments=SMALL, settings=(durable, *settings))
-    )
+    return Training(cluster, TrainingSpec(name, nodes=4, spares=0, steps=steps, arguments=SMALL, settings=settings))
 
 
-def goes_on_where_it_stopped(training: Training) -> None:
-    """The next generation begins with the step after the last one of the generation before."""
+def durable(name: str) -> str:
+    return f'durable_dir = "/shared/jobs/{name}/durable"'
+
+
+def goes_on_where_it_stopped(training: Training, origin: str) -> None:
+    """The next generation begins with the step after the last one of the generation before, from `origin`."""
     training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
     stopped = training.steps(1)[-1][0]
     view = training.wait_final(240)
     assert view["phase"] == "DONE", view.get("reason")
     assert training.steps(training.generation)[0][0] == stopped + 1
+    events = training.cluster.exec(LOGIN, "muster", "events", str(training.job), user=training.spec.user).stdout
+    start = f"generation {training.generation} starts from {origin.format(step=stopped)}"
+    assert [line for line in events.splitlines() if start in line], events
     training.wait_gone()
 
 
 def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> None:
-    with training_job(preempting, "requeue", 120) as training:
+    with training_job(preempting, "requeue", 120, durable("requeue")) as training:
         job = training.submit()
         training.wait_step(20)
         preempting.sh(CONTROLLER, f"scontrol requeue {job}")
-        goes_on_where_it_stopped(training)
+        goes_on_where_it_stopped(training, "memory at step {step} ")
+
+
+def test_a_requeued_job_without_durable_storage_goes_on_from_its_nodes_memory(preempting: Cluster) -> None:
+    with training_job(preempting, "memory", 120) as training:
+        job = training.submit()
+        training.wait_step(20)
+        preempting.sh(CONTROLLER, f"scontrol requeue {job}")
+        goes_on_where_it_stopped(training, "memory at step {step} ")
+
+
+def test_a_job_that_ran_in_between_on_one_node_has_that_nodes_memory(preempting: Cluster) -> None:
+    with training_job(preempting, "between", 120, durable("between")) as training:
+        job = training.submit()
+        training.wait_step(20)
+        node = training.node_of(2)
+        preempting.sh(CONTROLLER, f"scontrol requeue {job}; scontrol hold {job}")
+        training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
+        preempting.sh(LOGIN, f"su alice -c 'srun -w {node} -N1 --exclusive true'")
+        assert "freed: the memory of gang between" in preempting.logs(node, "musterd")
+        preempting.sh(CONTROLLER, f"scontrol release {job}")
+        goes_on_where_it_stopped(training, "/shared/jobs/between/durable/step_{step:08d}_g1_")
 
 
 def test_a_preempted_job_is_saved_within_its_grace_time_and_makes_room_at_once(preempting: Cluster) -> None:
-    with training_job(preempting, "preempted", 150) as training:
+    with training_job(preempting, "preempted", 150, durable("preempted")) as training:
         training.submit()
         training.wait_step(20)
         urgent = "sbatch --parsable -p urgent -N10 --exclusive -o /dev/null --wrap 'sleep 3'"
         number = preempting.sh(LOGIN, f'su alice -c "{urgent}"').strip()
         shown = f"scontrol show job {number}"
         wait_until(lambda: "JobState=RUNNING" in preempting.sh(CONTROLLER, shown), GRACE_S - 10, "the other job starts")
-        goes_on_where_it_stopped(training)
+        goes_on_where_it_stopped(training, "/shared/jobs/preempted/durable/step_{step:08d}_g1_")
