@@ -67,7 +67,7 @@ class Handover:
                 log.info("no memory is left for the next run: %s: %s", self._path, error)
                 return
         if refused := answer.get("refused"):
-            log.warning("musterd keeps no memory for the next run: %s", refused)
+            log.info("musterd keeps no memory for the next run: %s", refused)
             return
         log.info("left with musterd for the next run: %s", _words(shards))
 

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from google.protobuf import json_format
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 _NOTE_BYTES = 1 << 16
+_HANDS = 8
+"""So many memfds are freed at once: a job waits for it."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -128,9 +131,9 @@ class Depot:
     def free(self, gone: Collection[Kept[Memfds]]) -> None:
         """Give memory back to the system: some gigabytes a second. Its pages are gone when this returns, whoever else
         may still hold a descriptor."""
+        with ThreadPoolExecutor(_HANDS) as hands:
+            list(hands.map(_give_back, [fd for kept in gone for fd in kept.memory.handed]))
         for kept in gone:
-            for fd in kept.memory.handed:
-                _give_back(fd)
             self.let_go(kept)
             _log.info("freed: the memory of gang %s, uid %d, job %d", kept.gang, kept.uid, kept.job)
 

@@ -34,10 +34,12 @@ _PEER = struct.Struct("=iII")
 
 
 class MemoryService:
-    """The socket at `path`, before `depot`; `now`: seconds, as of daemon.clock.monotonic."""
+    """The socket at `path`, before `depot`; `now`: seconds, as of daemon.clock.monotonic. A file beside the socket says
+    that Slurm's prolog calls here."""
 
     def __init__(self, path: Path, depot: Depot, now: Callable[[], float] = clock.monotonic) -> None:
         self._path = path
+        self._prolog = path.with_suffix(".prolog")
         self._depot = depot
         self._now = now
         self._calls: Counter[int] = Counter()
@@ -94,7 +96,7 @@ class MemoryService:
             answer = MemoryAnswer()
         kind = request.WhichOneof("body")
         if kind == "keep":
-            answer.refused = self._depot.keep(uid, request.keep, fds, self._now())
+            answer.refused = self._no_prolog() or self._depot.keep(uid, request.keep, fds, self._now())
         if kind != "keep" or answer.refused:
             self._close(uid, fds)
         if kind == "take":
@@ -117,9 +119,15 @@ class MemoryService:
         _log.info("gang %s of uid %d has its memory back", gang, uid)
         self._depot.let_go(kept)
 
+    def _no_prolog(self) -> str:
+        """Why nothing may be kept: no prolog has called since the node was booted, not even for the job that leaves it
+        now, so that none would have it freed for another one. In words; empty: one has."""
+        return "" if self._prolog.exists() else "no prolog calls on this node: slurm.conf has no Prolog=…/muster-prolog"
+
     async def _job_starts(self, uid: int, job: int) -> MemoryAnswer:
         if uid not in (0, os.getuid()):
             return MemoryAnswer(refused="only root says which job starts")
+        self._prolog.touch()
         gone = self._depot.job_starts(job)
         await self._free(gone)
         return MemoryAnswer(freed=len(gone))

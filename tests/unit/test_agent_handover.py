@@ -22,6 +22,7 @@ from muster.daemon.agent.scripted_gang import Gang, scripted_gang
 from muster.daemon.node.depot import Depot
 from muster.daemon.node.fd_store import FdStore
 from muster.daemon.node.memory_service import MemoryService
+from muster.slurm.hooks import prolog
 from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_HOLD, TIER_OWN, Order
 
 GANG, JOB = "g", 7
@@ -37,6 +38,7 @@ async def musterd(path: Path) -> AsyncIterator[Depot]:
     running = asyncio.create_task(MemoryService(path, depot).run())
     while not path.exists():  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(0)
+    await asyncio.to_thread(prolog.free, JOB, str(path), 0.0)
     try:
         yield depot
     finally:

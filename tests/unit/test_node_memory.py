@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon import clock
 from muster.daemon.agent import packet
+from muster.daemon.identity import SecretCredentials
 from muster.daemon.memory_line import MOST_FDS, ask
 from muster.daemon.node import custody, fd_store
 from muster.daemon.node.custody import KEPT_S, Custody, Kept
@@ -147,6 +149,7 @@ async def serving(path: Path, store: FdStore, stored: dict[str, int] | None = No
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with serving(tmp_path / "memory.sock", FdStore("")) as found:
+        await found.job_starts(7)
         yield found
 
 
@@ -195,6 +198,16 @@ async def test_what_a_gang_leaves_anew_takes_the_place_of_what_it_had_left(node:
     await node.service.free_expired()
     assert not any(map(stands, pair))
     assert await node.take() == inodes(list(newer))
+
+
+async def test_nothing_is_kept_where_no_prolog_would_have_it_freed(tmp_path: Path, pair: tuple[int, int]) -> None:
+    path = tmp_path / "memory.sock"
+    async with serving(path, FdStore("")) as first:
+        assert "no prolog calls on this node" in await first.leave(*pair)
+        await first.job_starts(7)
+        assert await first.leave(*pair) == ""
+    async with serving(path, FdStore("")) as second:
+        assert await second.leave(*pair) == "", "a restart of musterd forgets nothing"
 
 
 async def test_only_sealed_memory_is_kept(node: Node, pair: tuple[int, int]) -> None:
@@ -280,6 +293,7 @@ async def test_memory_outlives_a_restart_of_musterd(tmp_path: Path, systemd: Sys
     expected = [os.fstat(fd).st_ino for fd in pair]
     path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
     async with serving(path, store) as first:
+        await first.job_starts(7)
         assert await first.leave(*pair, job=7) == ""
     async with serving(path, store, systemd.hands_out()) as second:
         assert await second.job_starts(7) == 0
@@ -293,6 +307,7 @@ async def test_after_a_restart_it_is_known_whose_it_is_and_until_when(
 ) -> None:
     path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
     async with serving(path, store) as first:
+        await first.job_starts(7)
         await first.leave(*pair, job=7)
     async with serving(path, store, systemd.hands_out()) as second:
         second.now = first.now + KEPT_S - 1
@@ -309,6 +324,7 @@ async def test_what_systemd_has_lost_a_part_of_is_let_go(
 ) -> None:
     path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
     async with serving(path, store) as first:
+        await first.job_starts(7)
         await first.leave(*pair)
     stored = systemd.hands_out()
     os.close(stored.pop(next(name for name in stored if name.endswith(f".{place}"))))
@@ -330,9 +346,41 @@ def test_descriptors_of_the_store_are_found_by_their_names() -> None:
     os.close(other)
 
 
+async def test_the_command_takes_over_what_systemd_hands_it(
+    tmp_path: Path, systemd: Systemd, pair: tuple[int, int]
+) -> None:
+    expected = [os.fstat(fd).st_ino for fd in pair]
+    path = tmp_path / "memory.sock"
+    async with serving(path, FdStore(str(systemd.path))) as first:
+        first.now = clock.monotonic()
+        await first.job_starts(7)
+        await first.leave(*pair)
+    SecretCredentials.create(tmp_path / "secret")
+    (tmp_path / "kmsg").touch()
+    musterd = [sys.executable, "-Im", "muster.daemon.node", "--coordinator=127.0.0.1:1", "--listen=127.0.0.1:0"]
+    musterd += [f"--auth=secret:{tmp_path}/secret", "--node=n1", f"--kmsg={tmp_path}/kmsg", f"--memory={path}"]
+    stored = {name: fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for name, fd in systemd.hands_out().items()}
+    moves = " ".join(f"{place}<&{fd}" for place, fd in enumerate(stored.values(), 3))
+    script = f'exec {moves}; export LISTEN_PID=$$; exec "$@"'
+    told = {"LISTEN_FDS": str(len(stored)), "LISTEN_FDNAMES": ":".join(stored), "NOTIFY_SOCKET": str(systemd.path)}
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", script, "bash", *musterd), env={**os.environ, **told}, pass_fds=tuple(stored.values())
+    )
+    inodes(list(stored.values()))
+    try:
+        while not path.exists():  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0.01)
+        answer, fds = await asyncio.to_thread(ask, str(path), {"take": {"gang_id": "g"}})
+        assert (answer, inodes(fds)) == ({}, expected)
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
 async def test_where_the_socket_can_not_be_musterd_goes_on_without(tmp_path: Path, systemd: Systemd) -> None:
     path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
     async with serving(path, store) as first:
+        await first.job_starts(7)
         await first.leave(*(fds := (memfd(), memfd())))
     depot = Depot(store)
     depot.recover(systemd.hands_out())
