@@ -112,7 +112,7 @@ class Agent:
         self._keeper = make_keeper(self._channels, self._kept)
         own = setting.own
         self._handover = Handover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
-        self._comes_back = False
+        self._hands_over = False
         self._moving: frozenset[int] = frozenset()
         self._withheld = False
         self._pool = make_pool(self._changed)
@@ -157,7 +157,7 @@ class Agent:
                 task.cancel()
             self._neighbours.stop()
             await self._crew.stop()
-            if self._comes_back:
+            if self._hands_over:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._handover.leave(self._keeper), _HAND_OVER_S)
             # The end of the process does the same: none of it may hold that up.
@@ -224,7 +224,7 @@ class Agent:
             case converge.Start():
                 self._crew.start(step, order)
             case converge.Leave(exit_code, reason):
-                self._comes_back = order.requeued
+                self._hands_over = order.requeued
                 self._leave(exit_code, reason or "the coordinator says so")
 
     def _local(self) -> converge.Local:
@@ -399,6 +399,7 @@ class Agent:
             await self._ranks_end(_STOP_GRACE_S)
         self._end_ranks(self._failure)
         await self._ranks_end(_STOP_GRACE_S)
+        self._hands_over = True  # nobody has had it written, or has said that the job doesn't come back
         self._leave(_EXIT_TERM, self._failure)
 
     async def _ranks_end(self, timeout: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -197,7 +198,9 @@ RANK = """
     print(os.getpid(), start.step, contents(start.shard)["own"].decode() if start.shard else "afresh", flush=True)
     rank.layout(1 << 20)
     assert rank.step(start.step + 7, b"kept", b"mine", wait_s=30.0)
-    time.sleep(100)
+    while rank.link.alive and not rank.link.stop_reason:
+        rank.link.listen()
+        time.sleep(0.01)
 """
 
 
@@ -230,11 +233,6 @@ async def train(gang: Gang, generation: int) -> list[str]:
     return said[1:]
 
 
-async def leave(gang: Gang, requeued: bool) -> None:
-    gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=requeued))
-    assert await gang.exit_code("n0") == 0
-
-
 @pytest.mark.parametrize(("requeued", "origin"), [(True, ["7", "mine"]), (False, ["0", "afresh"])])
 async def test_an_agent_leaves_its_memory_where_the_job_comes_back(
     gang: Gang, requeued: bool, origin: list[str]
@@ -242,7 +240,17 @@ async def test_an_agent_leaves_its_memory_where_the_job_comes_back(
     async with musterd(Path(gang.memory)):
         await one_run(gang)
         assert await train(gang, 1) == ["0", "afresh"]
-        await leave(gang, requeued)
+        gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=requeued))
+        assert await gang.exit_code("n0") == 0
         await one_run(gang)
         assert await train(gang, 2) == origin
-        await leave(gang, requeued=False)
+
+
+async def test_an_agent_that_nobody_tells_what_follows_leaves_its_memory(gang: Gang) -> None:
+    async with musterd(Path(gang.memory)):
+        await one_run(gang)
+        await train(gang, 1)
+        gang.agents["n0"].terminate()
+        assert await gang.exit_code("n0") == 128 + signal.SIGTERM
+        await one_run(gang)
+        assert await train(gang, 2) == ["7", "mine"]

@@ -329,7 +329,12 @@ class Agent(Process):
             self.failure = self.notice
             self.changed()
             self.end_ranks(self.notice)
-            self.later(self.world.timing.kill() + 0.3, self.leave)
+            self.later(self.world.timing.kill() + 0.3, self._leave_alone)
+
+    def _leave_alone(self) -> None:
+        """Nobody has said what follows."""
+        self.world.depots.leave(self)
+        self.leave()
 
     def leave(self) -> None:
         """End by itself, once its ranks have."""

@@ -6,7 +6,7 @@
 4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
 5. While many nodes are silent at once nobody is evicted before a minute has passed.
 6. No more nodes are taken out of service than the site allows; in observe mode nothing is done.
-7. A node keeps memory for gangs that come back, ten minutes at most, and never beside another job.
+7. A node keeps memory for gangs that come back, or may do so, ten minutes at most, and never beside another job.
 
 And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the ledger.
 
@@ -419,7 +419,7 @@ class Laws:
         """An agent leaves its shards with its node's daemon."""
         gang = agent.post.gang
         self._must(
-            (gang, agent.post.restarts) in self._requeued,
+            (gang, agent.post.restarts) in self._requeued or agent.failure,
             f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
         )
 

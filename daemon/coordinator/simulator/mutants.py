@@ -187,12 +187,6 @@ MUTANTS: dict[str, Mutant] = {
         "expected and not (attached and status.fenced >= gang.fenced))",
         "expected and attached and status.fenced < gang.fenced)",
     ),
-    "go-back-behind-what-is-durable": Mutant(
-        "a requeued gang starts from memory that is older than its durable checkpoint",
-        f"{_CORE}.advance",
-        "    if version is None or (durable is not None and durable > version):",
-        "    if version is None:",
-    ),
     "keep-memory-for-nobody": Mutant(
         "a gang that is over leaves its memory on its nodes",
         "muster.daemon.coordinator.orders",
