@@ -24,7 +24,7 @@ FAULTS: dict[Fault, float] = {
     process.agent_error: 3.4, hardware.signal: 4, hardware.degraded_then_worse: 13, wire.cut_link: 2,
     wire.cut_from_coordinator: 7, wire.blind_spot: 3, wire.isolate: 7, wire.fabric: 4, wire.isolate_coordinator: 5,
     wire.split: 1.5, wire.flap: 1.5, service.crash_coordinator: 5, service.stall_coordinator: 2.5,
-    service.slurm_mute: 1, service.slurm_odd: 1, service.slurm_requeues: 7, service.preempt: 12, service.cancel: 0.6,
+    service.slurm_mute: 1, service.slurm_odd: 1, service.slurm_requeues: 7, service.preempt: 4, service.cancel: 0.6,
     service.scancel: 0.5, service.batch_script: 0.6, service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 12,
     hardware.buddies: 2, service.ask_flush: 1, service.storage: 1, service.slander: 1,
 }  # fmt: skip
@@ -75,6 +75,12 @@ def ambush(world: World, phases: Sequence[Phase]) -> None:
         world.schedule.later(delay, _count, world, fault, gang)
 
     world.ambushes.append((phase, spring))
+
+
+def come_and_go(world: World) -> None:
+    """The first gang that runs is preempted after a few steps, before much else can have happened: it comes back to
+    nodes that have kept its memory."""
+    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(2.0, _count, world, service.preempt, gang)))
 
 
 def _count(world: World, fault: Fault, gang: str) -> None:

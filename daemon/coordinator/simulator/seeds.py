@@ -76,6 +76,8 @@ class Run:
         self.world.depots.damage = 0.02
         self.world.reserves = chance.random() < 0.2
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
+        if random.Random(f"come and go {seed}").random() < 0.12:  # of its own: the other seeds stay as they are
+            faults.come_and_go(self.world)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
