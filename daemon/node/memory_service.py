@@ -21,7 +21,7 @@ from muster.daemon.agent import packet
 from muster.daemon.memory_line import MOST_FDS
 from muster.daemon.node.custody import Kept
 from muster.daemon.node.depot import Depot, Memfds, is_sealed
-from muster.v1.memory_pb2 import MemoryAnswer, MemoryRequest
+from muster.v1.memory_pb2 import KeepMemory, MemoryAnswer, MemoryRequest
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ _PEER = struct.Struct("=iII")
 
 
 class MemoryService:
-    """The socket at `path`, before `depot`; `now`: seconds, as of daemon.clock.monotonic. A file beside the socket says
-    that Slurm's prolog calls here."""
+    """The socket at `path`, before `depot`; `now`: seconds, as of daemon.clock.monotonic. A file beside the socket
+    holds the job that Slurm's prolog has named last."""
 
     def __init__(self, path: Path, depot: Depot, now: Callable[[], float] = clock.monotonic) -> None:
         self._path = path
@@ -96,7 +96,7 @@ class MemoryService:
             answer = MemoryAnswer()
         kind = request.WhichOneof("body")
         if kind == "keep":
-            answer.refused = self._no_prolog() or self._depot.keep(uid, request.keep, fds, self._now())
+            answer.refused = self._keep(uid, request.keep, fds)
         if kind != "keep" or answer.refused:
             self._close(uid, fds)
         if kind == "take":
@@ -105,6 +105,14 @@ class MemoryService:
         if kind == "free":
             answer = await self._job_starts(uid, request.free.slurm_job_id)
         _say(line, answer)
+
+    def _keep(self, uid: int, request: KeepMemory, fds: Sequence[int]) -> str:
+        """Why they are not kept, in words; empty: they are."""
+        try:
+            return self._other_job(request.slurm_job_id) or self._depot.keep(uid, request, fds, self._now())
+        except OSError as error:
+            _log.error("nothing can be kept: %s", error)
+            return f"musterd: {error.strerror}"
 
     def _give(self, uid: int, gang: str, line: socket.socket) -> None:
         kept = self._depot.take(uid, gang)
@@ -119,15 +127,22 @@ class MemoryService:
         _log.info("gang %s of uid %d has its memory back", gang, uid)
         self._depot.let_go(kept)
 
-    def _no_prolog(self) -> str:
-        """Why nothing may be kept: no prolog has called since the node was booted, not even for the job that leaves it
-        now, so that none would have it freed for another one. In words; empty: one has."""
-        return "" if self._prolog.exists() else "no prolog calls on this node: slurm.conf has no Prolog=…/muster-prolog"
+    def _other_job(self, job: int) -> str:
+        """Why nothing of this job may be kept, in words; empty: it is the last that a prolog has named here.
+
+        Where another one has started since it would stand beside that; where no prolog calls at all, not even for this
+        job before it ran, beside whatever comes.
+        """
+        try:
+            last = self._prolog.read_text()
+        except FileNotFoundError:
+            return "no prolog calls on this node: slurm.conf has no Prolog=…/muster-prolog"
+        return "" if last == str(job) else f"job {last or 'another'} has started on this node since"
 
     async def _job_starts(self, uid: int, job: int) -> MemoryAnswer:
         if uid not in (0, os.getuid()):
             return MemoryAnswer(refused="only root says which job starts")
-        self._prolog.touch()
+        self._prolog.write_text(str(job))
         gone = self._depot.job_starts(job)
         await self._free(gone)
         return MemoryAnswer(freed=len(gone))

@@ -53,8 +53,8 @@ Global___KeptShards: _TypeAlias = KeptShards  # noqa: Y015
 @_typing.final
 class KeepMemory(_message.Message):
     """From an agent that leaves because its job is requeued, or that nobody tells what follows: keep these memfds for the
-    gang's next run. They take the place of what the same user's gang had left here before. Refused where no prolog has
-    called since the node was booted.
+    gang's next run. They take the place of what the same user's gang had left here before. Refused unless it is the
+    job that a prolog has named last on this node.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
