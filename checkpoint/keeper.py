@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PHASE_LETTERS = 64
+"""So much of a declared phase's name is told."""
+
 
 @contextmanager
 def _closing(descriptor: int) -> Iterator[int]:
@@ -60,7 +63,7 @@ class Keeper:
         gang_id: whose states these are.
         node: this node's name.
         dial: a stub for a peer's address, host:port.
-        changed: called when `shards`, `committed` or `progress` has something new to say.
+        changed: called when `shards`, `committed`, `progress` or `phases` has something new to say.
         refused: why no rank gets slots, in words; empty: they do.
     """
 
@@ -88,6 +91,7 @@ class Keeper:
         self._recall = Recall(gang_id, node, self._shelf, self._slots, dial, self._work)
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._progress: dict[int, int] = {}
+        self._phases: dict[int, str] = {}
         self._digesting: set[tuple[int, Stamp]] = set()
 
     # What the agent asks and tells.
@@ -102,7 +106,7 @@ class Keeper:
         Said before the ranks of a generation start; saying it again changes nothing.
         """
         if self._agreement.enlist(order):
-            self._progress = {}
+            self._progress, self._phases = {}, {}
             wards = {m.node for m in order.members if m.buddy == self._node}
             self._copies.expect(p.rank for p in order.places if p.node in wards)
             self._recall.start(order, sorted(self._agreement.local))
@@ -134,6 +138,10 @@ class Keeper:
     def progress(self) -> dict[int, int]:
         """The newest step that each rank of this node has declared in this generation."""
         return dict(self._progress)
+
+    def phases(self) -> dict[int, str]:
+        """The phase that each rank of this node has declared to be in, if any."""
+        return dict(self._phases)
 
     def behind(self, rank: int, generation: int) -> bool:
         """Whether a rank, which may have ended, has filled a slot that is not among `shards` yet, but will be."""
@@ -233,6 +241,8 @@ class Keeper:
         kind = message.WhichOneof("body")
         if kind == "progress":
             self._progressed(rank, Stamp(generation, message.progress.step), message.progress.snapshot_skipped)
+        elif kind == "declared":
+            self._declared(rank, generation, message.declared.phase)
         elif kind == "filled":
             self._filled(rank, Stamp(generation, message.filled.step), message.filled.slot)
         elif kind == "join":
@@ -292,6 +302,12 @@ class Keeper:
         if skipped and not self._refused:
             self._agreement.skip(rank, stamp)
             self._desk.news()
+        self._changed()
+
+    def _declared(self, rank: int, generation: int, phase: str) -> None:
+        if generation != self._agreement.order.generation:
+            return
+        self._phases[rank] = phase[:PHASE_LETTERS]
         self._changed()
 
     def _filled(self, rank: int, stamp: Stamp, number: int) -> None:

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from muster.checkpoint.errors import CheckpointError, RestoreError
+from muster.daemon.agent import stackfile
 from muster.v1.rank_pb2 import (
     AgentRankMessage,
     AgentRestore,
     AgentSlots,
+    RankDeclared,
     RankFilled,
     RankJoin,
     RankLayout,
@@ -70,6 +72,7 @@ class AgentLink:
         """The line that the agent left in MUSTER_AGENT_FD; None outside Muster."""
         if "MUSTER_AGENT_FD" not in environ:
             return None
+        stackfile.offer()
         return cls(int(environ["MUSTER_AGENT_FD"]), int(environ["RANK"]), int(environ["MUSTER_GENERATION"]))
 
     def join(self) -> Start:
@@ -119,6 +122,10 @@ class AgentLink:
     def progress(self, step: int, *, skipped: bool = False) -> None:
         """An optimizer step is finished; `skipped`: its snapshot was due, and no slot was free."""
         self._send(RankMessage(progress=RankProgress(step=step, snapshot_skipped=skipped)))
+
+    def declare(self, phase: str) -> None:
+        """This rank is in a phase in which it finishes no step; empty: in none any more."""
+        self._send(RankMessage(declared=RankDeclared(phase=phase)))
 
     def filled(self, slot: int, step: int) -> None:
         """A slot holds the state after `step` steps: it is the agent's until it is free again."""

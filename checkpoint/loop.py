@@ -9,7 +9,8 @@ Outside Muster the same lines run: nothing is kept in memory, and `restore` begi
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 LAST_SLOT_S = 30.0
 """How long the last snapshot waits for a free slot."""
+
+LAST_PHASE, LOADING = "after the last step", "loading a checkpoint"
+"""Phases that are declared here."""
 
 FIRST_SLOT_S = 5.0
 """How long a snapshot waits for the first of new slots: the agent says so at once."""
@@ -60,6 +64,7 @@ class Checkpoint:
         self._plan: Plan | None = None
         self._room: dict[str, int] = {}
         self._stop: Stop | None = None
+        self._phases: list[str] = []
 
     def restore(self, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None) -> int:
         """Load the state that this generation starts from.
@@ -89,7 +94,8 @@ class Checkpoint:
                 raise CheckpointError(f"the agent gave step {step} for step {start.step}")
         else:
             assert folder is not None
-            step = resume.from_folder(self._states, folder, rank)
+            with self.phase(LOADING):
+                step = resume.from_folder(self._states, folder, rank)
         log.info("starting after step %d, from %s", step, "memory" if start.shard is not None else folder)
         return step
 
@@ -108,7 +114,7 @@ class Checkpoint:
 
         Args:
             n: finished steps, counted from the start of the training.
-            final: this is the last step: wait for a free slot rather than skip.
+            final: this is the last step: wait for a free slot rather than skip. What follows it is no hang.
 
         Returns:
             True: go on. False: a planned stop; the state is kept, leave with status 0.
@@ -121,14 +127,41 @@ class Checkpoint:
             self._snapshot(n, LAST_SLOT_S if final or stop else 0.0)
         else:
             self._link.progress(n)
+        if final:
+            self._enter(LAST_PHASE)
         if stop:
             log.info("stopping after step %d: %s", n, self._link.stop_reason)
         return not stop
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Declare that this rank finishes no step in the `with` block: an evaluation, a compilation, a checkpoint of
+        your own. While any rank is in such a phase, no hang is looked for. They may be nested; the inner one is shown.
+
+        Raises:
+            CheckpointError: the name is empty.
+        """
+        if not name.strip():
+            raise CheckpointError('a phase needs a name, for example "evaluation"')
+        self._enter(name)
+        try:
+            yield
+        finally:
+            self._phases.remove(name)
+            self._declare()
 
     def close(self) -> None:
         """Let go of the agent; the state that it has stays kept."""
         if self._link is not None:
             self._link.close()
+
+    def _enter(self, phase: str) -> None:
+        self._phases.append(phase)
+        self._declare()
+
+    def _declare(self) -> None:
+        if self._link is not None:
+            self._link.declare(self._phases[-1] if self._phases else "")
 
     def _stops(self, n: int) -> bool:
         assert self._link is not None

@@ -1,4 +1,4 @@
-"""The logs that the agents of a gang write, read piece by piece: `FOLDER/gG/rankR.log`."""
+"""What agents and ranks of a gang write, read piece by piece: `FOLDER/gG/rankR.log`, or `rankR.stacks`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 _GENERATION = re.compile(r"g(\d+)")
 _RANK = re.compile(r"rank(\d+)\.log")
+_STACKS = re.compile(r"rank(\d+)\.stacks")
 _PIECE = 1 << 20
 
 
@@ -28,11 +29,14 @@ class Reader:
     """What is new in a gang's folder of logs since the last look, in whole lines.
 
     `rank`: this one alone, unmarked; None: all, each line marked with generation and rank. From generation `first`
-    on; with `only`, that one alone.
+    on; with `only`, that one alone. `stacks`: what was kept of ranks that hung, in place of their logs.
     """
 
-    def __init__(self, folder: Path, rank: int | None, first: int, only: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, rank: int | None, first: int, only: int | None = None, *, stacks: bool = False
+    ) -> None:
         self._folder = folder
+        self._names = _STACKS if stacks else _RANK
         self._rank, self._first, self._only = rank, first, only
         self._read: dict[Path, int] = {}
 
@@ -44,7 +48,7 @@ class Reader:
         for generation, folder in sorted(_numbered(self._folder, _GENERATION).items()):
             if generation < self._first or (self._only is not None and generation != self._only):
                 continue
-            for rank, path in sorted(_numbered(folder, _RANK).items()):
+            for rank, path in sorted(_numbered(folder, self._names).items()):
                 if self._rank is None:
                     yield from (f"g{generation} rank {rank}: {line}" for line in self._new(path, to_end))
                 elif self._rank == rank:

@@ -28,6 +28,9 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Set by Muster for each rank: a value from job.toml would be wrong for all ranks but one.
 _OURS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
+LEAST_HANG_S = 5.0
+"""Who is silent, and who only tells of its steps late, is known by then."""
+
 
 def _words(value: Any) -> Any:
     """A command as one string is split as a shell would, without expanding anything."""
@@ -132,6 +135,7 @@ class Job(_Table):
     durable_dir: str = ""
     gather_timeout: Annotated[float, Field(gt=0, le=7 * 86400)] = 300.0
     max_failures: Count = 3
+    hang_after: Annotated[float, Field(ge=0, le=7 * 86400)] = 60.0
     pool_nodes: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 2
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
@@ -187,6 +191,13 @@ class Job(_Table):
         for name in value:
             if not _MODULE.fullmatch(name):
                 raise ValueError(f'{name!r} is not the name of a module, for example "torch.nn"')
+        return value
+
+    @field_validator("hang_after")
+    @classmethod
+    def _check_hang_after(cls, value: float) -> float:
+        if 0 < value < LEAST_HANG_S:
+            raise ValueError(f"must be {LEAST_HANG_S:g} or more, or 0: hangs are not looked for")
         return value
 
     @field_validator("stop_signal", mode="before")
@@ -279,6 +290,7 @@ class Job(_Table):
             stop_before_s=self.stop_before,
             requeue_at_limit=self.requeue_at_limit,
             pool_nodes=self.pool_nodes,
+            hang_after_s=self.hang_after,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
@@ -74,6 +75,8 @@ def _facts(view: GangView) -> Table:
         table.add_row("waits for", view.waiting_for)
     table.add_row("generation", str(view.generation))
     table.add_row("step", f"{view.step}, committed {_committed(view)}")
+    for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
+        table.add_row("declared", f"{declared}, by {count} of {len(view.ranks)} ranks: no hang is looked for")
     table.add_row("nodes", _roll(view))
     table.add_row("logs", f"{logs.folder(view.run_dir, view.gang_id)}/g{view.generation}")
     return table

@@ -23,6 +23,7 @@ from muster.daemon.agent.handover import Handover
 from muster.daemon.agent.neighbourhood import Consequences, Neighbourhood
 from muster.daemon.agent.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
 from muster.daemon.agent.pool import Pool
+from muster.daemon.agent.stacks import Stacks
 from muster.daemon.channel import bind, make_server
 from muster.daemon.identity import Credentials, IdentityUnavailable
 from muster.daemon.probe import Door, probe
@@ -70,6 +71,7 @@ class Keeper(ShardKeeper, handover.Keeper, Protocol):
     def shards(self) -> list[ShardStatus]: ...
     def committed(self) -> Version | None: ...
     def progress(self) -> dict[int, int]: ...
+    def phases(self) -> dict[int, str]: ...
     def behind(self, rank: int, generation: int) -> bool: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str) -> None: ...
@@ -116,6 +118,7 @@ class Agent:
         self._moving: frozenset[int] = frozenset()
         self._withheld = False
         self._pool = make_pool(self._changed)
+        self._stacks = Stacks(setting.job.run_dir, setting.job.gang)
         self._crew = Crew(setting.job, self._keeper.rank_socket, self._progressed)
         self._order: Order | None = None
         self._fenced = 0
@@ -156,6 +159,7 @@ class Agent:
             for task in list(self._tasks):
                 task.cancel()
             self._neighbours.stop()
+            self._stacks.close()
             await self._crew.stop()
             if self._hands_over:
                 with suppress(TimeoutError):
@@ -188,6 +192,8 @@ class Agent:
         for request in self._pool.unasked(order.pool):
             self._start(self._pool.ask(request), vital=False)
         self._converge()
+        if order.keep_stacks and self._stacks.begin(order.generation):
+            self._start(self._keep_stacks(order.generation), vital=False)
         if order.stop:
             self._ask_to_stop(order.stop)
         if converge.settled(self._local(), order):
@@ -247,6 +253,10 @@ class Agent:
         # Whatever goes wrong with it is the coordinator's to judge; training goes on.
         self._start(self._keeper.flush(order, self._setting.spec.durable_dir), vital=False).add_done_callback(over)
 
+    async def _keep_stacks(self, generation: int) -> None:
+        await self._stacks.keep(generation, self._crew.pids(generation))
+        self._changed()
+
     def _leave(self, code: int, reason: str) -> None:
         if not self._done.done():
             log.info("leaving with exit code %d: %s", code, reason)
@@ -293,6 +303,7 @@ class Agent:
             notice=self._notice,
             pool=self._pool.answers(),
             store_reserved=listening is not None and not listening.hosted,
+            stacks_generation=self._stacks.generation,
         )
 
     def _ranks(self) -> list[RankStatus]:
@@ -302,8 +313,9 @@ class Agent:
         ended = [rank for rank in self._crew.statuses({}) if _in_order(rank)]
         behind = {(r.rank, r.generation) for r in ended if self._keeper.behind(r.rank, r.generation)}
         self._withheld = bool(behind)
-        ranks = list(self._crew.statuses(self._keeper.progress()))
+        ranks, phases = list(self._crew.statuses(self._keeper.progress())), self._keeper.phases()
         for rank in ranks:
+            rank.declared_phase = phases.get(rank.rank, "")
             if (rank.rank, rank.generation) in behind or self._fenced < rank.generation <= self._killed:
                 rank.phase = RankPhase.RANK_PHASE_RUNNING
         return ranks

@@ -89,6 +89,11 @@ class Crew:
         """The ranks' statuses; `steps`: newest declared step by rank."""
         return (rank.status(steps.get(rank.id.rank)) for rank in self._ranks.values())
 
+    def pids(self, generation: int) -> dict[int, int]:
+        """The processes of the ranks of a generation that run, by rank."""
+        ranks = [rank for rank in self._ranks.values() if rank.running and rank.id.generation == generation]
+        return {rank.id.rank: rank.pid for rank in ranks}
+
     def warm(self) -> int:
         """Number of warm processes that stand ready."""
         return sum(berth.warm is not None and berth.warm.ready for berth in self._berths)

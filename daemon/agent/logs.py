@@ -27,6 +27,11 @@ def path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
     return folder(run_dir, gang) / f"g{generation}" / f"rank{rank}.log"
 
 
+def stacks_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
+    """Where the stacks of a rank are kept when its generation hangs."""
+    return path(run_dir, gang, generation, rank).with_suffix(".stacks")
+
+
 def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
     """Open (for appending) the log of a rank and return its descriptor.
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-from muster.daemon.agent import process
+from muster.daemon.agent import process, stackfile
 from muster.daemon.agent.command import Kind, PythonCommand
 
 # Slurm signals every process of a step; ranks are told by their agent.
@@ -95,6 +95,7 @@ def become(command: PythonCommand) -> None:
         SystemExit: as the script says, or 1 after an uncaught exception, whose traceback is printed.
     """
     _freshen()
+    stackfile.offer()
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main

@@ -60,6 +60,11 @@ class RankProcess:
         )
 
     @property
+    def pid(self) -> int:
+        """Its process; 0 before that is known."""
+        return self._pid
+
+    @property
     def running(self) -> bool:
         """Whether its process runs."""
         return self._phase == RankPhase.RANK_PHASE_RUNNING

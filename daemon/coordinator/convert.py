@@ -41,6 +41,7 @@ def status(message: agent_pb2.AgentStatus) -> e.Status:
         flush_error=message.flush_error,
         failure=message.failure,
         notice=message.notice,
+        stacks=message.stacks_generation,
         pool=tuple(e.PoolAnswer(answer.serial, answer.slurm_job_id, answer.error) for answer in message.pool),
     )
 
@@ -69,6 +70,7 @@ def spec(message: common_pb2.JobSpec) -> e.GangSpec:
         stop_before_s=message.stop_before_s,
         requeue_at_limit=message.requeue_at_limit,
         pool_nodes=message.pool_nodes,
+        hang_after_s=message.hang_after_s,
     )
 
 
@@ -98,6 +100,7 @@ def _rank(message: agent_pb2.RankStatus) -> e.RankState:
         stderr_tail=message.stderr_tail,
         step=message.step,
         progressed=message.progressed,
+        declared=message.declared_phase,
     )
 
 

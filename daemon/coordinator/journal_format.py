@@ -23,6 +23,7 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 3: StopPlanned.",
     "-- 4: Withheld; nodes that are doubted.",
     "-- 5: PoolAsked, PoolQueued, PoolClosed; generations of fewer ranks.",
+    "-- 6: HangFound.",
 )
 
 FORMAT = len(STEPS)

@@ -102,6 +102,7 @@ def _run(order: pb.Order, gang: Gang) -> None:
     master = gang.members.get(gang.master_node)
     order.master_addr = master.peer_address.rpartition(":")[0].strip("[]") if master else ""
     order.master_port = gang.master_port
+    order.keep_stacks = gang.hang is not None
     if gang.version:
         order.restore.version.CopyFrom(_version(gang.version))
         order.restore.sources.extend(map(_source, gang.sources))

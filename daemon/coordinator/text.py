@@ -24,7 +24,7 @@ def describe(fact: f.Fact) -> str:
     match fact:
         case f.NodeRegistered() | f.NodeJudged() | f.MemberJoined() | f.MemberOut():
             return _of_node(fact)
-        case f.GenerationFenced() | f.StoreMoved() | f.GenerationStarted() | f.FirstStep():
+        case f.GenerationFenced() | f.StoreMoved() | f.GenerationStarted() | f.FirstStep() | f.HangFound():
             return _of_generation(fact)
         case f.SlurmOwed() | f.SlurmSettled() | f.Withheld():
             return _of_slurm(fact)
@@ -65,8 +65,12 @@ def _of_node(fact: f.NodeRegistered | f.NodeJudged | f.MemberJoined | f.MemberOu
             return f"{fact.node} is out of the gang{_because(fact.reason)}"
 
 
-def _of_generation(fact: f.GenerationFenced | f.StoreMoved | f.GenerationStarted | f.FirstStep) -> str:
+def _of_generation(
+    fact: f.GenerationFenced | f.StoreMoved | f.GenerationStarted | f.FirstStep | f.HangFound,
+) -> str:
     match fact:
+        case f.HangFound():
+            return f"the stacks of generation {fact.generation} are kept beside its logs{_because(fact.reason)}"
         case f.GenerationFenced() if fact.generation == 0:
             return f"preflight; {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
         case f.GenerationFenced():

@@ -57,7 +57,7 @@ def node_view(ledger: Ledger, sight: Sight, name: str, now: float) -> api_pb2.No
 
 def waiting_for(ledger: Ledger, seen: GangSight, gang: Gang) -> str:
     """What has to happen before the gang goes on, in words; empty while it waits for nothing."""
-    waits = [_phase_words(seen, gang)] if _phase_words(seen, gang) else []
+    waits = [words for words in (_phase_words(seen, gang), _stall_words(seen, gang)) if words]
     waits += [f"verdict on {node}" for node in sorted(seen.suspected) if gang.phase in ACTIVE]
     owed = [call_words(call) for call in ledger.owed.values() if call.gang == gang.id]
     return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
@@ -84,6 +84,14 @@ def _phase_words(seen: GangSight, gang: Gang) -> str:
             return f"the end of generation {gang.fenced}" + _listed(" on ", late) if late else _after_fence(gang)
         case _:
             return ""
+
+
+def _stall_words(seen: GangSight, gang: Gang) -> str:
+    if gang.hang is not None:
+        return f"the ranks to end; {gang.hang.reason}"
+    if seen.stall is not None:
+        return f"a step: there was none for long; {len(seen.stall.unanswered)} agents have not answered"
+    return ""
 
 
 def _after_fence(gang: Gang) -> str:
@@ -117,7 +125,14 @@ def _rank(rank: int, node: str, state: RankState | None) -> api_pb2.RankView:
     if state is None:
         return api_pb2.RankView(rank=rank, node=node, state="absent")
     word = "running" if state.running else "starting" if state.exit_code is None else "exited"
-    return api_pb2.RankView(rank=rank, node=node, state=word, exit_code=state.exit_code or 0, step=state.step)
+    return api_pb2.RankView(
+        rank=rank,
+        node=node,
+        state=word,
+        exit_code=state.exit_code or 0,
+        step=state.step,
+        declared_phase=state.declared if state.exit_code is None else "",
+    )
 
 
 def _names(gang: Gang) -> list[str]:

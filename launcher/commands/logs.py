@@ -1,7 +1,8 @@
-"""`muster logs [-f] [--rank R] [--generation G] JOB`: what the ranks wrote, read from the run folder.
+"""`muster logs [-f] [--rank R] [--generation G] [--stacks] JOB`: what the ranks wrote, read from the run folder.
 
 Agents write one file for each rank and generation (`RUN_DIR/logs/GANG/gG/rankR.log`); nothing is asked of the nodes.
-Several ranks are told apart by a prefix. Following goes on into the next generation, and ends with the job.
+With `--stacks` it is what ranks were doing when they hung (`rankR.stacks`). Several ranks are told apart by a prefix.
+Following goes on into the next generation, and ends with the job.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written, until the job ends")
     parser.add_argument("--rank", type=int, metavar="R", help="this rank alone; default: all")
     parser.add_argument("--generation", type=int, metavar="G", help="this generation alone; default: the newest")
+    parser.add_argument("--stacks", action="store_true", help="what ranks that hung were doing; default: of all such")
     parser.add_argument("--all", action="store_true", help="every generation from the first on")
 
 
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
         view = await coordinator.describe(gang_ref(options.job))
-        reader = Reader(_folder(view), options.rank, _first(options, view), options.generation)
+        reader = Reader(_folder(view), options.rank, _first(options, view), options.generation, stacks=options.stacks)
         found = _copy(reader, to_end=not options.follow)
         if options.follow:
             await _follow(coordinator, view, reader)
@@ -51,7 +53,7 @@ def _folder(view: GangView) -> Path:
 def _first(options: argparse.Namespace, view: GangView) -> int:
     if options.generation is not None:
         return int(options.generation)
-    return 0 if options.all else max(generations(_folder(view)), default=0)
+    return 0 if options.all or options.stacks else max(generations(_folder(view)), default=0)
 
 
 def _copy(reader: Reader, *, to_end: bool = False) -> bool:
@@ -81,8 +83,9 @@ async def _end(coordinator: Coordinator, view: GangView) -> None:
 
 
 def _nothing(options: argparse.Namespace, view: GangView) -> WrongInput:
+    kind = "stacks" if options.stacks else "logs"
     what = "" if options.rank is None else f" of rank {options.rank}"
     what += "" if options.generation is None else f" in generation {options.generation}"
     known = ", ".join(map(str, generations(_folder(view))))
     hint = f"generations with logs: {known}" if known else f"the job is {view.phase}; see muster status {options.job}"
-    return WrongInput(f"there are no logs{what} under {_folder(view)} (must be seen from this host)", hint)
+    return WrongInput(f"there are no {kind}{what} under {_folder(view)} (must be seen from this host)", hint)

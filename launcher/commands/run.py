@@ -43,10 +43,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND@step=N",
-        help="kill-node@step=30[,node=n1], kill-rank@step=30[,rank=1], xid-node@step=30[,code=79]; or time=SECONDS"
-        " in place of step; may be repeated",
+        help="kill-node@step=30[,node=n1], kill-rank@step=30[,rank=1], hang-rank@step=30[,rank=1],"
+        " xid-node@step=30[,code=79]; or time=SECONDS in place of step; may be repeated",
     )
     parser.add_argument("--run-dir", type=Path, help="keep the logs here; default: a temporary folder, kept on failure")
+    parser.add_argument("--hang-after", type=float, default=60.0, metavar="S", help="as in job.toml; default 60")
     parser.add_argument("--durable-dir", type=Path, help="write durable checkpoints here")
     parser.add_argument("words", nargs="+", metavar="command", help="what each rank runs; after --")
 
@@ -102,6 +103,7 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
         "durable_dir": str(options.durable_dir.resolve()) if options.durable_dir else "",
         "requeue": False,
         "gather_timeout": 60,
+        "hang_after": options.hang_after,
         # All ranks are on this machine; its name may resolve to nothing useful.
         "env": {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")},
     }

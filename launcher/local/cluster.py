@@ -7,6 +7,7 @@ in a private folder takes munge's place, and each node's kernel log is a plain f
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -121,7 +122,9 @@ class LocalCluster:
             case Kind.KILL_NODE:
                 processes.kill([node.daemon, node.agent])
             case Kind.KILL_RANK:
-                return processes.kill_rank(node.agent, hit.rank)
+                return processes.tell_rank(node.agent, hit.rank, signal.SIGKILL)
+            case Kind.HANG_RANK:
+                return processes.tell_rank(node.agent, hit.rank, signal.SIGSTOP)
             case Kind.XID_NODE:
                 with node.kernel_log.open("a") as log:
                     log.write(f"{kernel_line(hit.fault.code)}\n")

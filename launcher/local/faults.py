@@ -3,6 +3,7 @@
     kill-node@step=30               the processes of a node are gone, as after a crash
     kill-node@step=30,node=n0       that node's
     kill-rank@step=30,rank=2        one rank is gone, its node is fine
+    hang-rank@step=30,rank=2        one rank is stopped (SIGSTOP) and goes on no more
     xid-node@step=30,code=48        the kernel log of a node reports that error (default 79)
     kill-rank@time=10               10 s after the gang first ran: for scripts that don't tell their steps
 
@@ -24,11 +25,13 @@ class Kind(StrEnum):
 
     KILL_NODE = "kill-node"
     KILL_RANK = "kill-rank"
+    HANG_RANK = "hang-rank"
     XID_NODE = "xid-node"
 
 
-_SETTINGS = {Kind.KILL_NODE: {"node"}, Kind.KILL_RANK: {"rank"}, Kind.XID_NODE: {"node", "code"}}
-_FORM = "KIND@step=N or KIND@time=SECONDS, for example kill-node@step=30,node=n1 (or kill-rank, xid-node)"
+_OF_RANKS = frozenset({Kind.KILL_RANK, Kind.HANG_RANK})
+_SETTINGS = {Kind.KILL_NODE: {"node"}, **{kind: {"rank"} for kind in _OF_RANKS}, Kind.XID_NODE: {"node", "code"}}
+_FORM = "KIND@step=N or KIND@time=SECONDS, for example kill-node@step=30,node=n1 (or kill-rank, hang-rank, xid-node)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Hit:
                 return f"killing every process of {self.node} (rank {self.rank})"
             case Kind.KILL_RANK:
                 return f"killing rank {self.rank} on {self.node}"
+            case Kind.HANG_RANK:
+                return f"stopping rank {self.rank} on {self.node} for good"
             case Kind.XID_NODE:
                 return f"the kernel log of {self.node} reports Xid {self.fault.code}"
 
@@ -113,7 +118,7 @@ def due(faults: Sequence[Fault], view: GangView, running_s: float) -> list[Hit]:
 
 
 def _target(fault: Fault, ranks: Sequence[RankView]) -> RankView | None:
-    if fault.kind is Kind.KILL_RANK and fault.rank >= 0:
+    if fault.kind in _OF_RANKS and fault.rank >= 0:
         wanted = [rank for rank in ranks if rank.rank == fault.rank]
     else:
         wanted = [rank for rank in ranks if fault.node in ("", rank.node)]

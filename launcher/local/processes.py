@@ -87,11 +87,11 @@ def wait(programs: Sequence[Program], seconds: float) -> bool:
     return True
 
 
-def kill_rank(agent: Program, rank: int) -> bool:
-    """SIGKILL the process of `rank` below its agent; whether there was one."""
+def tell_rank(agent: Program, rank: int, signum: int) -> bool:
+    """Send a signal to the process of `rank` below its agent; whether there was one."""
     for pid in _tree(agent.popen.pid, _children()):
         if _is_rank(pid, rank):
-            process.kill(pid)
+            process.tell(pid, signum)
             return True
     return False
 

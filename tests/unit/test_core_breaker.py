@@ -176,7 +176,7 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_o
     runs(world, 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
     assert verdict(world, "n2") is Verdict.UNFIT
-    assert world.core.ledger.node("n2").reason == "ranks crashed on n2 twice running, and go on elsewhere"
+    assert world.core.ledger.node("n2").reason == "ranks failed on n2 twice running, and go on elsewhere"
     assert ("drain", "n2") in verbs(world)
     assert world.gang.doubted == ""
 

@@ -50,6 +50,7 @@ def _story() -> list[f.Fact]:
         f.PoolQueued("g", 1, 8),
         f.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
         f.PoolClosed("g", 1, "wanted no more"),
+        f.HangFound("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
         f.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
         f.Withheld("g", "n1", "drain", "Xid 79; observe mode"),
         f.StopPlanned("g", "Slurm has sent SIGTERM", Phase.REQUEUED),
@@ -154,7 +155,7 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 5\)"):
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 6\)"):
         Journal(tmp_path)
 
 

@@ -6,7 +6,17 @@ lost, doubled and reordered events change nothing but the moment.
 
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core import breaker, flushing, placement, pool, restore, silence, stopping, suspicion
+from muster.daemon.coordinator.core import (
+    breaker,
+    flushing,
+    hang,
+    placement,
+    pool,
+    restore,
+    silence,
+    stopping,
+    suspicion,
+)
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import RankState, Version
 from muster.daemon.coordinator.core.ledger import Gang
@@ -272,7 +282,7 @@ def _recover(gt: GangTurn) -> None:
 
 
 def _doubt(gt: GangTurn) -> None:
-    """Where ranks have crashed on one node twice running, another node takes its place, if there is one: what happens
+    """Where ranks have failed on one node twice running, another node takes its place, if there is one: what happens
     there tells whether it was the node. Once for each place: a crash that comes again there is no node's fault."""
     gang = gt.gang
     if len(gang.recoveries) < 2:
@@ -287,17 +297,17 @@ def _doubt(gt: GangTurn) -> None:
     if member is None or member.out or seat is None or seat.group_rank in gang.doubts:
         return
     if len(gt.usable()) > len(gang.seats):
-        gt.turn.record(f.MemberOut(gang.id, node, f"ranks crashed on {node} twice running", alive=True, proven=False))
+        gt.turn.record(f.MemberOut(gang.id, node, f"ranks failed on {node} twice running", alive=True, proven=False))
 
 
 def _blame(gt: GangTurn) -> None:
-    """The ranks crashed on one node twice, and have come further without it."""
+    """The ranks failed on one node twice, and have come further without it."""
     gang, node = gt.gang, gt.gang.doubted
     if not node or not _stepped(gt) or gt.seen.moved_to[0] != gang.generation:
         return
     if gt.seen.moved_to[1] <= gang.reached + 1:
         return  # a rank that has finished a step says of the others that they have finished the one before
-    reason = f"ranks crashed on {node} twice running, and go on elsewhere"
+    reason = f"ranks failed on {node} twice running, and go on elsewhere"
     if node not in gt.turn.tallies.out:
         breaker.take(gt.turn, gang, node, Verdict.UNFIT, reason)
     gt.turn.record(f.MemberOut(gang.id, node, reason, alive=gang.members[node].alive))
@@ -522,7 +532,7 @@ def _run(gt: GangTurn) -> None:
     _blame(gt)
     if whole and tally.done == tally.reported:
         _finish(gt)
-    elif not stopping.overdue(gt):
+    elif not stopping.overdue(gt) and not hang.watch(gt):
         _release(gt)
         flushing.on_request(gt)
 

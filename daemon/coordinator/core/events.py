@@ -29,6 +29,8 @@ class GangSpec:
     requeue_at_limit: bool = False
     pool_nodes: int = 0
     """So many nodes of the shared pool at once, at most."""
+    hang_after_s: float = 0.0
+    """A generation that finishes no step hangs no sooner than after so long; 0: it is not looked for."""
 
     @property
     def fewest(self) -> int:
@@ -65,6 +67,8 @@ class RankState:
     stderr_tail: str = ""
     step: int = 0
     progressed: bool = False
+    declared: str = ""
+    """The phase that it has declared to be in, in which it finishes no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class Status:
     pool: tuple[PoolAnswer, ...] = ()
     store_reserved: bool = False
     """The store's port is only kept free, for rank 0 to open it on this node."""
+    stacks: int = 0
+    """The newest generation whose ranks' stacks it has written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,18 @@ class GenerationFenced:
 
 
 @dataclass(frozen=True, slots=True)
+class HangFound:
+    """`generation` hangs: the stacks of its ranks are kept, then it is fenced. On `node`, where one is named, ranks are
+    a step behind all others."""
+
+    gang: str
+    generation: int
+    reason: str
+    suspected_at: float
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreMoved:
     """The node that should have opened the store is out of the gang."""
 
@@ -275,6 +287,7 @@ Fact = (
     GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
     | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
     | PoolAsked | PoolQueued | PoolClosed | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
+    | HangFound
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}

@@ -92,6 +92,16 @@ class Stop:
 
 
 @dataclass(slots=True)
+class Hang:
+    """The running generation hangs (see HangFound); found at `at`."""
+
+    reason: str
+    suspected_at: float
+    node: str
+    at: float
+
+
+@dataclass(slots=True)
 class PoolRequest:
     """A node of the shared pool that was asked for through the agent on `via`, with these options of sbatch. `job`: the
     small job that Slurm made of it, 0 before that is known; `node`: who has joined from it."""
@@ -146,8 +156,11 @@ class Gang:
     reached: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
+    first_step_s: float = 0.0
+    """The longest that a generation took to its first step."""
+    hang: Hang | None = None
     doubted: str = ""
-    """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
+    """A node that is out because ranks failed on it twice running; whether it is to blame is not known yet."""
     doubts: tuple[int, ...] = ()
     """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
     flush: Flush | None = None
@@ -288,6 +301,9 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
             gang.serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
         case f.GenerationFenced():
             _fence(gang, fact, at)
+        case f.HangFound():
+            gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
+            gang.serial += 1
         case f.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
             gang.serial += 1
@@ -295,6 +311,7 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
             _start(gang, fact, at)
         case f.FirstStep():
             gang.stepped = fact.generation
+            gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
             if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
                 gang.recoveries[-1].first_step_at = at
         case f.Flushing():
@@ -375,6 +392,7 @@ def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float
 def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
     gang.fenced = fact.generation
     gang.store_node = fact.store_node
+    gang.hang = None
     gang.pool_since, gang.pool_refused = 0.0, ""
     gang.serial += 1
     if gang.phase is Phase.GATHERING:
@@ -424,7 +442,7 @@ def _restart(gang: Gang, fact: f.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
     gang.job_nodes = ()
-    gang.version = gang.stop = None
+    gang.version = gang.stop = gang.hang = None
     gang.doubted, gang.doubts = "", ()
     gang.reached = 0  # it may have to go back a long way
     gang.fenced = -1

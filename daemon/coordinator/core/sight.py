@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.events import Silence, Status
+from muster.daemon.coordinator.core.pace import Pace
 
 COORDINATOR = "coordinator"
 """The coordinator as a witness of a closed connection."""
@@ -26,6 +27,15 @@ class Probe:
     def complete(self) -> bool:
         """Every witness has answered."""
         return set(self.witnesses) <= set(self.silences)
+
+
+@dataclass(slots=True)
+class Stall:
+    """A gang that finishes no step: when its agents were asked, who has not answered yet, when the last of them had."""
+
+    asked_at: float
+    unanswered: set[str]
+    answered_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -67,6 +77,8 @@ class GangSight:
     moved_at: float = 0.0
     """When a step that was new to the gang was last reported, and which (generation, step)."""
     moved_to: tuple[int, int] = (0, 0)
+    pace: Pace = field(default_factory=Pace)
+    stall: Stall | None = None
     failed_at: float = 0.0
     cancel: str = ""
     flush: str = ""
@@ -80,6 +92,11 @@ class GangSight:
         """Newest status of the node's agent; an empty one where there is none."""
         agent = self.agents.get(node)
         return agent.status if agent else Status()
+
+    def answered(self, node: str) -> None:
+        """Something has come from the node's agent, or has reached it."""
+        if self.stall is not None:
+            self.stall.unanswered.discard(node)
 
     @property
     def step(self) -> int:
@@ -132,17 +149,14 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
     """Note what `event` shows, at time `now` (seconds)."""
     match event:
         case e.AgentAttached():
-            agents = sight.gang(event.gang).agents
-            agents[event.node] = AgentSight(
-                event.node, event.incarnation, True, now, event.status, now, attached_at=now
-            )
-            clear(sight.gang(event.gang), event.node, now)
+            _attached(sight.gang(event.gang), event, now)
         case e.AgentReported() | e.AgentGone():
             _observe_agent(sight, event, now)
         case e.AgentHeard():
             agent = sight.gang(event.gang).agents.get(event.node)
             if agent:
                 agent.heard_at = now
+                sight.gang(event.gang).answered(event.node)
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():
@@ -159,6 +173,13 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
                 sight.echoing.add(event.node)
         case _:
             pass
+
+
+def _attached(seen: GangSight, event: e.AgentAttached, now: float) -> None:
+    seen.pace.note(seen.status(event.node), event.status, now)
+    seen.moved_to = max(seen.moved_to, _newest_step(event.status))  # not made now: it is no sign of life
+    seen.agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now, attached_at=now)
+    clear(seen, event.node, now)
 
 
 def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
@@ -181,8 +202,11 @@ def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: floa
         seen.suspected.setdefault(event.node, now)
         seen.closed.setdefault(event.node, set()).add(COORDINATOR)
     else:
-        if _newest_step(event.status) > seen.moved_to:
-            seen.moved_at, seen.moved_to = now, _newest_step(event.status)
+        seen.pace.note(agent.status, event.status, now)
+        if (newest := _newest_step(event.status)) > seen.moved_to:
+            seen.pace.step(seen.moved_to, newest, now)
+            seen.moved_at, seen.moved_to = now, newest
+        seen.answered(event.node)
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
 
 
@@ -201,6 +225,8 @@ def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
     reaches = event.silence is None
     if event.witness == AGENT and seen.own_probes.get(event.node, (not reaches, now))[0] != reaches:
         seen.own_probes[event.node] = (reaches, now)
+    if event.witness == AGENT and reaches:
+        seen.answered(event.node)
     probe = seen.probes.get(event.node)
     if probe and probe.number == event.probe:
         probe.silences[event.witness] = event.silence

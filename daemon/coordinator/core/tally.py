@@ -20,12 +20,14 @@ _NOTHING = Status()
 
 @dataclass(frozen=True, slots=True)
 class RankCount:
-    """Ranks of the running generation on one node: reported, with a step finished, exited with 0; did one fail."""
+    """Ranks of the running generation on one node: reported, with a step finished, exited with 0; did one fail,
+    is one in a declared phase."""
 
     reported: int = 0
     progressed: int = 0
     done: int = 0
     failed: bool = False
+    in_phase: bool = False
 
     @staticmethod
     def of(ranks: Iterable[RankState], generation: int) -> "RankCount":
@@ -36,6 +38,7 @@ class RankCount:
             sum(rank.progressed for rank in mine),
             sum(rank.exit_code == 0 for rank in mine),
             any(not rank.running and rank.exit_code for rank in mine),
+            any(rank.declared and rank.exit_code is None for rank in mine),
         )
 
 
@@ -55,7 +58,8 @@ class Tally:
     service, `unfit` whose node is not, `failing` whose agent can't go on, `noticed` whom Slurm has told to end.
     `expected` are the present and those who went out alive with ranks of the fenced generation; of these are
     `unattached` whose agent is out of touch, `unfenced` who did not say that their ranks have ended. `crashed` carry a
-    rank that failed, `watchers` miss a neighbour; `leaving` are out, alive, and not let go yet; `unwritten` write a
+    rank that failed, `in_phase` one in a declared phase, `unstacked` such whose stacks are not kept; `watchers` miss a
+    neighbour; `leaving` are out, alive, and not let go yet; `unwritten` write a
     part of the flush under way, `botched` could not.
     """
 
@@ -68,6 +72,8 @@ class Tally:
     unattached: set[str] = field(default_factory=set)
     unfenced: set[str] = field(default_factory=set)
     crashed: set[str] = field(default_factory=set)
+    in_phase: set[str] = field(default_factory=set)
+    unstacked: set[str] = field(default_factory=set)
     watchers: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
     unwritten: set[str] = field(default_factory=set)
@@ -129,9 +135,12 @@ class Tally:
 
     def _count_seat(self, gang: Gang, node: str, status: Status, attached: bool) -> None:
         seat, ranks = self.seats.get(node), _NO_RANKS
-        if seat is not None and seat.group_rank >= 0:
+        carries = seat is not None and seat.group_rank >= 0
+        if carries:
             ranks = RankCount.of(status.ranks, gang.generation)
         _put(self.crashed, node, ranks.failed)
+        _put(self.in_phase, node, ranks.in_phase)
+        _put(self.unstacked, node, carries and status.stacks < gang.generation)
         _put(self.watchers, node, attached and seat is not None and bool(silent_neighbours(seat, status)))
         before = self._ranks.get(node, _NO_RANKS)
         if ranks != before:

@@ -31,7 +31,8 @@ _BORN_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """One rank's process. `doomed`: SIGKILL is on its way, it runs no more code; `alive`: it is still there."""
+    """One rank's process. `doomed`: SIGKILL is on its way, it runs no more code; `alive`: it is still there; `hung`: it
+    goes on no more; `declared`: the phase that it says to be in."""
 
     agent: Agent
     rank: int
@@ -43,6 +44,8 @@ class Rank:
     running: bool = False
     step: int = 0
     progressed: bool = False
+    hung: bool = False
+    declared: str = ""
 
     @property
     def able(self) -> bool:
@@ -80,6 +83,7 @@ class Agent(Process):
         self.flushed = 0
         self.flush_error = ""
         self.flushing = 0
+        self.stacks = self.stacks_begun = 0
         self.failure = ""
         self.notice = ""
         self.pool: dict[int, e.PoolAnswer | None] = {}
@@ -189,7 +193,7 @@ class Agent(Process):
             ranks.append(
                 e.RankState(
                     r.rank, r.generation, r.running and not gone, r.exit_code if gone else None, r.stderr,
-                    r.step, r.progressed,
+                    r.step, r.progressed, r.declared,
                 )
             )  # fmt: skip
         return e.Status(
@@ -207,6 +211,7 @@ class Agent(Process):
             notice=self.notice,
             answered_s=self.uneasy.answered_s(),
             order_serial=self._carried_out,
+            stacks=self.stacks,
             pool=tuple(answer for answer in self.pool.values() if answer),
         )
 
@@ -225,6 +230,9 @@ class Agent(Process):
                 self.pool[request.serial] = None
                 self.later(self.world.timing.launch(), self._ask_pool, request.serial)
         self.carry_out()
+        if order.keep_stacks and order.generation > self.stacks_begun:
+            self.stacks_begun = order.generation
+            self.later(self.world.timing.copy(), self._keep_stacks, order.generation)
         self.asked_to_stop = self.asked_to_stop or bool(order.stop)
         if self._carried_out:
             self.changed()
@@ -274,6 +282,10 @@ class Agent(Process):
         for rank, _ in step.places:
             self.ranks[rank] = started = Rank(self, rank, step.generation)
             training.enter(started)
+        self.changed()
+
+    def _keep_stacks(self, generation: int) -> None:
+        self.stacks = generation
         self.changed()
 
     def _ask_pool(self, serial: int) -> None:

@@ -21,6 +21,7 @@ FAULTS: dict[Fault, float] = {
     hardware.crash: 4, hardware.power_off: 4, hardware.rack: 4, hardware.pause: 4, process.stop_agent: 2,
     process.stop_daemon: 1, process.stop_services: 7, process.kill_agent: 2, process.kill_daemon: 1,
     process.kill_rank: 5, process.sick_node: 17, process.sick_script: 3.2, process.stuck_rank: 1,
+    process.hang_rank: 10, process.hanging_node: 8, process.declared_phase: 5,
     process.agent_error: 3.4, hardware.signal: 4, hardware.degraded_then_worse: 13, wire.cut_link: 2,
     wire.cut_from_coordinator: 7, wire.blind_spot: 3, wire.isolate: 7, wire.fabric: 4, wire.isolate_coordinator: 5,
     wire.split: 1.5, wire.flap: 1.5, service.crash_coordinator: 5, service.stall_coordinator: 2.5,

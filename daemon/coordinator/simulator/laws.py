@@ -5,6 +5,8 @@
 3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG within 3 s.
 4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
 5. While many nodes are silent at once nobody is evicted before a minute has passed.
+   A hang is found where there is one, and only there: all agents live, no step was made for as long as the job gives,
+   the ranks are in no declared phase; and it is found in good time.
 6. No more nodes are taken out of service than the site allows; in observe mode nothing is done.
 7. A node keeps memory for gangs that come back, or may do so, ten minutes at most, and never beside another job.
 
@@ -46,6 +48,10 @@ LATE_S = 6.0
 PROGRESS_S = 0.35
 HUNG_S = 3.0
 """Four seconds of probes find a node hung; a moment of life in between may have escaped them."""
+LATE_HANG_S = 8.0
+"""A hang is found so long after the end of its allowance at most, where nothing else happens."""
+LATE_PHASE_S = 1.5
+"""A declared phase is known by then."""
 LOOK_AT_SNAPSHOT = 16
 """One snapshot of so many is read back."""
 
@@ -92,6 +98,7 @@ class Laws:
         self._requeued: set[tuple[str, int]] = set()
         self._since = world.schedule.now
         self._left: Ledger | None = None
+        self._disturbed_at = world.schedule.now
 
     def _must(self, holds: object, law: str) -> None:
         if not holds:
@@ -142,6 +149,7 @@ class Laws:
     def changed(self) -> None:
         """Wires, kernels or processes have changed."""
         world, now = self._world, self._world.schedule.now
+        self._disturbed_at = now
         for (gang, node), agent in world.agents.items():
             for src in (COORDINATOR, *world.machines):
                 key = (src, gang + node)
@@ -193,6 +201,8 @@ class Laws:
                 self._world.tally.count("rung", "no node of the shared pool")
             case f.StopPlanned():
                 self._world.tally.count("rung", "stop")
+            case f.HangFound():
+                self._world.tally.count("rung", "end a hang")
             case f.MemberOut() if not fact.proven:
                 self._world.tally.count("rung", "doubt a node")
             case f.MemberOut() if "go on elsewhere" in fact.reason:
@@ -216,6 +226,8 @@ class Laws:
                 self._generation_starts(core, fact)
             case f.NodeJudged():
                 self._node_judged(core, fact, at)
+            case f.HangFound():
+                self._hang_found(core, fact, at)
             case f.MemberOut():
                 self._member_out(fact)
             case f.SlurmOwed() if fact.verb in ("drain", "down"):
@@ -356,6 +368,34 @@ class Laws:
         """A rank has exited with an error, and nobody had killed it."""
         self._crashes.setdefault(gang, set()).add(generation)
         self._crashed_on[node] = self._crashed_on.get(node, 0) + 1
+
+    def hung_by_itself(self, gang: str, generation: int, node: str) -> None:
+        """A rank hangs: it may be its node's fault as a crash may be."""
+        self.crashed_by_itself(gang, generation, node)
+
+    def _hang_found(self, core: Core, fact: f.HangFound, at: float) -> None:
+        gang, training = core.ledger.gangs[fact.gang], self._world.newest_training(fact.gang)
+        if training is None or training.generation != fact.generation:
+            return  # no rank of it was ever started
+        idle = at - max(training.last_step_at, training.rest_at, gang.started_at)
+        self._must(
+            idle >= gang.spec.hang_after_s and (not training.rests or at - training.rest_at < LATE_PHASE_S),
+            f"law 3: generation {fact.generation} of {gang.id} is said to hang {idle:.1f} s after it went on",
+        )
+        for seat in gang.seats:
+            silent_s = at - self._blind_since.get((seat.node, gang.id + seat.node), at)
+            self._must(
+                silent_s < BLIND_S,
+                f"law 3: generation {fact.generation} of {gang.id} is said to hang, and the agent on {seat.node} has "
+                f"not answered anybody for {silent_s:.1f} s",
+            )
+        self._found_in_time(core, gang, at - idle, at)
+
+    def _found_in_time(self, core: Core, gang: Gang, since: float, at: float) -> None:
+        pace = core.sight.gang(gang.id).pace
+        allowed = max(10 * gang.spec.hang_after_s, 20 * pace.median_s, pace.longest_s, 2 * gang.first_step_s)
+        late = at - max(since, self._since, self._disturbed_at) - 2**gang.failures * allowed
+        self._must(late < LATE_HANG_S, f"law 4: {gang.id} hung for {late:.1f} s more than it was given")
 
     def _software_failed(self, gang: Gang) -> None:
         crashes = self._crashes.get(gang.id, set())

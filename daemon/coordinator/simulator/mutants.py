@@ -163,6 +163,30 @@ MUTANTS: dict[str, Mutant] = {
         "    if gang.failures < DOUBTED_AFTER:",
         "    if last.hardware or not node:",
     ),
+    "ignore-a-phase": Mutant(
+        "ranks hang that are in a declared phase",
+        f"{_CORE}.hang",
+        " and not tally.in_phase and",
+        " and",
+    ),
+    "judge-without-an-answer": Mutant(
+        "a generation hangs though an agent has not answered",
+        f"{_CORE}.hang",
+        "    if stall.unanswered:",
+        "    if stall.unanswered and not stall.asked_at:",
+    ),
+    "hang-too-soon": Mutant(
+        "a generation hangs as soon as it makes no step for two seconds",
+        f"{_CORE}.hang",
+        "    if gt.now < due:",
+        "    if gt.now < min(due, _went_on_at(gt) + 2.0):",
+    ),
+    "wait-for-a-hung-rank": Mutant(
+        "a generation that hangs is left alone after its first step",
+        f"{_CORE}.hang",
+        "    return known and not tally.unattached",
+        "    return known and not _stepped(gt) and not tally.unattached",
+    ),
     "leave-a-spare-waiting": Mutant(
         "an elastic job shrinks though a spare is there",
         f"{_CORE}.placement",

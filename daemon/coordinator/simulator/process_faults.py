@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.daemon.coordinator.simulator import aim
+from muster.daemon.coordinator.simulator.agent import Rank
 from muster.daemon.coordinator.simulator.world import World
 
 
@@ -105,6 +106,52 @@ def _fail_again(world: World, gang: str, until: float) -> None:
                 rank.agent.rank_ends(rank, 1, "ValueError: loss is nan")
     if world.schedule.now < until:
         world.schedule.later(0.3, _fail_again, world, gang, until)
+
+
+def hang_rank(world: World, gang: str) -> None:
+    """A rank goes on no more; its process lives. Where hangs are not looked for it goes on after a while."""
+    training = world.newest_training(gang)
+    if training is not None and training.began and not training.over:
+        rank = world.chance.choice(list(training.ranks.values()))
+        world.note(f"FAULT: rank {rank.rank} on {rank.agent.node} hangs")
+        training.hang(rank, behind=world.chance.random() < 0.5)
+        _go_on_where_nobody_looks(world, gang, rank)
+
+
+def _go_on_where_nobody_looks(world: World, gang: str, rank: Rank) -> None:
+    known = world.gang(gang)
+    if world.limits.observe or known is None or not known.spec.hang_after_s or not known.stepped:
+        for other in rank.agent.ranks.values():
+            world.schedule.later(30.0, setattr, other, "hung", False)
+
+
+def hanging_node(world: World, gang: str) -> None:
+    """Ranks on one node hang, a step behind the others, in two generations running, with no step in between."""
+    known = world.gang(gang)
+    if known is not None and known.seats:
+        node = world.chance.choice(known.seats).node
+        world.note(f"FAULT: ranks on {node} hang")
+        _hang_there(world, gang, node, 0, 2, world.schedule.now + 90.0)
+
+
+def _hang_there(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
+    training = world.newest_training(gang)
+    if training is not None and training.began and not training.over and training.generation > generation:
+        there = [rank for rank in training.ranks.values() if rank.agent.node == node]
+        if there:
+            training.hang(there[0], behind=True)
+            _go_on_where_nobody_looks(world, gang, there[0])
+            generation, left = training.generation, left - 1
+    if left and world.schedule.now < until:
+        world.schedule.later(0.2, _hang_there, world, gang, node, generation, left, until)
+
+
+def declared_phase(world: World, gang: str) -> None:
+    """All ranks are in a declared phase, longer than a hang would be given."""
+    training = world.newest_training(gang)
+    if training is not None and training.began and not training.over and not training.rests:
+        world.note(f"FAULT: the ranks of {gang} are in a declared phase")
+        training.rest(5.0 + 40.0 * world.chance.random())
 
 
 def stuck_rank(world: World, gang: str) -> None:

@@ -182,6 +182,19 @@ class Rehearsal:
         for rank in agent.ranks.values():
             agent.rank_ends(rank, exit_code, "")
 
+    def hang_rank(self, node: str, how: str = "") -> None:
+        """A rank of a node goes on no more; with "behind", one step before all others."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        rank = next(rank for rank in training.ranks.values() if rank.agent.node == node)
+        training.hang(rank, how == "behind")
+
+    def rest(self, seconds: str) -> None:
+        """All ranks are in a declared phase for so long."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        training.rest(float(seconds))
+
     def kill_agent(self, node: str) -> None:
         """The agent's process ends, and its ranks with it."""
         self.world.end_agent(self.agent(node))

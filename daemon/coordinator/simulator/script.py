@@ -29,7 +29,7 @@ LIMIT_S = 600.0
 """No scenario has to wait longer, not even for a job that Slurm has requeued."""
 _VERBS = (
     "crash", "power_off", "pause", "go_on", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
-    "restart_coordinator", "repair", "other_job",
+    "restart_coordinator", "repair", "other_job", "hang_rank", "rest",
 )  # fmt: skip
 """Methods of Rehearsal that take words alone."""
 

@@ -90,7 +90,10 @@ class Run:
             world.finish_at[gang] = chance.randint(10, 60)
         if chance.random() < 0.06:
             world.jobs.never_start.add(chance.choice(list(world.machines)))
-        world.submit(Wanted(gang, spec, chance.choice([60, 200]) if chance.random() < 0.2 else None))
+        limit_s = chance.choice([60, 200]) if chance.random() < 0.2 else None
+        if limit_s and not spec.durable_dir:
+            limit_s = 200  # it begins afresh each time, and would never come to its end within a minute
+        world.submit(Wanted(gang, spec, limit_s))
         if chance.random() < 0.15:
             world.cluster.update("take the requeue flag off", world.jobs.ids[gang], requeue=False)
 
@@ -108,6 +111,7 @@ class Run:
             stop_before_s=chance.choice([0.0, 10.0, 30.0]),
             requeue_at_limit=chance.random() < 0.5,
             pool_nodes=chance.choice([0, 0, 0, 1, 2]),
+            hang_after_s=chance.choice([0.0, 5.0, 5.0, 8.0]),
         )
 
     def go(self) -> None:

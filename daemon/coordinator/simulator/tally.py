@@ -26,6 +26,7 @@ RUNGS = (
     "stop, then end",
     "doubt a node",
     "blame a node that was doubted",
+    "end a hang",
     "withheld",
     "observed",
 )

@@ -29,6 +29,10 @@ class Training:
         self.began = False
         self.over = False
         self.last_step_at = float("-inf")
+        self.rests = False
+        self.rest_at = float("-inf")
+        """When its ranks last entered a declared phase, or left it."""
+        self._one_more = False
         self._order = order
         self._joined: set[int] = set()
 
@@ -96,21 +100,47 @@ class Training:
             self.over = True
             return
         world = self._world
-        if all(r.able for r in ranks) and self._ring_holds():
-            self.step += 1
-            self.last_step_at = world.schedule.now
-            by_agent: dict[str, tuple[Agent, list[int]]] = {}
-            for rank in ranks:
-                rank.step, first = self.step, not rank.progressed
-                rank.progressed = True
-                by_agent.setdefault(rank.agent.node, (rank.agent, []))[1].append(rank.rank)
-                rank.agent.changed(0.0 if first else 0.25)
-            for agent, numbers in by_agent.values():
-                agent.memory.keep(self.generation, self.step, numbers)
-            if world.finished(self.gang) or all(r.agent.asked_to_stop and not r.agent.deaf_ranks for r in ranks):
+        if not self.rests and all(r.able for r in ranks) and self._ring_holds():
+            going = [rank for rank in ranks if not rank.hung]
+            if len(going) == len(ranks) or self._one_more:
+                self._finish_step(going)
+            stops = all(r.agent.asked_to_stop and not r.agent.deaf_ranks for r in ranks)
+            if len(going) == len(ranks) and (world.finished(self.gang) or stops):
                 self.exit_all(0)
                 return
         world.schedule.later(world.timing.step(), self._step)
+
+    def _finish_step(self, ranks: list[Rank]) -> None:
+        self._one_more = False
+        self.step += 1
+        self.last_step_at = self._world.schedule.now
+        by_agent: dict[str, tuple[Agent, list[int]]] = {}
+        for rank in ranks:
+            rank.step, first = self.step, not rank.progressed
+            rank.progressed = True
+            by_agent.setdefault(rank.agent.node, (rank.agent, []))[1].append(rank.rank)
+            rank.agent.changed(0.0 if first else 0.25)
+        for agent, numbers in by_agent.values():
+            agent.memory.keep(self.generation, self.step, numbers)
+
+    def hang(self, rank: Rank, behind: bool) -> None:
+        """A rank goes on no more. `behind`: the other nodes finish the step under way, its own does not."""
+        for other in self.ranks.values():
+            other.hung = other.hung or other is rank or (behind and other.agent is rank.agent)
+        self._one_more = behind and not all(other.hung for other in self.ranks.values())
+        self._world.laws.hung_by_itself(self.gang, self.generation, rank.agent.node)
+
+    def rest(self, seconds: float) -> None:
+        """All ranks are in a declared phase for so long."""
+        self._rest(True)
+        self._world.schedule.later(seconds, self._rest, False)
+
+    def _rest(self, rests: bool) -> None:
+        self.rests, self.rest_at = rests, self._world.schedule.now
+        for rank in self.ranks.values():
+            rank.declared = "evaluation" if rests else ""
+            if rank.alive:
+                rank.agent.changed(0.25)
 
     def _ring_holds(self) -> bool:
         """Neighbours in the ring of ranks reach each other."""

@@ -213,6 +213,7 @@ class RankStatus(_message.Message):
     STDERR_TAIL_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PROGRESSED_FIELD_NUMBER: _builtins.int
+    DECLARED_PHASE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     generation: _builtins.int
@@ -225,6 +226,8 @@ class RankStatus(_message.Message):
     """Newest finished optimizer step that the rank has declared in this generation; 0 before."""
     progressed: _builtins.bool
     """True once the rank has declared a step in this generation."""
+    declared_phase: _builtins.str
+    """The phase that the rank has declared to be in ("evaluation"): it finishes no step meanwhile. Empty: none."""
     def __init__(
         self,
         *,
@@ -236,10 +239,11 @@ class RankStatus(_message.Message):
         stderr_tail: _builtins.str = ...,
         step: _builtins.int = ...,
         progressed: _builtins.bool = ...,
+        declared_phase: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -340,6 +344,7 @@ class AgentStatus(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     STORE_RESERVED_FIELD_NUMBER: _builtins.int
+    STACKS_GENERATION_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
     """Every process of every generation up to and including this one is gone from this node."""
     store_port: _builtins.int
@@ -360,6 +365,8 @@ class AgentStatus(_message.Message):
     """
     store_reserved: _builtins.bool
     """The store's port is only kept free: rank 0 opens it, and must run on this node. So where the agent finds no torch."""
+    stacks_generation: _builtins.int
+    """The newest generation whose ranks' stacks were asked for and are written, as far as they could be had."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]: ...
     @_builtins.property
@@ -401,10 +408,11 @@ class AgentStatus(_message.Message):
         notice: _builtins.str = ...,
         pool: _abc.Iterable[Global___PoolAnswer] | None = ...,
         store_reserved: _builtins.bool = ...,
+        stacks_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_ms", b"answered_ms", "committed", b"committed", "failure", b"failure", "fenced_generation", b"fenced_generation", "flush_error", b"flush_error", "flushed_serial", b"flushed_serial", "heard_ms", b"heard_ms", "notice", b"notice", "order_serial", b"order_serial", "pool", b"pool", "ranks", b"ranks", "shards", b"shards", "stacks_generation", b"stacks_generation", "store_generation", b"store_generation", "store_port", b"store_port", "store_reserved", b"store_reserved", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -698,6 +706,7 @@ class Order(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     REQUEUED_FIELD_NUMBER: _builtins.int
+    KEEP_STACKS_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -718,6 +727,8 @@ class Order(_message.Message):
     """With EXIT: the job is requeued. The shards in this node's own slots are left with musterd, which keeps them for the
     agent of the next run (memory.proto).
     """
+    keep_stacks: _builtins.bool
+    """With RUN: the generation hangs. Write the stacks of its ranks, once, beside their logs."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -751,10 +762,11 @@ class Order(_message.Message):
         stop: _builtins.str = ...,
         pool: _abc.Iterable[Global___PoolRequest] | None = ...,
         requeued: _builtins.bool = ...,
+        keep_stacks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "pool", b"pool", "reason", b"reason", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "pool", b"pool", "reason", b"reason", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,12 +95,15 @@ class RankView(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    DECLARED_PHASE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     node: _builtins.str
     state: _builtins.str
     """"starting", "running", "exited", "absent"."""
     exit_code: _builtins.int
     step: _builtins.int
+    declared_phase: _builtins.str
+    """The phase that the rank has declared to be in; empty: none."""
     def __init__(
         self,
         *,
@@ -109,10 +112,11 @@ class RankView(_message.Message):
         state: _builtins.str = ...,
         exit_code: _builtins.int = ...,
         step: _builtins.int = ...,
+        declared_phase: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "node", b"node", "rank", b"rank", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "node", b"node", "rank", b"rank", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

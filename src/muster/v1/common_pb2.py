@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/common.proto\x12\tmuster.v1\"+\n\x07Version\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xa8\x04\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x01(\r\x12\x0e\n\x06spares\x18\x03 \x01(\r\x12\x16\n\x0eranks_per_node\x18\x04 \x01(\r\x12\x11\n\tmin_nodes\x18\x05 \x01(\r\x12\x0f\n\x07\x63ommand\x18\x06 \x03(\t\x12(\n\x03\x65nv\x18\x07 \x03(\x0b\x32\x1b.muster.v1.JobSpec.EnvEntry\x12\x0f\n\x07preload\x18\x08 \x03(\t\x12\x0f\n\x07run_dir\x18\t \x01(\t\x12\x13\n\x0b\x64urable_dir\x18\n \x01(\t\x12\x19\n\x11memory_checkpoint\x18\x0b \x01(\x08\x12\x18\n\x10gather_timeout_s\x18\x0c \x01(\x01\x12\x14\n\x0cmax_failures\x18\r \x01(\r\x12\x0f\n\x07requeue\x18\x0e \x01(\x08\x12\x10\n\x08work_dir\x18\x0f \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x10 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x11 \x01(\r\x12\x15\n\rdata_parallel\x18\x12 \x01(\r\x12\x13\n\x0bstop_signal\x18\x13 \x01(\r\x12\x15\n\rstop_before_s\x18\x14 \x01(\x01\x12\x18\n\x10requeue_at_limit\x18\x15 \x01(\x08\x12\x12\n\npool_nodes\x18\x16 \x01(\r\x12\x14\n\x0cnode_options\x18\x17 \x03(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x86\x01\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x14\n\x0cpeer_address\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04leaf\x18\x04 \x01(\t\x12\x12\n\ngroup_rank\x18\x05 \x01(\x05\x12\r\n\x05\x62uddy\x18\x06 \x01(\t\x12\x12\n\nneighbours\x18\x07 \x03(\t\"\x1c\n\x0bPingRequest\x12\r\n\x05nonce\x18\x01 \x01(\t\"K\n\tPingReply\x12\r\n\x05nonce\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t2D\n\x0cProbeService\x12\x34\n\x04Ping\x12\x16.muster.v1.PingRequest\x1a\x14.muster.v1.PingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/common.proto\x12\tmuster.v1\"+\n\x07Version\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xbe\x04\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x01(\r\x12\x0e\n\x06spares\x18\x03 \x01(\r\x12\x16\n\x0eranks_per_node\x18\x04 \x01(\r\x12\x11\n\tmin_nodes\x18\x05 \x01(\r\x12\x0f\n\x07\x63ommand\x18\x06 \x03(\t\x12(\n\x03\x65nv\x18\x07 \x03(\x0b\x32\x1b.muster.v1.JobSpec.EnvEntry\x12\x0f\n\x07preload\x18\x08 \x03(\t\x12\x0f\n\x07run_dir\x18\t \x01(\t\x12\x13\n\x0b\x64urable_dir\x18\n \x01(\t\x12\x19\n\x11memory_checkpoint\x18\x0b \x01(\x08\x12\x18\n\x10gather_timeout_s\x18\x0c \x01(\x01\x12\x14\n\x0cmax_failures\x18\r \x01(\r\x12\x0f\n\x07requeue\x18\x0e \x01(\x08\x12\x10\n\x08work_dir\x18\x0f \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x10 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x11 \x01(\r\x12\x15\n\rdata_parallel\x18\x12 \x01(\r\x12\x13\n\x0bstop_signal\x18\x13 \x01(\r\x12\x15\n\rstop_before_s\x18\x14 \x01(\x01\x12\x18\n\x10requeue_at_limit\x18\x15 \x01(\x08\x12\x12\n\npool_nodes\x18\x16 \x01(\r\x12\x14\n\x0cnode_options\x18\x17 \x03(\t\x12\x14\n\x0chang_after_s\x18\x18 \x01(\x01\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x86\x01\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x14\n\x0cpeer_address\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04leaf\x18\x04 \x01(\t\x12\x12\n\ngroup_rank\x18\x05 \x01(\x05\x12\r\n\x05\x62uddy\x18\x06 \x01(\t\x12\x12\n\nneighbours\x18\x07 \x03(\t\"\x1c\n\x0bPingRequest\x12\r\n\x05nonce\x18\x01 \x01(\t\"K\n\tPingReply\x12\r\n\x05nonce\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t2D\n\x0cProbeService\x12\x34\n\x04Ping\x12\x16.muster.v1.PingRequest\x1a\x14.muster.v1.PingReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERSION']._serialized_start=37
   _globals['_VERSION']._serialized_end=80
   _globals['_JOBSPEC']._serialized_start=83
-  _globals['_JOBSPEC']._serialized_end=635
-  _globals['_JOBSPEC_ENVENTRY']._serialized_start=593
-  _globals['_JOBSPEC_ENVENTRY']._serialized_end=635
-  _globals['_MEMBER']._serialized_start=638
-  _globals['_MEMBER']._serialized_end=772
-  _globals['_PINGREQUEST']._serialized_start=774
-  _globals['_PINGREQUEST']._serialized_end=802
-  _globals['_PINGREPLY']._serialized_start=804
-  _globals['_PINGREPLY']._serialized_end=879
-  _globals['_PROBESERVICE']._serialized_start=881
-  _globals['_PROBESERVICE']._serialized_end=949
+  _globals['_JOBSPEC']._serialized_end=657
+  _globals['_JOBSPEC_ENVENTRY']._serialized_start=615
+  _globals['_JOBSPEC_ENVENTRY']._serialized_end=657
+  _globals['_MEMBER']._serialized_start=660
+  _globals['_MEMBER']._serialized_end=794
+  _globals['_PINGREQUEST']._serialized_start=796
+  _globals['_PINGREQUEST']._serialized_end=824
+  _globals['_PINGREPLY']._serialized_start=826
+  _globals['_PINGREPLY']._serialized_end=901
+  _globals['_PROBESERVICE']._serialized_start=903
+  _globals['_PROBESERVICE']._serialized_end=971
 # @@protoc_insertion_point(module_scope)

@@ -98,6 +98,7 @@ class JobSpec(_message.Message):
     REQUEUE_AT_LIMIT_FIELD_NUMBER: _builtins.int
     POOL_NODES_FIELD_NUMBER: _builtins.int
     NODE_OPTIONS_FIELD_NUMBER: _builtins.int
+    HANG_AFTER_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     nodes: _builtins.int
     """Nodes that carry ranks."""
@@ -134,6 +135,8 @@ class JobSpec(_message.Message):
     """Requeue the job after that stop; otherwise it ends."""
     pool_nodes: _builtins.int
     """Nodes of the site's shared pool that may join where no spare is left, at most, at once."""
+    hang_after_s: _builtins.float
+    """A generation whose ranks finish no step hangs no sooner than after so many seconds; 0: hangs are not looked for."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """argv; the first word is executed. Where it is a Python interpreter, the warm process becomes the script."""
@@ -176,10 +179,11 @@ class JobSpec(_message.Message):
         requeue_at_limit: _builtins.bool = ...,
         pool_nodes: _builtins.int = ...,
         node_options: _abc.Iterable[_builtins.str] | None = ...,
+        hang_after_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "data_parallel", b"data_parallel", "durable_dir", b"durable_dir", "env", b"env", "gather_timeout_s", b"gather_timeout_s", "hang_after_s", b"hang_after_s", "max_failures", b"max_failures", "memory_checkpoint", b"memory_checkpoint", "min_nodes", b"min_nodes", "name", b"name", "node_options", b"node_options", "nodes", b"nodes", "pipeline_parallel", b"pipeline_parallel", "pool_nodes", b"pool_nodes", "preload", b"preload", "ranks_per_node", b"ranks_per_node", "requeue", b"requeue", "requeue_at_limit", b"requeue_at_limit", "run_dir", b"run_dir", "spares", b"spares", "stop_before_s", b"stop_before_s", "stop_signal", b"stop_signal", "tensor_parallel", b"tensor_parallel", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

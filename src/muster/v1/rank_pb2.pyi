@@ -118,6 +118,27 @@ class RankProgress(_message.Message):
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
 
 @_typing.final
+class RankDeclared(_message.Message):
+    """The rank is in this phase, in which it finishes no step: no hang is looked for. Empty: it is in none any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankDeclared: _TypeAlias = RankDeclared  # noqa: Y015
+
+@_typing.final
 class RankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -125,6 +146,7 @@ class RankMessage(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     FILLED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___RankJoin: ...
     @_builtins.property
@@ -133,6 +155,8 @@ class RankMessage(_message.Message):
     def filled(self) -> Global___RankFilled: ...
     @_builtins.property
     def progress(self) -> Global___RankProgress: ...
+    @_builtins.property
+    def declared(self) -> Global___RankDeclared: ...
     def __init__(
         self,
         *,
@@ -140,12 +164,13 @@ class RankMessage(_message.Message):
         layout: Global___RankLayout | None = ...,
         filled: Global___RankFilled | None = ...,
         progress: Global___RankProgress | None = ...,
+        declared: Global___RankDeclared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

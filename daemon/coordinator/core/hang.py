@@ -1,0 +1,134 @@
+"""Hangs: every agent answers, and no rank finishes a step.
+
+A stall accuses nobody: all agents are asked, and only where each of them answers and still nothing moves does the
+generation hang. Then its ranks' stacks are kept, and it is fenced and restarted in place, as after a rank's crash. How
+long is too long follows from the job's own pace; a declared phase (evaluation, saving) is never a stall. A script that
+has never declared a step, in no generation, is left alone: it may not use the library.
+"""
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core import suspicion
+from muster.daemon.coordinator.core.sight import AGENT, Stall
+from muster.daemon.coordinator.core.tally import of_generation
+from muster.daemon.coordinator.core.turn import Ask, GangTurn
+
+STEPS = 20
+"""So many steps may pass in which no rank finishes one."""
+STRANGE = 10
+"""While it is not known how long a step takes (after a coordinator's restart, too), waits are so many times as long."""
+FIRST_STEPS = 2
+"""A generation may take so many times as long to its first step as the slowest before it."""
+DOUBLINGS = 5
+"""Each hang in the same place doubles the wait, for it may be a long pause that nobody declared; so often at most."""
+SETTLE_S = 1.0
+"""Steps that were made while an agent stood still are told within this after its answer."""
+STACKS_S = 2.0
+"""Agents write stacks within this; a fence waits no longer."""
+
+
+def watch(gt: GangTurn) -> bool:
+    """Look for a stall, ask all agents in one, end a generation that hangs. True: it was fenced."""
+    if gt.gang.hang is not None:
+        return _end(gt)
+    if not _may_stall(gt):
+        gt.seen.stall = None
+        return False
+    due = _went_on_at(gt) + allowance_s(gt)
+    if gt.now < due:
+        gt.seen.stall = None
+        gt.turn.wake(due)
+    elif gt.seen.stall is None:
+        _ask_all(gt)
+    elif _all_have_answered(gt, gt.seen.stall):
+        _found(gt)
+    return False
+
+
+def allowance_s(gt: GangTurn) -> float:
+    """So many seconds may pass until the next step."""
+    gang, pace = gt.gang, gt.seen.pace
+    least = gang.spec.hang_after_s * (1 if pace.median_s else STRANGE)
+    first = 0.0 if _stepped(gt) else FIRST_STEPS * gang.first_step_s
+    further = _stepped(gt) and gt.seen.step > gang.reached
+    patience = 1 if further else 2 ** min(gang.failures, DOUBLINGS)
+    return float(patience * max(least, STEPS * pace.median_s, pace.longest_s, first))
+
+
+def _may_stall(gt: GangTurn) -> bool:
+    """Ranks that declare steps run, all of them, and nobody has said why there would be none."""
+    gang, tally = gt.gang, gt.tally
+    known = gang.spec.hang_after_s > 0 and gang.stepped > 0 and gang.stop is None
+    return known and not tally.unattached and not tally.in_phase and tally.done == 0
+
+
+def _stepped(gt: GangTurn) -> bool:
+    """The running generation has finished a step."""
+    return gt.gang.stepped == gt.gang.generation
+
+
+def _went_on_at(gt: GangTurn) -> float:
+    return max(gt.gang.started_at, gt.turn.sight.since, gt.seen.pace.went_on_at)
+
+
+def _ask_all(gt: GangTurn) -> None:
+    """Probe every agent of the gang; whatever else comes from one is an answer as well."""
+    present = gt.tally.present
+    gt.seen.stall = Stall(gt.now, set(present))
+    for node in sorted(present):
+        gt.turn.sight.probes += 1
+        address = gt.gang.members[node].peer_address
+        gt.turn.outcome.asks.append(
+            Ask(gt.turn.sight.probes, gt.gang.id, node, (AGENT,), address, "", suspicion.PROBE_S)
+        )
+    gt.turn.wake(gt.now + suspicion.PROBE_S)
+
+
+def _all_have_answered(gt: GangTurn, stall: Stall) -> bool:
+    """Each has, and has had the time to tell of a step. Who does not is asked after as anybody who falls silent."""
+    if stall.unanswered:
+        gt.turn.wake(gt.now + SETTLE_S)
+        return False
+    stall.answered_at = stall.answered_at or gt.now
+    if gt.now < stall.answered_at + SETTLE_S:
+        gt.turn.wake(stall.answered_at + SETTLE_S)
+        return False
+    return True
+
+
+def _found(gt: GangTurn) -> None:
+    since, node = _went_on_at(gt), _held_up_by(gt)
+    words = f"hang: no rank has finished a step for {gt.now - since:.0f} s, and every agent answers"
+    if node:
+        words += f"; the ranks on {node} are a step behind all others"
+    if gt.turn.limits.observe:
+        words += "; observe mode: the ranks would be restarted in place"
+    gt.turn.record(f.HangFound(gt.gang.id, gt.gang.generation, words, since, node))
+    gt.turn.wake(gt.now + STACKS_S)
+
+
+def _held_up_by(gt: GangTurn) -> str:
+    """The only node whose ranks are a step behind all others; empty where no single one is. It holds them all up."""
+    steps = {seat.node: _slowest(gt, seat.node) for seat in gt.gang.seats}
+    least = min(steps.values())
+    last = [node for node, step in steps.items() if step == least]
+    return last[0] if len(last) == 1 < len(steps) else ""
+
+
+def _slowest(gt: GangTurn, node: str) -> int:
+    ranks = of_generation(gt.seen.status(node).ranks, gt.gang.generation)
+    return min((rank.step if rank.progressed else -1 for rank in ranks), default=-1)
+
+
+def _end(gt: GangTurn) -> bool:
+    """Fence the generation, once the stacks of its ranks are kept or have had their time."""
+    hang = gt.gang.hang
+    if hang is None or gt.turn.limits.observe:
+        return False
+    until = max(hang.at, gt.turn.sight.since) + STACKS_S
+    if gt.tally.unstacked and gt.now < until:
+        gt.turn.wake(until)
+        return False
+    # Where agents miss each other, the network between them is as likely to hold the ranks up as the software.
+    hardware = bool(gt.tally.watchers)
+    suspicion.fence(gt, hang.reason, hardware, suspected_at=hang.suspected_at, crashed_on=hang.node)
+    return True

@@ -1,0 +1,92 @@
+"""What the ranks of a generation that hangs were doing, on disk: real agents, real ranks. No torch."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent import logs, stacks
+from muster.daemon.agent.scripted_gang import Gang, scripted_gang
+
+PYTHON = sys.executable
+WAITS = """
+    import os, time
+    def wait_for_ever():
+        while True:
+            time.sleep(100)
+    print(os.getpid(), flush=True)
+    wait_for_ever()
+"""
+JOINS = """
+    import os, time
+    from muster.checkpoint.link import AgentLink
+    link = AgentLink.from_environment()
+    print(os.getpid(), flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+async def gang(tmp_path: Path) -> AsyncIterator[Gang]:
+    async with scripted_gang(tmp_path) as found:
+        yield found
+
+
+async def kept(gang: Gang, generation: int = 1) -> list[str]:
+    """Order the stacks kept; what is in the files."""
+    order = gang.run_order(generation)
+    order.keep_stacks = True
+    gang.coordinator.order(order)
+    await gang.until(lambda: gang.all(lambda n: gang.status(n).stacks_generation == generation))
+    paths = [logs.stacks_path(str(gang.folder), "g", generation, rank) for rank in range(len(gang.nodes))]
+    return [path.read_text() for path in paths]
+
+
+async def test_stacks_are_kept_once_and_the_ranks_run_on(gang: Gang) -> None:
+    await gang.start(2, PYTHON, gang.script(WAITS))
+    pids = await gang.run(1)
+    texts = await kept(gang)
+    for pid, text in zip(pids, texts, strict=True):
+        assert f"process {pid} " in text
+        assert f"thread {pid}: S (sleeping)" in text
+        assert "in wait_for_ever" in text
+    assert await kept(gang) == texts
+    for pid in pids:
+        os.kill(pid, 0)
+
+
+async def test_a_stopped_rank_holds_nothing_up_and_its_state_is_told(gang: Gang) -> None:
+    await gang.start(2, PYTHON, gang.script(WAITS))
+    stopped, _ = await gang.run(1)
+    os.kill(stopped, signal.SIGSTOP)
+    first, second = await kept(gang)
+    assert f"thread {stopped}: T (stopped)" in first
+    assert "no Python stacks within 1 s" in first
+    assert "in wait_for_ever" in second
+
+
+async def test_a_command_that_is_not_python_is_not_signalled(gang: Gang) -> None:
+    await gang.start(1, "sh", "-c", "echo $$; sleep 100; echo done")
+    (pid,) = await gang.run(1)
+    (text,) = await kept(gang)
+    assert "(sleep)" in text
+    assert "no Python stacks: it is not Python" in text
+    os.kill(pid, 0)
+
+
+async def test_a_script_below_another_command_is_found_where_it_uses_the_library(gang: Gang) -> None:
+    name = gang.script(JOINS)
+    await gang.start(1, "sh", "-c", f"{PYTHON} {name}; true")
+    (pid,) = await gang.run(1)
+    (text,) = await kept(gang)
+    assert f"process {pid} " in text
+    assert f'File "{gang.folder}/{name}", line 6' in text or f'File "{name}", line 6' in text
+
+
+def test_of_endless_stacks_the_beginning_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "stack"
+    file.write_bytes(b"x" * (stacks.MOST_BYTES + 100))
+    assert len(stacks._Asked(str(file), 50).text()) == stacks.MOST_BYTES

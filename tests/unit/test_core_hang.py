@@ -1,0 +1,270 @@
+"""Hangs: all agents answer and no rank finishes a step. When that is one, when it is none, and what follows."""
+
+from collections.abc import Callable
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import RankState, Status
+from muster.daemon.coordinator.core.limits import Limits
+from muster.daemon.coordinator.core.pace import Pace
+from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.simulator.world import NO_LIMITS
+
+
+def training(nodes: int = 4, spares: int = 1, *, hang_after_s: float = 60.0, **more: object) -> Rehearsal:
+    world = Rehearsal(nodes, spares, hang_after_s=hang_after_s, **more)  # type: ignore[arg-type]
+    world.run_until(lambda: world.core.sight.gang("g").step >= 6)
+    return world
+
+
+def found(world: Rehearsal) -> list[f.HangFound]:
+    return world.facts(f.HangFound)
+
+
+def hang_again(world: Rehearsal, generation: int, node: str, how: str = "") -> None:
+    """The ranks of that generation meet, and one hangs before any has made a step."""
+    world.run_until(lambda: met(world, generation), 900.0)
+    world.hang_rank(node, how)
+
+
+def met(world: Rehearsal, generation: int) -> bool:
+    newest = world.world.newest_training("g")
+    return newest is not None and newest.generation == generation and newest.began
+
+
+def recovered(world: Rehearsal, generation: int = 2) -> Callable[[], bool]:
+    return lambda: world.gang.stepped == generation
+
+
+def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> None:
+    world = training()
+    before, step, began = [s.node for s in world.gang.seats], world.core.sight.gang("g").step, world.now
+    world.hang_rank("n2")
+    world.run_until(recovered(world), 100.0)
+    assert 60.0 < world.now - began < 65.0
+    assert [s.node for s in world.gang.seats] == before
+    assert [world.agent(node).stacks for node in before] == [1] * 4
+    assert world.gang.recoveries[-1].action == "restart in place"
+    assert world.gang.recoveries[-1].cause == ("hang: no rank has finished a step for 61 s, and every agent answers")
+    assert world.gang.version is not None
+    assert world.gang.version.step >= step - 1
+    assert world.gang.failures == 1
+    assert world.slurm == []
+    assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
+
+
+def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins_after_it() -> None:
+    world = training()
+    rank = next(iter(world.agent("n2").ranks.values()))
+    world.hang_rank("n1")
+    rank.declared = "evaluation"
+    world.agent("n2").changed()
+    world.run_for(500.0)
+    assert found(world) == []
+    rank.declared = ""
+    world.agent("n2").changed()
+    ended = world.now
+    world.run_until(lambda: bool(found(world)), 100.0)
+    assert 60.0 < world.now - ended < 63.0
+
+
+def test_training_that_rests_in_a_declared_phase_goes_on() -> None:
+    world = training()
+    world.rest("300")
+    world.run_for(310.0)
+    assert found(world) == []
+    assert world.gang.generation == 1
+
+
+def test_a_script_that_has_never_declared_a_step_is_left_alone() -> None:
+    world = Rehearsal(2, 0, hang_after_s=60.0)
+    hang_again(world, 1, "n1")
+    world.run_for(3000.0)
+    assert found(world) == []
+
+
+def test_hangs_that_are_not_to_be_looked_for_are_not() -> None:
+    world = training(hang_after_s=0.0)
+    world.hang_rank("n1")
+    world.run_for(3000.0)
+    assert found(world) == []
+
+
+def test_a_generation_that_makes_no_first_step_hangs_where_an_earlier_one_made_some() -> None:
+    world = training()
+    world.kill_rank("n2")
+    hang_again(world, 2, "n1")
+    began = world.now
+    world.run_until(lambda: bool(found(world)), 400.0)
+    assert 118.0 < world.now - began < 123.0  # a generation before it has failed here: twice as long
+
+
+def test_each_hang_in_one_place_waits_twice_as_long_and_the_third_ends_the_job() -> None:
+    world = training(max_failures=3)
+    world.hang_rank("n1")
+    for generation in (2, 3):
+        hang_again(world, generation, "n1")
+    world.run_until(lambda: world.gang.final, 900.0)
+    waits = [at - fact.suspected_at for at, fact in world.journal if isinstance(fact, f.HangFound)]
+    assert [round(wait) for wait in waits] == [61, 121, 241]
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
+    assert [call.verb for call in world.slurm] == ["requeue_off"]
+
+
+def test_ranks_that_have_come_further_are_given_no_more_than_before() -> None:
+    world = training(max_failures=9)
+    world.hang_rank("n1")
+    world.run_until(recovered(world), 100.0)
+    world.run_for(10.0)
+    world.hang_rank("n1")
+    world.run_until(lambda: len(found(world)) == 2, 100.0)
+
+
+def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
+    world = training(nodes=2, spares=0)
+    world.hang_rank("n1")
+    world.run_for(59.2)
+    world.world.stop(world.agent("n1"), True)
+    world.run_for(1.7)
+    stall = world.core.sight.gang("g").stall
+    assert stall is not None
+    assert stall.unanswered == {"n1"}
+    world.world.stop(world.agent("n1"), False)
+    world.run_for(0.5)
+    assert found(world) == []
+    world.run_until(lambda: bool(found(world)), 2.0)
+
+
+def test_steps_that_an_agent_tells_of_after_it_stood_still_are_no_hang() -> None:
+    world = training(nodes=1, spares=0, hang_after_s=5.0)
+    for _ in range(4):
+        world.world.stop(world.agent("n0"), True)
+        world.run_for(9.0)
+        world.world.stop(world.agent("n0"), False)
+        world.run_for(3.0)
+    assert found(world) == []
+
+
+def test_after_a_restart_of_the_coordinator_the_wait_begins_anew_and_knows_no_pace() -> None:
+    world = training()
+    world.hang_rank("n1")
+    world.run_for(50.0)
+    world.restart_coordinator()
+    step, began = world.gang.generation, world.now
+    world.run_until(lambda: bool(found(world)), 900.0)
+    assert 600.0 < world.now - began < 610.0
+    assert world.gang.generation == step
+
+
+def test_a_coordinator_that_restarts_amid_it_fences_all_the_same() -> None:
+    world = training()
+    step = world.core.sight.gang("g").step
+    world.hang_rank("n1")
+    world.run_until(lambda: bool(found(world)), 100.0)
+    world.restart_coordinator()
+    world.run_until(recovered(world), 10.0)
+    assert world.gang.recoveries[-1].step_before == step
+    assert world.folded() == world.core.ledger
+
+
+def test_a_fence_waits_two_seconds_at_most_for_stacks() -> None:
+    world = training()
+    world.agent("n2").stacks_begun = 99  # it never will
+    world.hang_rank("n1")
+    world.run_until(lambda: bool(found(world)), 100.0)
+    at = world.now
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    assert 1.9 < world.now - at < 2.1
+
+
+def test_an_observer_says_what_hangs_keeps_stacks_and_leaves_the_ranks_alone() -> None:
+    world = training(limits=Limits(observe=True))
+    world.hang_rank("n1")
+    world.run_for(300.0)
+    assert [fact.reason.partition("; ")[2] for fact in found(world)] == [
+        "observe mode: the ranks would be restarted in place"
+    ]
+    assert world.agent("n2").stacks == 1
+    assert world.gang.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("how", ["stop", "an end"])
+def test_ranks_that_end_are_not_looked_at(how: str) -> None:
+    world = training()
+    world.hang_rank("n1")
+    if how == "stop":
+        world.sigterm()
+        world.run_until(lambda: world.gang.stop is not None)
+    else:
+        world.kill_rank("n2", 0)
+    world.run_for(200.0)
+    assert found(world) == []
+
+
+def test_the_node_whose_ranks_are_behind_twice_is_replaced() -> None:
+    world = training(spares=2, limits=NO_LIMITS)
+    world.hang_rank("n2", "behind")
+    hang_again(world, 2, "n2", "behind")
+    world.run_until(recovered(world, 3), 400.0)
+    assert [fact.node for fact in found(world)] == ["n2", "n2"]
+    assert "the ranks on n2 are a step behind all others" in found(world)[0].reason
+    assert "n2" not in {seat.node for seat in world.gang.seats}
+
+
+def test_where_nobody_is_behind_no_node_is_doubted() -> None:
+    world = training(max_failures=9)
+    world.hang_rank("n2")
+    hang_again(world, 2, "n2")
+    world.run_until(recovered(world, 3), 400.0)
+    assert [fact.node for fact in found(world)] == ["", ""]
+    assert "n2" in {seat.node for seat in world.gang.seats}
+
+
+def test_where_agents_miss_each_other_it_is_not_the_softwares_fault() -> None:
+    world = training(nodes=2, spares=0)
+    world.cut(("n0", "n1"), ("n1", "n0"))
+    world.run_until(lambda: bool(world.gang.recoveries), 200.0)
+    assert world.gang.recoveries[-1].cause.startswith("hang")
+    assert world.gang.recoveries[-1].hardware
+    assert world.gang.failures == 0
+
+
+# -- the pace --
+
+
+def status(step: int, declared: str = "") -> Status:
+    return Status(ranks=(RankState(0, 1, running=True, step=step, progressed=step > 0, declared=declared),))
+
+
+def test_the_median_is_known_after_three_steps_and_bears_an_odd_one() -> None:
+    pace = Pace()
+    for number, at in enumerate((10.0, 12.0, 14.0), 1):
+        pace.step((1, number - 1), (1, number), at)
+    assert pace.median_s == 0.0
+    pace.step((1, 3), (1, 4), 114.0)
+    assert (pace.median_s, pace.longest_s) == (2.0, 100.0)
+    pace.step((1, 4), (1, 14), 134.0)  # ten at once
+    assert (pace.median_s, pace.longest_s) == (2.0, 100.0)
+
+
+def test_what_lies_between_generations_or_holds_a_declared_phase_is_no_step() -> None:
+    pace = Pace()
+    pace.step((0, 0), (1, 1), 10.0)
+    pace.step((1, 1), (2, 1), 100.0)
+    pace.note(status(1), status(1, "evaluation"), 101.0)
+    pace.note(status(1, "evaluation"), status(1), 201.0)
+    assert pace.went_on_at == 201.0
+    pace.step((2, 1), (2, 2), 202.0)
+    assert pace.longest_s == 0.0
+    pace.step((2, 2), (2, 3), 203.0)
+    assert pace.longest_s == 1.0
+
+
+def test_any_rank_that_comes_further_is_a_sign_of_life() -> None:
+    pace = Pace()
+    pace.note(status(3), status(3), 5.0)
+    assert pace.went_on_at == 0.0
+    pace.note(status(3), status(4), 6.0)
+    assert pace.went_on_at == 6.0
