@@ -44,7 +44,7 @@ def _wanted(fault: Any) -> str:
     limits = fault.get("ctx", {})
     match fault["type"]:
         case "greater_than_equal":
-            return f"must be {limits['ge']} or more"
+            return f"must be {limits['ge']:g} or more"
         case "greater_than":
             return f"must be more than {limits['gt']:g}"
         case "less_than_equal":

@@ -177,14 +177,28 @@ class Training:
 
     def kill_rank(self, rank: int) -> float:
         """SIGKILL to one rank's process alone; the wall-clock time at which it was sent."""
-        kill = f"pkill -KILL -u {self.spec.user} -x rank{rank}"
-        return float(self.cluster.sh(self.node_of(rank), f"date +%s.%N; {kill}"))
+        return self._tell_rank(rank, "KILL")
+
+    def hang_rank(self, rank: int) -> float:
+        """SIGSTOP to one rank's process alone; the wall-clock time at which it was sent."""
+        return self._tell_rank(rank, "STOP")
+
+    def _tell_rank(self, rank: int, signal: str) -> float:
+        tell = f"pkill -{signal} -u {self.spec.user} -x rank{rank}"
+        return float(self.cluster.sh(self.node_of(rank), f"date +%s.%N; {tell}"))
 
     # What is left behind
 
     def log(self, generation: int, rank: int) -> str:
         """All that the rank printed in that generation."""
-        path = self.folder / "logs" / str(self.view["gang_id"]) / f"g{generation}" / f"rank{rank}.log"
+        return self._kept(generation, f"rank{rank}.log")
+
+    def stacks(self, generation: int, rank: int) -> str:
+        """What was kept of the rank when that generation hung."""
+        return self._kept(generation, f"rank{rank}.stacks")
+
+    def _kept(self, generation: int, name: str) -> str:
+        path = self.folder / "logs" / str(self.view["gang_id"]) / f"g{generation}" / name
         return path.read_text(errors="replace") if path.exists() else ""
 
     def steps(self, generation: int, rank: int = 0) -> list[tuple[int, float]]:

@@ -97,6 +97,28 @@ def test_training_goes_on_without_the_coordinator_and_a_restarted_one_completes_
         run_to_the_end(training)
 
 
+def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(healthy: Cluster) -> None:
+    settings = ("hang_after = 5",)
+    spec = TrainingSpec("stalled", nodes=3, spares=1, steps=80, arguments=SMALL, settings=settings)
+    with Training(healthy, spec) as training:
+        training.submit()
+        training.wait_step(30)
+        seats = [training.node_of(rank) for rank in range(3)]
+        training.hang_rank(1)
+        recovery = training.wait_recovered(2)
+        assert recovery["action"] == "restart in place"
+        assert recovery["cause"].startswith("hang: no rank has finished a step for")
+        assert int(recovery["step_restored"]) >= 29
+        assert [training.node_of(rank) for rank in range(3)] == seats
+        assert "T (stopped)" in training.stacks(1, 1)
+        assert all("train.py" in training.stacks(1, rank) for rank in (0, 2))
+        shown = healthy.exec("login", "muster", "logs", "--stacks", "--rank", "0", str(training.job), user="alice")
+        assert shown.stdout == training.stacks(1, 0).replace("\n\n", "\n")
+        run_to_the_end(training)
+        assert training.generation == 2
+    assert all("DRAIN" not in slurm_node(healthy, node) for node in seats)
+
+
 def test_a_hung_node_is_replaced(healthy: Cluster) -> None:
     with Training(healthy, TrainingSpec("hung", nodes=3, spares=1, steps=60, arguments=SMALL)) as training:
         training.submit()

@@ -342,6 +342,40 @@ def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
     job.checkpoint.close()
 
 
+def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent: Agent) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+
+    def fail_while_saving() -> None:
+        with job.checkpoint.phase("saving"):
+            agent.until(lambda: agent.keeper.phases() == {0: "saving"})
+            raise ValueError("no")
+
+    with job.checkpoint.phase("evaluation"):
+        agent.until(lambda: agent.keeper.phases() == {0: "evaluation"})
+        with pytest.raises(ValueError, match="no"):
+            fail_while_saving()
+        agent.until(lambda: agent.keeper.phases() == {0: "evaluation"})
+    agent.until(lambda: agent.keeper.phases() == {0: ""})
+    with pytest.raises(CheckpointError, match="a phase needs a name"), job.checkpoint.phase(" "):
+        pass
+    job.train(1)
+    job.checkpoint.step(1, final=True)
+    agent.until(lambda: agent.keeper.phases() == {0: "after the last step"})
+    with job.checkpoint.phase("saving"):
+        agent.until(lambda: agent.keeper.phases() == {0: "saving"})
+    agent.until(lambda: agent.keeper.phases() == {0: "after the last step"})
+    job.checkpoint.close()
+    Job(agent.link()).checkpoint.restore()
+    assert agent.keeper.phases() == {}
+
+
+def test_outside_muster_a_phase_is_a_block_like_any_other() -> None:
+    checkpoint = Checkpoint(cursor=Cursor())
+    with checkpoint.phase("evaluation"):
+        assert checkpoint.step(1)
+
+
 def test_an_agent_that_dies_does_not_end_the_training(agent: Agent) -> None:
     job = Job(agent.link())
     job.checkpoint.restore()

@@ -152,6 +152,21 @@ async def test_a_step_is_committed_when_every_shard_stands_twice(gang: Gang) -> 
     assert gang.nodes["n2"].keeper.progress() == {2: 4}
 
 
+async def test_a_declared_phase_is_its_ranks_until_it_is_over_or_another_generation_begins(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    keeper = gang.nodes["n1"].keeper
+    gang.ranks[1].link.declare("e" * 100)
+    await until(lambda: keeper.phases() == {1: "e" * 64})
+    assert gang.nodes["n0"].keeper.phases() == {}
+    gang.ranks[1].link.declare("")
+    await until(lambda: keeper.phases() == {1: ""})
+    gang.ranks[1].link.declare("evaluation")
+    await until(lambda: keeper.phases() == {1: "evaluation"})
+    await gang.run({0: "n0", 1: "n1"})
+    assert keeper.phases() == {}
+
+
 async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)

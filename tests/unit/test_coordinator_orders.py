@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import GangSpec, Status, Version
+from muster.daemon.coordinator.core.events import GangSpec, RankState, Status, Version
 from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.sight import AgentSight, Sight
+from muster.daemon.coordinator.core.sight import AgentSight, Sight, Stall
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.orders import Orders
 from muster.daemon.coordinator.text import describe
 from muster.daemon.coordinator.views import gang_view
+from muster.launcher.tables import gang_text
 from muster.v1 import agent_pb2 as pb
 
 NODES = ("n1", "n2", "n3")
@@ -142,6 +146,30 @@ def test_nodes_of_one_duty_share_one_order() -> None:
     assert orders.of("n1") is not orders.of("n3")
 
 
+HANG = f.HangFound("g", 1, "hang: no step", 5.0)
+
+
+def test_who_runs_ranks_that_hang_is_told_to_keep_their_stacks_until_they_are_fenced() -> None:
+    orders = Orders(_ledger(*RUNNING, HANG).gangs["g"])
+    assert [orders.of(node).keep_stacks for node in ("n1", "n2", "n3")] == [True, True, False]
+    assert orders.of("n1").serial > Orders(_ledger(*RUNNING).gangs["g"]).of("n1").serial
+    fenced = _ledger(*RUNNING, HANG, f.GenerationFenced("g", 1, "hang: no step", False, "n1", 9, 5.0)).gangs["g"]
+    assert not Orders(fenced).of("n1").keep_stacks
+
+
+def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:
+    ledger, sight = _ledger(*RUNNING), Sight(since=0.0)
+    status = Status(ranks=(RankState(0, 1, running=True, declared="evaluation"),))
+    sight.gang("g").agents["n1"] = AgentSight("n1", "n1-i", True, 1.0, status)
+    sight.gang("g").stall = Stall(90.0, {"n1", "n2"})
+    view = gang_view(ledger, sight, ledger.gangs["g"], 100.0)
+    assert view.waiting_for == "a step: there was none for long; 2 agents have not answered"
+    assert [rank.declared_phase for rank in view.ranks] == ["evaluation", "", "", ""]
+    text = Console(file=io.StringIO(), record=True, width=200)
+    text.print(gang_text(view))
+    assert "evaluation, by 1 of 4 ranks: no hang is looked for" in text.export_text()
+
+
 def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None) -> str:
     ledger, sight = _ledger(*story), Sight(since=0.0)
     for node, generation in (fenced or {}).items():
@@ -158,6 +186,7 @@ def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None)
         (STARTED, "ranks to start on n1 n2"),
         (RUNNING, ""),
         (FENCED, "the end of generation 1 on n2 n3"),
+        ((*RUNNING, HANG), "the ranks to end; hang: no step"),
         ((*RUNNING, f.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: let job 7 go of n3"),
     ],
 )

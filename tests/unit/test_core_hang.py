@@ -125,9 +125,9 @@ def test_ranks_that_have_come_further_are_given_no_more_than_before() -> None:
 def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
     world = training(nodes=2, spares=0)
     world.hang_rank("n1")
-    world.run_for(59.2)
+    world.run_for(59.5)
     world.world.stop(world.agent("n1"), True)
-    world.run_for(1.7)
+    world.run_for(1.2)
     stall = world.core.sight.gang("g").stall
     assert stall is not None
     assert stall.unanswered == {"n1"}

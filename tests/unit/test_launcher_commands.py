@@ -256,6 +256,22 @@ async def test_logs_come_from_the_run_folder(world: World, tmp_path: Path, capsy
     assert "generations with logs: 1, 2" in refused.value.hint
 
 
+async def test_stacks_of_every_generation_are_shown_on_request(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await queue(world, tmp_path)
+    outputs(capsys)
+    with pytest.raises(WrongInput, match="there are no stacks"):
+        await muster(world, "logs", "--stacks", str(job))
+    for generation in (1, 2):
+        log = logs.path(str(tmp_path / "run"), gang_of(world, job), generation, 0)
+        log.parent.mkdir(parents=True)
+        log.write_text("hello\n")
+    logs.stacks_path(str(tmp_path / "run"), gang_of(world, job), 1, 0).write_text("in train\n")
+    assert await muster(world, "logs", "--stacks", str(job)) == 0
+    assert outputs(capsys)[0] == "g1 rank 0: in train\n"
+
+
 async def test_a_job_that_nobody_knows(world: World) -> None:
     with pytest.raises(WrongInput, match="Slurm job 4711 is not known here"):
         await muster(world, "status", "4711")

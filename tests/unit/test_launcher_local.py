@@ -30,6 +30,7 @@ from muster.v1.common_pb2 import JobSpec
         ("kill-node@step=30", Fault(Kind.KILL_NODE, 30)),
         ("kill-node@step=0,node=n2", Fault(Kind.KILL_NODE, 0, node="n2")),
         ("kill-rank@time=5,rank=0", Fault(Kind.KILL_RANK, time=5, rank=0)),
+        ("hang-rank@step=9,rank=1", Fault(Kind.HANG_RANK, 9, rank=1)),
         ("xid-node@step=7,code=48", Fault(Kind.XID_NODE, 7, code=48)),
     ],
 )

@@ -33,6 +33,7 @@ def test_every_default_is_filled_in() -> None:
     assert (spec.run_dir, spec.durable_dir, spec.work_dir) == ("/shared/tiny", "", "/home/alice")
     assert (spec.memory_checkpoint, spec.requeue, spec.max_failures, spec.gather_timeout_s) == (True, True, 3, 300.0)
     assert (spec.tensor_parallel, spec.pipeline_parallel, spec.data_parallel, spec.stop_signal) == (1, 1, 4, 0)
+    assert spec.hang_after_s == 60.0
 
 
 def test_everything_that_is_given_is_kept() -> None:
@@ -48,6 +49,7 @@ def test_everything_that_is_given_is_kept() -> None:
     durable_dir = "/shared/big/checkpoints"
     preload = ["torch", "my.model"]
     gather_timeout = 60
+    hang_after = 0
     max_failures = 5
     requeue = false
     stop_signal = "USR1"
@@ -62,6 +64,7 @@ def test_everything_that_is_given_is_kept() -> None:
     assert (list(spec.preload), dict(spec.env)) == (["torch", "my.model"], {"NCCL_DEBUG": "WARN"})
     assert (spec.work_dir, spec.stop_signal) == ("/home/alice/big", signal.SIGUSR1)
     assert (spec.requeue, spec.memory_checkpoint, spec.max_failures, spec.gather_timeout_s) == (False, False, 5, 60.0)
+    assert spec.hang_after_s == 0.0
 
 
 def test_the_example_is_right() -> None:
@@ -89,6 +92,8 @@ def test_every_key_is_in_the_reference() -> None:
         ("min_nodes = 3", "min_nodes = 3 is less than nodes = 4: that needs elastic = true"),
         ("elastic = true\nparallelism.tensor = 2", "elastic = true needs a plain data-parallel job"),
         ("max_failures = 0", "max_failures = 0: must be 1 or more"),
+        ("hang_after = 4", "hang_after = 4: must be 5 or more, or 0: hangs are not looked for"),
+        ("hang_after = -1", "hang_after = -1: must be 0 or more"),
         ("gather_timeout = 0", "gather_timeout = 0: must be more than 0"),
         ("gather_timeout = inf", "gather_timeout = inf: must be a finite number"),
         ('requeue = "yes"', "requeue = 'yes': must be true or false"),
