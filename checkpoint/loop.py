@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 LAST_SLOT_S = 30.0
 """How long the last snapshot waits for a free slot."""
 
-LAST_PHASE, LOADING = "after the last step", "loading a checkpoint"
-"""Phases that are declared here."""
+LAST_PHASE, RESTORING = "after the last step", "restoring its state"
+"""Phases that are declared here. No rank waits for another in them."""
 
 FIRST_SLOT_S = 5.0
 """How long a snapshot waits for the first of new slots: the agent says so at once."""
@@ -82,21 +82,25 @@ class Checkpoint:
         Raises:
             RestoreError: there is a state to start from, and it can't be had. CheckpointError: it doesn't fit.
         """
-        start = self._link.join() if self._link else Start()
+        with self.phase(RESTORING):
+            start = self._link.join() if self._link else Start()
         folder = _source(start, str(durable or ""))
         if start.shard is None and folder is None:
             return 0
         self._warm(warmup)
-        rank, _ = place()
-        if start.shard is not None:
-            step = resume.from_shard(self._states, start.shard, rank)
-            if step != start.step:
-                raise CheckpointError(f"the agent gave step {step} for step {start.step}")
-        else:
-            assert folder is not None
-            with self.phase(LOADING):
-                step = resume.from_folder(self._states, folder, rank)
+        with self.phase(RESTORING):
+            step = self._load(start, folder)
         log.info("starting after step %d, from %s", step, "memory" if start.shard is not None else folder)
+        return step
+
+    def _load(self, start: Start, folder: Path | None) -> int:
+        rank, _ = place()
+        if start.shard is None:
+            assert folder is not None
+            return resume.from_folder(self._states, folder, rank)
+        step = resume.from_shard(self._states, start.shard, rank)
+        if step != start.step:
+            raise CheckpointError(f"the agent gave step {step} for step {start.step}")
         return step
 
     def _warm(self, warmup: Callable[[], Any] | None) -> None:

@@ -87,8 +87,8 @@ def _phase_words(seen: GangSight, gang: Gang) -> str:
 
 
 def _stall_words(seen: GangSight, gang: Gang) -> str:
-    if gang.hang is not None:
-        return f"the ranks to end; {gang.hang.reason}"
+    if gang.hang is not None and seen.pace.went_on_at <= gang.hang.at:  # an observer's may go on by themselves
+        return f"ranks that {gang.hang.reason}"
     if seen.stall is not None:
         return f"a step: there was none for long; {len(seen.stall.unanswered)} agents have not answered"
     return ""

@@ -40,10 +40,14 @@ class Agent:
         self.thread.start()
         self.generation = 0
         self.links: list[AgentLink] = []
+        self.declared: list[str] = []
         self.keeper: Keeper = self.call(self._make)
 
     def _make(self) -> Keeper:
-        return Keeper("g", "n0", lambda address: pytest.fail(f"no peer {address}"), lambda: None)
+        return Keeper("g", "n0", lambda address: pytest.fail(f"no peer {address}"), self._changed)
+
+    def _changed(self) -> None:
+        self.declared.append(self.keeper.phases().get(0, ""))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         async def run() -> Any:
@@ -367,7 +371,14 @@ def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent
     agent.until(lambda: agent.keeper.phases() == {0: "after the last step"})
     job.checkpoint.close()
     Job(agent.link()).checkpoint.restore()
-    assert agent.keeper.phases() == {}
+    agent.until(lambda: agent.keeper.phases() == {0: ""})
+
+
+def test_a_rank_that_waits_for_its_state_says_so(agent: Agent) -> None:
+    job = Job(agent.link())
+    job.checkpoint.restore()
+    agent.until(lambda: agent.declared == ["restoring its state", ""])
+    job.checkpoint.close()
 
 
 def test_outside_muster_a_phase_is_a_block_like_any_other() -> None:

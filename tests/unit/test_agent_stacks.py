@@ -77,6 +77,15 @@ async def test_a_command_that_is_not_python_is_not_signalled(gang: Gang) -> None
     os.kill(pid, 0)
 
 
+async def test_a_rank_that_offers_its_stacks_twice_has_one_file_for_them(gang: Gang) -> None:
+    await gang.start(1, PYTHON, gang.script(JOINS))  # as the warm process's child, and by the library
+    (pid,) = await gang.run(1)
+    targets = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    assert sum("muster-stacks" in target for target in targets) == 1
+    (text,) = await kept(gang)
+    assert "line 6 in <module>" in text
+
+
 async def test_a_script_below_another_command_is_found_where_it_uses_the_library(gang: Gang) -> None:
     name = gang.script(JOINS)
     await gang.start(1, "sh", "-c", f"{PYTHON} {name}; true")

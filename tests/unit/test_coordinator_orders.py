@@ -186,7 +186,7 @@ def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None)
         (STARTED, "ranks to start on n1 n2"),
         (RUNNING, ""),
         (FENCED, "the end of generation 1 on n2 n3"),
-        ((*RUNNING, HANG), "the ranks to end; hang: no step"),
+        ((*RUNNING, HANG), "ranks that hang: no step"),
         ((*RUNNING, f.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: let job 7 go of n3"),
     ],
 )

@@ -166,6 +166,33 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+TRAINS = """
+import os, time
+from muster.checkpoint.link import AgentLink
+link = AgentLink.from_environment()
+link.join()
+step = 0
+while step < 3 or os.environ["MUSTER_GENERATION"] == "1":
+    time.sleep(0.05)
+    step += 1
+    link.progress(step)
+"""
+
+
+def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    options = ("--nodes", "1", "--spares", "0", "--fault", "hang-rank@step=10", "--hang-after", "5")
+    run = Run(tmp_path, f"exec {sys.executable} train.py", *options, "--run-dir", str(tmp_path / "kept"))
+    status, _, err = run.end()
+    assert status == 0, err
+    assert "FAULT, step 1" in err
+    assert "are kept beside its logs: hang: no rank has finished a step for" in err
+    assert "generation 2 starts afresh (restart in place) on n0" in err
+    (stacks,) = (tmp_path / "kept" / "logs").glob("local-*/g1/rank0.stacks")
+    assert "T (stopped)" in stacks.read_text()
+    assert run.left() == []
+
+
 def test_the_scripts_failure_is_the_runs(tmp_path: Path) -> None:
     run = Run(tmp_path, "echo cannot go on >&2; exit 7", "--run-dir", str(tmp_path / "kept"))
     status, _, err = run.end()

@@ -153,10 +153,10 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
         case e.AgentReported() | e.AgentGone():
             _observe_agent(sight, event, now)
         case e.AgentHeard():
-            agent = sight.gang(event.gang).agents.get(event.node)
-            if agent:
+            seen = sight.gang(event.gang)
+            if agent := seen.agents.get(event.node):
                 agent.heard_at = now
-                sight.gang(event.gang).answered(event.node)
+                seen.answered(event.node)
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():

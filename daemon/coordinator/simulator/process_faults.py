@@ -151,7 +151,7 @@ def declared_phase(world: World, gang: str) -> None:
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over and not training.rests:
         world.note(f"FAULT: the ranks of {gang} are in a declared phase")
-        training.rest(5.0 + 40.0 * world.chance.random())
+        training.rest(15.0 + 45.0 * world.chance.random())
 
 
 def stuck_rank(world: World, gang: str) -> None:
