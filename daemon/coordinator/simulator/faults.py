@@ -21,18 +21,18 @@ FAULTS: dict[Fault, float] = {
     hardware.crash: 4, hardware.power_off: 4, hardware.rack: 4, hardware.pause: 4, process.stop_agent: 2,
     process.stop_daemon: 1, process.stop_services: 7, process.kill_agent: 2, process.kill_daemon: 1,
     process.kill_rank: 5, process.sick_node: 17, process.sick_script: 3.2, process.stuck_rank: 1,
-    process.hang_rank: 9, process.hanging_node: 7, process.declared_phase: 4,
+    process.hang_rank: 9.5, process.hanging_node: 7, process.declared_phase: 4,
     process.agent_error: 4, hardware.signal: 4, hardware.degraded_then_worse: 13, wire.cut_link: 2,
     wire.cut_from_coordinator: 7, wire.blind_spot: 3, wire.isolate: 7, wire.fabric: 4, wire.isolate_coordinator: 5,
     wire.split: 1.5, wire.flap: 1.5, service.crash_coordinator: 5, service.stall_coordinator: 2.5,
-    service.slurm_mute: 1, service.slurm_odd: 1, service.slurm_requeues: 8, service.preempt: 4, service.cancel: 0.6,
-    service.scancel: 0.5, service.batch_script: 0.9, service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 12,
+    service.slurm_mute: 1, service.slurm_odd: 1, service.slurm_requeues: 8.5, service.preempt: 4, service.cancel: 0.6,
+    service.scancel: 0.5, service.batch_script: 0.9, service.requeue_flag_off: 0.7, hardware.unfit_then_worse: 13.5,
     hardware.buddies: 2, service.ask_flush: 1, service.storage: 1.4, service.slander: 1,
 }  # fmt: skip
 """With the weight of each."""
 ENDERS: tuple[Fault, ...] = (
     service.cancel, service.cancel, service.scancel, service.batch_script, service.batch_script, service.batch_script,
-    service.slurm_requeues, service.slurm_requeues, service.slurm_requeues,
+    service.slurm_requeues, service.slurm_requeues, service.slurm_requeues, service.slurm_requeues,
 )  # fmt: skip
 DISTURBERS: tuple[Fault, ...] = (
     service.crash_coordinator,
