@@ -1,6 +1,7 @@
 """What the ranks of a generation that hangs were doing, on disk: real agents, real ranks. No torch."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -69,10 +70,11 @@ async def test_a_stopped_rank_holds_nothing_up_and_its_state_is_told(gang: Gang)
 
 
 async def test_a_command_that_is_not_python_is_not_signalled(gang: Gang) -> None:
-    await gang.start(1, "sh", "-c", "echo $$; sleep 100; echo done")
+    await gang.start(1, "sh", "-c", "sleep 100 & echo $$; wait")
     (pid,) = await gang.run(1)
     (text,) = await kept(gang)
-    assert "(sleep)" in text
+    assert re.findall(r"^process (\d+)", text, re.MULTILINE)[0] == str(pid)
+    assert text.count("process ") == 2  # the child, too
     assert "no Python stacks: it is not Python" in text
     os.kill(pid, 0)
 
