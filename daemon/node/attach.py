@@ -94,6 +94,9 @@ class Attachment:
                     async for _ in self._stream(channel, hello):
                         waits = self._patience.pauses()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
+                if _told_to_end():
+                    # Where a call ends as its reader is cancelled, gRPC raises the call's error instead.
+                    raise asyncio.CancelledError from error
                 self._complain(_words(error))
                 await asyncio.sleep(next(waits))
 
@@ -186,6 +189,11 @@ async def _until(event: asyncio.Event, moment: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
+
+
+def _told_to_end() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _words(error: Exception) -> str:

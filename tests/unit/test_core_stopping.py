@@ -233,3 +233,13 @@ def test_a_version_that_comes_to_stand_whole_while_an_older_one_is_written_is_wr
         world.agent(seat.node).changed()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 30)
     assert world.gang.durable_version == late
+
+
+def test_the_time_limit_of_the_run_before_stops_nobody() -> None:
+    """Agents of a requeued job may come before Slurm tells of its new run."""
+    world = training(limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_until(lambda: world.gang.restart_count == 1, 300)
+    world.post(e.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
+    world.run_until(lambda: world.core.sight.gang("g").job_restarts == 1)
+    assert len(world.facts(f.StopPlanned)) == 1

@@ -311,3 +311,23 @@ async def test_the_command_says_what_is_wrong(flags: list[str], status: int, wor
     assert process.returncode == status
     assert words in said.decode()
     assert "Traceback" not in said.decode()
+
+
+async def test_who_is_told_to_end_ends_though_an_error_comes_instead(credentials: SecretCredentials) -> None:
+    """As gRPC has it where a call fails while its reader is being cancelled."""
+    asked = asyncio.Event()
+
+    async def hello() -> pb.NodeHello:
+        asked.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise OSError("the call has failed") from None
+        raise AssertionError("nobody else ends it")
+
+    running = asyncio.create_task(Attachment("127.0.0.1:1", credentials, hello, 5.0).run())
+    await asked.wait()
+    running.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await running

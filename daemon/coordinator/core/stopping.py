@@ -28,7 +28,8 @@ def plan(gt: GangTurn) -> None:
         gt.turn.record(f.StopPlanned(gang.id, reason, Phase.REQUEUED))
     elif 2 * len(gt.tally.noticed) > len(gt.tally.present):
         words = gt.seen.status(min(gt.tally.noticed)).notice
-        limit = gt.seen.limit_at is not None and gt.now >= gt.seen.limit_at - LIMIT_MARGIN_S
+        limit_at = _limit_at(gt)
+        limit = limit_at is not None and gt.now >= limit_at - LIMIT_MARGIN_S
         gt.turn.record(
             f.StopPlanned(gang.id, words, _after(gang.spec.requeue_at_limit if limit else gang.spec.requeue))
         )
@@ -51,14 +52,19 @@ def _taken(gt: GangTurn) -> str:
 
 def _limit(gt: GangTurn) -> str:
     """Why the job's time limit asks for a stop now; empty where it does not yet."""
-    spec, seen = gt.gang.spec, gt.seen
-    if seen.limit_at is None or not spec.stop_before_s:
+    spec, limit_at = gt.gang.spec, _limit_at(gt)
+    if limit_at is None or not spec.stop_before_s:
         return ""
-    ahead = min(spec.stop_before_s, seen.limit_s / 4)  # of a short job most is left for training
-    if gt.now < seen.limit_at - ahead:
-        gt.turn.wake(seen.limit_at - ahead)
+    ahead = min(spec.stop_before_s, gt.seen.limit_s / 4)  # of a short job most is left for training
+    if gt.now < limit_at - ahead:
+        gt.turn.wake(limit_at - ahead)
         return ""
-    return f"the time limit of job {gt.gang.job} is {max(0.0, seen.limit_at - gt.now):.0f} s away"
+    return f"the time limit of job {gt.gang.job} is {max(0.0, limit_at - gt.now):.0f} s away"
+
+
+def _limit_at(gt: GangTurn) -> float | None:
+    """When the time limit of this run of the job ends it. What Slurm last said may be about the run before."""
+    return gt.seen.limit_at if gt.seen.job_restarts == gt.gang.restart_count else None
 
 
 def given_up(gt: GangTurn) -> bool:

@@ -33,7 +33,7 @@ def _limits(seed: int) -> Limits:
     """Most sites need none; some are reached soon, and some only watch."""
     if seed % 14 == 7:
         return Limits(observe=True)
-    return TIGHT if seed % 5 == 3 else NO_LIMITS
+    return TIGHT if seed % 4 == 2 else NO_LIMITS
 
 
 @dataclass(slots=True)
