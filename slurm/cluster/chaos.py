@@ -99,6 +99,7 @@ class Chaos:
         return [
             (self._power_off, 4, True),
             (self._crash, 4, True),
+            (self._reboot, 2, True),
             (self._partition, 4, True),
             (self._pause, 3, True),
             (self._xid, 4, True),
@@ -120,6 +121,16 @@ class Chaos:
 
     def _crash(self, lane: Lane) -> str:
         return self._break(lane, self.cluster.crash)
+
+    def _reboot(self, lane: Lane) -> str:
+        """It is there again before anybody has missed it, perhaps, and knows nothing of a job."""
+
+        def reboot(node: str) -> float:
+            at = self.cluster.crash(node)
+            self.cluster.start_node(node)
+            return at
+
+        return self._break(lane, reboot)
 
     def _partition(self, lane: Lane) -> str:
         return self._break(lane, self.cluster.partition)

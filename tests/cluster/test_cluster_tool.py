@@ -140,7 +140,8 @@ def test_an_ordinary_user_submits_and_another_cannot_cancel(healthy: Cluster) ->
 def test_jobs_live_through_a_restart_of_slurmctld(healthy: Cluster) -> None:
     job = healthy.sh(LOGIN, "sbatch --parsable -N2 --wrap 'srun sleep 60'", user="alice")
     state = f"squeue -h -o %T -j {job}"
-    wait_until(lambda: healthy.sh(LOGIN, state) == "RUNNING", 10, "the job runs")
+    # With its step: an srun that is just asking for one may be refused by a slurmctld that is going down.
+    wait_until(lambda: f"{job}.0" in healthy.sh(LOGIN, f"squeue -h -s -o %i -j {job}"), 20, "the job's step runs")
     healthy.restart_slurmctld()
     assert healthy.sh(LOGIN, state) == "RUNNING"
 
