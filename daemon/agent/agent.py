@@ -113,6 +113,7 @@ class Agent:
         self._channels = Channels(setting.credentials)
         self._keeper = make_keeper(self._channels, self._kept)
         own = setting.own
+        self._newest = 0
         self._handover = Handover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
         self._hands_over = False
         self._moving: frozenset[int] = frozenset()
@@ -163,7 +164,7 @@ class Agent:
             await self._crew.stop()
             if self._hands_over:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._handover.leave(self._keeper), _HAND_OVER_S)
+                    await asyncio.wait_for(self._handover.leave(self._keeper, self._newest), _HAND_OVER_S)
             # The end of the process does the same: none of it may hold that up.
             for tidy in (self._keeper.close(), self._channels.close(), server.stop(grace=None)):
                 with suppress(TimeoutError):
@@ -184,6 +185,7 @@ class Agent:
         if known is None or order.SerializeToString() != known.SerializeToString():
             log.info("order %d: %s", order.serial, _words(order))
         self._order = order
+        self._newest = max(self._newest, order.generation)
         self._neighbours.enlist(order)
         self._keeper.enlist(order)
         if order.HasField("flush") and order.flush.serial > max(self._flushing, self._flushed[0]):

@@ -50,12 +50,13 @@ class Handover:
         self._gang, self._node, self._job = gang, node, job
         self._path = path
 
-    async def leave(self, keeper: Keeper) -> None:
-        """Leave this node's shards with musterd, if it is there and takes them."""
+    async def leave(self, keeper: Keeper, generation: int) -> None:
+        """Leave this node's shards with musterd, if it is there and takes them. `generation`: the gang's newest."""
         shards = keeper.own_shards()[:MOST_SHARDS]
         if not self._path or not shards:
             return
-        request = {"keep": {"gang_id": self._gang, "slurm_job_id": self._job}}
+        newest = max(generation, *(shard.stamp.generation for shard in shards))
+        request = {"keep": {"gang_id": self._gang, "slurm_job_id": self._job, "generation": newest}}
         with ExitStack() as held:
             for shard in shards:
                 held.enter_context(shard.held())

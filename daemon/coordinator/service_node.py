@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.restore import wants_no_memory
 from muster.daemon.coordinator.loop import Engine
 from muster.daemon.coordinator.policy import Policy
 from muster.daemon.coordinator.refused import Refused, nonsense, not_permitted, try_again
@@ -81,7 +82,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._engine.post(e.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
         await context.write(self._order(0))
         async for message in messages:
-            await context.write(self._order(self._take(hello.node, message)))
+            seq = self._take(hello.node, message)
+            await context.write(self._order(seq, self._over(message.heartbeat.kept)))
+
+    def _over(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
+        gangs = self._engine.core.ledger.gangs
+        return [one for one in kept if wants_no_memory(gangs.get(one.gang_id), one.generation)]
 
     def _take(self, node: str, message: pb.NodeMessage) -> int:
         """Hand on what a daemon says. The seq to be echoed, 0 for none."""
@@ -98,8 +104,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
         return e.NodeSignalled(node, judgement.verdict, judgement.reason + where, signal.text)
 
-    def _order(self, seq: int) -> pb.NodeOrder:
-        return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s)
+    def _order(self, seq: int, over: Iterable[pb.KeptGang] = ()) -> pb.NodeOrder:
+        return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         asked_at = clock.monotonic()

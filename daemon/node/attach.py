@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -46,6 +47,13 @@ class Patience:
             pause = min(2 * pause, self.longest_pause_s)
 
 
+class Memory(Protocol):
+    """What is kept on this node of jobs that are requeued (daemon.node.depot.Depot)."""
+
+    def kept(self) -> list[tuple[str, int]]: ...
+    def outdate(self, gang: str, generation: int) -> None: ...
+
+
 class StreamLost(Exception):
     """The stream is no good any more; says why."""
 
@@ -68,12 +76,14 @@ class Attachment:
         credentials: Credentials,
         hello: Callable[[], Awaitable[pb.NodeHello]],
         heartbeat_s: float,
+        memory: Memory,
         patience: Patience = Patience(),  # frozen
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
         self._hello = hello
         self._heartbeat_s = heartbeat_s
+        self._memory = memory
         self._patience = patience
         self._outbox = Outbox()
         self._seq = 0
@@ -150,7 +160,8 @@ class Attachment:
                 beat = loop.time() + self._heartbeat_s
                 self._seq += 1
                 exchange.unanswered.append(None)
-                yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq))
+                kept = [pb.KeptGang(gang_id=gang, generation=newest) for gang, newest in self._memory.kept()]
+                yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq, kept=kept))
             else:
                 beat = min(beat, loop.time() + self._heartbeat_s)  # a faster one may have been asked for
                 await _until(self._outbox.news, beat)
@@ -166,6 +177,8 @@ class Attachment:
         exchange.welcome.set()
         if exchange.unanswered and (observation := exchange.unanswered.popleft()):
             self._outbox.confirm(observation)
+        for gang in order.over:
+            self._memory.outdate(gang.gang_id, gang.generation)
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s
             self._outbox.news.set()

@@ -2,7 +2,8 @@
 
 What holds at all times:
 - what a gang has left is given back to the same user alone, once;
-- nothing is kept longer than KEPT_S, and nothing beside another job: its prolog names that job before it starts;
+- nothing is kept longer than KEPT_S, or than its gang may want it;
+- nothing is kept beside another job: its prolog names that job before it starts;
 - of no user is the memory of more than USERS_MOST gangs kept, of all together no more than MOST.
 
 The simulator keeps its nodes' memory by these very rules.
@@ -22,13 +23,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Kept(Generic[T]):
-    """What one gang has left: `memory`, until a moment (seconds) of a clock that never jumps."""
+    """What one gang has left: `memory`, until a moment (seconds) of a clock that never jumps. `generation`: the gang's
+    newest one then."""
 
     uid: int
     gang: str
     job: int
     until: float
     memory: T
+    generation: int = 0
 
 
 class Custody(Generic[T]):
@@ -63,6 +66,10 @@ class Custody(Generic[T]):
     def job_starts(self, job: int) -> list[Kept[T]]:
         """A job is about to start on the node: what all others have left."""
         return self._take_out(lambda kept: kept.job != job)
+
+    def over(self, gang: str, generation: int) -> list[Kept[T]]:
+        """The gang is over, or has started a newer generation than this one."""
+        return self._take_out(lambda kept: kept.gang == gang and kept.generation <= generation)
 
     def expired(self, now: float) -> list[Kept[T]]:
         """What has been kept for long enough."""

@@ -60,7 +60,10 @@ class NodeDaemon:
         self._settings = settings
         self._incarnation = secrets.token_hex(8)
         self._port = 0
-        self._attachment = Attachment(settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s)
+        self._depot = Depot(FdStore(settings.systemd.notify))
+        self._attachment = Attachment(
+            settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s, self._depot
+        )
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -85,9 +88,8 @@ class NodeDaemon:
             await server.stop(GRACE_S)
 
     async def _keep_memory(self, path: Path) -> None:
-        depot = Depot(FdStore(self._settings.systemd.notify))
-        depot.recover(self._settings.systemd.stored)
-        await MemoryService(path, depot).run()
+        self._depot.recover(self._settings.systemd.stored)
+        await MemoryService(path, self._depot).run()
 
     async def _hello(self) -> node_pb2.NodeHello:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""

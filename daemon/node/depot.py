@@ -120,6 +120,14 @@ class Depot:
         """What all other jobs have left: to be freed."""
         return self._custody.job_starts(job) + self._superseded()
 
+    def kept(self) -> list[tuple[str, int]]:
+        """The gangs whose memory is kept, and the newest generation that each had then."""
+        return sorted({(kept.gang, kept.generation) for kept in self._custody.all()})
+
+    def outdate(self, gang: str, generation: int) -> None:
+        """The gang wants no more what it had left in this generation: it goes with what is freed next."""
+        self._outdated += self._custody.over(gang, generation)
+
     def expired(self, now: float) -> list[Kept[Memfds]]:
         """What has been kept for long enough: to be freed."""
         return self._custody.expired(now) + self._superseded()
@@ -154,12 +162,17 @@ def _give_back(fd: int) -> None:
 
 def _note(uid: int, request: KeepMemory, fds: Collection[int], until: float) -> Kept[Memfds]:
     note = KeptMemory(
-        uid=uid, gang_id=request.gang_id, slurm_job_id=request.slurm_job_id, until_s=until, memfds=len(fds)
+        uid=uid,
+        gang_id=request.gang_id,
+        slurm_job_id=request.slurm_job_id,
+        until_s=until,
+        memfds=len(fds),
+        generation=request.generation,
     )
     fd = os.memfd_create("musterd-note", os.MFD_CLOEXEC)
     os.pwrite(fd, json_format.MessageToJson(note, indent=None).encode(), 0)
     memory = Memfds(f"kept-{secrets.token_hex(8)}", fd, tuple(fds))
-    return Kept(uid, request.gang_id, request.slurm_job_id, until, memory)
+    return Kept(uid, request.gang_id, request.slurm_job_id, until, memory, request.generation)
 
 
 def _place(full: str, name: str) -> str:
@@ -180,4 +193,4 @@ def _read(name: str, fds: Mapping[int, int]) -> Kept[Memfds] | None:
     if not all(place in fds for place in handed):
         return None
     memory = Memfds(name, fds[0], tuple(fds[place] for place in handed))
-    return Kept(note.uid, note.gang_id, note.slurm_job_id, note.until_s, memory)
+    return Kept(note.uid, note.gang_id, note.slurm_job_id, note.until_s, memory, note.generation)

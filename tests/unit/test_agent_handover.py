@@ -69,7 +69,7 @@ class Run(RehearsedGang):
 
     async def leave(self) -> None:
         for name, node in self.nodes.items():
-            await self.handover(name).leave(node.keeper)
+            await self.handover(name).leave(node.keeper, self.generation)
 
     async def train(self, *steps: int) -> None:
         """A generation that commits these steps."""

@@ -232,6 +232,21 @@ async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World)
     await world.facts(f.NodeRegistered)
 
 
+async def test_a_daemon_is_told_of_gangs_that_want_their_memory_no_more(world: World) -> None:
+    assert world.coordinator
+    core_spec = e.GangSpec(nodes=1, spares=0, min_nodes=1)
+    world.coordinator.engine.post(e.GangSubmitted("ended", 9, 1000, "job", core_spec, "{}"))
+    world.coordinator.engine.post(e.JobSeen("ended", 9, (), 0, "CANCELLED"))
+    kept = [node_pb2.KeptGang(gang_id=gang, generation=1) for gang in ("ended", "nobody's")]
+    async with open_channel(world.address, world.credentials) as channel:
+        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+        call = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
+        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
+        await call.read()
+        await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5, kept=kept)))
+        assert [gang.gang_id for gang in (await call.read()).over] == ["ended"]
+
+
 async def test_a_daemon_that_calls_from_elsewhere_is_refused(tmp_path: Path) -> None:
     async def elsewhere(name: str) -> set[str]:
         return {"192.0.2.7"}

@@ -6,6 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import Version
+from muster.daemon.coordinator.core.restore import wants_no_memory
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
@@ -78,3 +79,17 @@ def test_who_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() 
     for node in world.machines:
         world.world.depots.expire(node, world.now + KEPT_S)
     assert starts_again(world).version is None
+
+
+def test_memory_is_wanted_until_the_gang_has_started_again() -> None:
+    """From it or without it: what other nodes still keep is of no use then."""
+    world = requeued()
+    left = world.gang.generation
+    assert not wants_no_memory(world.gang, left)
+    assert not wants_no_memory(None, left)
+    starts_again(world)
+    assert wants_no_memory(world.gang, left)
+    assert not wants_no_memory(world.gang, world.gang.generation)
+    world.finish()
+    world.run_until(lambda: world.gang.final)
+    assert wants_no_memory(world.gang, world.gang.generation)

@@ -14,8 +14,10 @@ import pytest
 
 from muster.daemon.channel import CannotListen, bind, make_server, open_channel
 from muster.daemon.identity import Caller, SecretCredentials, current_caller
-from muster.daemon.node.attach import Attachment, Patience
+from muster.daemon.node.attach import Attachment, Memory, Patience
 from muster.daemon.node.daemon import NodeDaemon, Settings, own_address
+from muster.daemon.node.depot import Depot
+from muster.daemon.node.fd_store import FdStore
 from muster.daemon.node.sensor import Observation, Roots
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
@@ -38,6 +40,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
         self.callers: asyncio.Queue[Caller] = asyncio.Queue()
         self.term = 1
         self.heartbeat_s = 0.0
+        self.over: list[pb.KeptGang] = []
         self.mute = False
         self.refuse = ""
 
@@ -52,7 +55,8 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
             async for message in request_iterator:
                 self.heard.put_nowait(message)
                 if not self.mute:
-                    yield pb.NodeOrder(term=self.term, seq=message.heartbeat.seq, heartbeat_s=self.heartbeat_s)
+                    seq = message.heartbeat.seq
+                    yield pb.NodeOrder(term=self.term, seq=seq, heartbeat_s=self.heartbeat_s, over=self.over)
         finally:
             self.ended.put_nowait("ended")
 
@@ -111,9 +115,15 @@ async def _hello() -> pb.NodeHello:
 
 
 def _attachment(
-    coordinator: Coordinator, credentials: SecretCredentials, heartbeat_s: float = 60.0, patience: Patience = FAST
+    coordinator: Coordinator,
+    credentials: SecretCredentials,
+    heartbeat_s: float = 60.0,
+    patience: Patience = FAST,
+    memory: Memory | None = None,
 ) -> Attachment:
-    return Attachment(f"127.0.0.1:{coordinator.port}", credentials, _hello, heartbeat_s, patience)
+    return Attachment(
+        f"127.0.0.1:{coordinator.port}", credentials, _hello, heartbeat_s, memory or Depot(FdStore("")), patience
+    )
 
 
 def _seen(code: int) -> Observation:
@@ -125,6 +135,31 @@ async def test_hello_first_then_heartbeats(coordinator: Coordinator, credentials
         assert (await coordinator.heard.get()).hello.node == "n1"
         assert [(await coordinator.next("heartbeat")).heartbeat.seq for _ in range(3)] == [1, 2, 3]
     assert await asyncio.wait_for(coordinator.ended.get(), 5)
+
+
+class Shelf:
+    """Memory of two gangs that is kept on a node."""
+
+    def __init__(self) -> None:
+        self.gangs = [("g", 3), ("h", 1)]
+
+    def kept(self) -> list[tuple[str, int]]:
+        return self.gangs
+
+    def outdate(self, gang: str, generation: int) -> None:
+        self.gangs = [one for one in self.gangs if one != (gang, generation)]
+
+
+async def test_memory_that_is_kept_is_told_of_until_it_is_wanted_no_more(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    coordinator.over = [pb.KeptGang(gang_id="g", generation=3)]
+    async with Running(_attachment(coordinator, credentials, 0.02, memory=Shelf())):
+        first = (await coordinator.next("heartbeat")).heartbeat
+        for _ in range(2):
+            last = (await coordinator.next("heartbeat")).heartbeat
+    assert "h" in [one.gang_id for one in first.kept]
+    assert [(one.gang_id, one.generation) for one in last.kept] == [("h", 1)]
 
 
 async def test_the_coordinator_sets_the_pace(coordinator: Coordinator, credentials: SecretCredentials) -> None:
@@ -325,7 +360,7 @@ async def test_who_is_told_to_end_ends_though_an_error_comes_instead(credentials
             raise OSError("the call has failed") from None
         raise AssertionError("nobody else ends it")
 
-    running = asyncio.create_task(Attachment("127.0.0.1:1", credentials, hello, 5.0).run())
+    running = asyncio.create_task(Attachment("127.0.0.1:1", credentials, hello, 5.0, Depot(FdStore(""))).run())
     await asked.wait()
     running.cancel()
     async with asyncio.timeout(10):

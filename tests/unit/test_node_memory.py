@@ -54,6 +54,15 @@ def test_a_job_that_starts_makes_all_others_go() -> None:
     assert [k.gang for k in one.all()] == ["b"]
 
 
+def test_what_its_gang_wants_no_more_goes() -> None:
+    one: Custody[str] = Custody()
+    left = Kept(1000, "g", 7, KEPT_S, "memory of g", 3)
+    one.keep(left)
+    assert one.over("other", 9) == one.over("g", 2) == []  # of an earlier run's end
+    assert one.over("g", 3) == [left]
+    assert one.all() == []
+
+
 def test_nothing_is_kept_for_longer_than_it_may_be() -> None:
     one: Custody[str] = Custody()
     one.keep(kept("a", until=600.0))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from muster.daemon.coordinator.core.events import Shard, Version
 from muster.daemon.coordinator.core.facts import Source
+from muster.daemon.coordinator.core.ledger import Gang
 
 Held = Mapping[str, Sequence[Shard]]
 """Shards in memory, by node."""
@@ -22,6 +23,12 @@ def newest_complete(held: Held, ranks_of: Callable[[Version], int]) -> Version |
             ranks.setdefault(shard.version, set()).add(shard.rank)
     complete = [v for v, have in ranks.items() if have.issuperset(range(ranks_of(v)))]
     return max(complete, default=None)
+
+
+def wants_no_memory(gang: Gang | None, generation: int) -> bool:
+    """Whether what nodes keep since the gang's job was requeued, when `generation` was its newest, is of no more use: a
+    newer generation has started, from it or without it, or the gang is over. Of an unknown gang nothing is known."""
+    return gang is not None and (gang.final or gang.generation > generation)
 
 
 def sources(

@@ -78,6 +78,7 @@ class Agent(Process):
         self.post = post
         self.node = machine.name
         self.order: pb.Order | None = None
+        self.newest = 0
         self.fenced = self.killed = 0
         self.store = self.store_port = 0
         self.flushed = 0
@@ -218,7 +219,7 @@ class Agent(Process):
     # -- orders --
 
     def _obey(self, order: pb.Order) -> None:
-        self.order = order
+        self.order, self.newest = order, max(self.newest, order.generation)
         self.uneasy.enlist(order)
         self.memory.enlist(order)
         self.world.cast_out(self)

@@ -321,6 +321,7 @@ class Coordinator(Process):
                 self._welcome(stream, daemon)
             case ("heartbeat", _):
                 self.post(e.NodeHeard(node))
+                self.world.depots.tell_over(node, self.core.ledger)
             case ("signal", event):
                 self.post(event)
         stream.down.put((self.journal.term, "answer", message[1] if message[0] == "signal" else None))

@@ -10,6 +10,8 @@ import random
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.events import Shard
+from muster.daemon.coordinator.core.ledger import Ledger
+from muster.daemon.coordinator.core.restore import wants_no_memory
 from muster.daemon.node.custody import KEPT_S, Custody, Kept
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Depots:
             return
         world.laws.left(agent)
         until = world.schedule.now + KEPT_S
-        self._of(node).keep(Kept(_UID, agent.post.gang, agent.post.job, until, shards))
+        self._of(node).keep(Kept(_UID, agent.post.gang, agent.post.job, until, shards, agent.newest))
         world.schedule.later(KEPT_S, self.expire, node, until)
 
     def take(self, agent: Agent) -> None:
@@ -51,6 +53,12 @@ class Depots:
         for shard in kept.memory if kept else ():
             damaged = self._chance.random() < self.damage
             agent.memory.take_back(shard.rank, shard.version, _DAMAGED if damaged else shard.digest)
+
+    def tell_over(self, node: str, ledger: Ledger) -> None:
+        """The coordinator answers a heartbeat, which names what is kept."""
+        for kept in self._of(node).all():
+            if wants_no_memory(ledger.gangs.get(kept.gang), kept.generation):
+                self._of(node).over(kept.gang, kept.generation)
 
     def job_starts(self, node: str, job: int) -> None:
         """A job's prolog."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import peer_pb2 as muster_dot_v1_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/memory.proto\x12\tmuster.v1\x1a\x14muster/v1/peer.proto\"3\n\nKeptShards\x12%\n\x06shards\x18\x01 \x03(\x0b\x32\x15.muster.v1.ShardOffer\"3\n\nKeepMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\"\x1d\n\nTakeMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\"\"\n\nFreeMemory\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\"\x8c\x01\n\rMemoryRequest\x12%\n\x04keep\x18\x01 \x01(\x0b\x32\x15.muster.v1.KeepMemoryH\x00\x12%\n\x04take\x18\x02 \x01(\x0b\x32\x15.muster.v1.TakeMemoryH\x00\x12%\n\x04\x66ree\x18\x03 \x01(\x0b\x32\x15.muster.v1.FreeMemoryH\x00\x42\x06\n\x04\x62ody\".\n\x0cMemoryAnswer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\r\n\x05\x66reed\x18\x02 \x01(\r\"a\n\nKeptMemory\x12\x0b\n\x03uid\x18\x01 \x01(\r\x12\x0f\n\x07gang_id\x18\x02 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x03 \x01(\r\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x0e\n\x06memfds\x18\x05 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/memory.proto\x12\tmuster.v1\x1a\x14muster/v1/peer.proto\"3\n\nKeptShards\x12%\n\x06shards\x18\x01 \x03(\x0b\x32\x15.muster.v1.ShardOffer\"G\n\nKeepMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x1d\n\nTakeMemory\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\"\"\n\nFreeMemory\x12\x14\n\x0cslurm_job_id\x18\x01 \x01(\r\"\x8c\x01\n\rMemoryRequest\x12%\n\x04keep\x18\x01 \x01(\x0b\x32\x15.muster.v1.KeepMemoryH\x00\x12%\n\x04take\x18\x02 \x01(\x0b\x32\x15.muster.v1.TakeMemoryH\x00\x12%\n\x04\x66ree\x18\x03 \x01(\x0b\x32\x15.muster.v1.FreeMemoryH\x00\x42\x06\n\x04\x62ody\".\n\x0cMemoryAnswer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\r\n\x05\x66reed\x18\x02 \x01(\r\"u\n\nKeptMemory\x12\x0b\n\x03uid\x18\x01 \x01(\r\x12\x0f\n\x07gang_id\x18\x02 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x03 \x01(\r\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x0e\n\x06memfds\x18\x05 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEPTSHARDS']._serialized_start=59
   _globals['_KEPTSHARDS']._serialized_end=110
   _globals['_KEEPMEMORY']._serialized_start=112
-  _globals['_KEEPMEMORY']._serialized_end=163
-  _globals['_TAKEMEMORY']._serialized_start=165
-  _globals['_TAKEMEMORY']._serialized_end=194
-  _globals['_FREEMEMORY']._serialized_start=196
-  _globals['_FREEMEMORY']._serialized_end=230
-  _globals['_MEMORYREQUEST']._serialized_start=233
-  _globals['_MEMORYREQUEST']._serialized_end=373
-  _globals['_MEMORYANSWER']._serialized_start=375
-  _globals['_MEMORYANSWER']._serialized_end=421
-  _globals['_KEPTMEMORY']._serialized_start=423
-  _globals['_KEPTMEMORY']._serialized_end=520
+  _globals['_KEEPMEMORY']._serialized_end=183
+  _globals['_TAKEMEMORY']._serialized_start=185
+  _globals['_TAKEMEMORY']._serialized_end=214
+  _globals['_FREEMEMORY']._serialized_start=216
+  _globals['_FREEMEMORY']._serialized_end=250
+  _globals['_MEMORYREQUEST']._serialized_start=253
+  _globals['_MEMORYREQUEST']._serialized_end=393
+  _globals['_MEMORYANSWER']._serialized_start=395
+  _globals['_MEMORYANSWER']._serialized_end=441
+  _globals['_KEPTMEMORY']._serialized_start=443
+  _globals['_KEPTMEMORY']._serialized_end=560
 # @@protoc_insertion_point(module_scope)

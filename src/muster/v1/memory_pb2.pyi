@@ -61,18 +61,22 @@ class KeepMemory(_message.Message):
 
     GANG_ID_FIELD_NUMBER: _builtins.int
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     """A requeued job keeps its number: the prolog of this one frees nothing of it."""
+    generation: _builtins.int
+    """The gang's newest generation that the agent knows of: once it has started a newer one, this memory is freed."""
     def __init__(
         self,
         *,
         gang_id: _builtins.str = ...,
         slurm_job_id: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "generation", b"generation", "slurm_job_id", b"slurm_job_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,6 +193,7 @@ class KeptMemory(_message.Message):
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
     UNTIL_S_FIELD_NUMBER: _builtins.int
     MEMFDS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     uid: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
@@ -196,6 +201,7 @@ class KeptMemory(_message.Message):
     """When it is freed: seconds of CLOCK_MONOTONIC, which goes on for as long as memory stands."""
     memfds: _builtins.int
     """Number of memfds that were handed over."""
+    generation: _builtins.int
     def __init__(
         self,
         *,
@@ -204,10 +210,11 @@ class KeptMemory(_message.Message):
         slurm_job_id: _builtins.int = ...,
         until_s: _builtins.float = ...,
         memfds: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "memfds", b"memfds", "slurm_job_id", b"slurm_job_id", "uid", b"uid", "until_s", b"until_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "generation", b"generation", "memfds", b"memfds", "slurm_job_id", b"slurm_job_id", "uid", b"uid", "until_s", b"until_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,8 +3,10 @@
 isort:skip_file
 musterd <-> coordinator."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -50,19 +52,50 @@ class NodeHello(_message.Message):
 Global___NodeHello: _TypeAlias = NodeHello  # noqa: Y015
 
 @_typing.final
+class KeptGang(_message.Message):
+    """A gang whose memory this node keeps since its job was requeued (memory.proto)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GANG_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    gang_id: _builtins.str
+    generation: _builtins.int
+    """The gang's newest generation when it was left."""
+    def __init__(
+        self,
+        *,
+        gang_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptGang: _TypeAlias = KeptGang  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
+        """All gangs whose memory is kept here."""
+
     def __init__(
         self,
         *,
         seq: _builtins.int = ...,
+        kept: _abc.Iterable[Global___KeptGang] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,21 +176,27 @@ class NodeOrder(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """Echo of the last heartbeat's seq: a lease granted."""
     heartbeat_s: _builtins.float
     """Seconds between heartbeats that the coordinator wants; 0 leaves it as it is."""
+    @_builtins.property
+    def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
+        """Of the kept gangs those that want their memory no more: they have ended, or have started a newer generation."""
+
     def __init__(
         self,
         *,
         term: _builtins.int = ...,
         seq: _builtins.int = ...,
         heartbeat_s: _builtins.float = ...,
+        over: _abc.Iterable[Global___KeptGang] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "seq", b"seq", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "over", b"over", "seq", b"seq", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
