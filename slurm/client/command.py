@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from muster.daemon.agent.process import die_with
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
 
 _KILL_GRACE = 1.0
+# By a program of its own (util-linux): to set it between fork and exec, Python has to fork with all that gRPC runs.
+_SETPRIV = shutil.which("setpriv")
+_DIES_WITH_US = (_SETPRIV, "--pdeathsig", "KILL", "--") if _SETPRIV else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,19 @@ async def start(
     limit: int = 2**16,
 ) -> asyncio.subprocess.Process:
     """Starts `argv` in a process group of its own, output and errors piped. `limit`: its longest line."""
+    environment = {**(os.environ if env is None else env), "LC_ALL": "C"}
     try:
+        if shutil.which(argv[0], path=environment.get("PATH")) is None:
+            raise FileNotFoundError("no such command")
         return await asyncio.create_subprocess_exec(
+            *_DIES_WITH_US,
             *argv,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=cwd,
-            env={**(os.environ if env is None else env), "LC_ALL": "C"},
+            env=environment,
             start_new_session=True,
-            preexec_fn=partial(die_with, os.getpid()),
             limit=limit,
         )
     except OSError as error:
