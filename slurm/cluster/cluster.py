@@ -28,6 +28,7 @@ from muster.slurm.cluster.registry import clusters_dir, container_name, remove_c
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
 
 COORDINATOR = "muster-coordinator"
+_FREEZE_S = 20.0
 
 # Ends service $2 with signal $1, and waits until it is gone; $3 = hold keeps it from being started again.
 _STOP = """
@@ -178,7 +179,9 @@ class Cluster:
     def pause(self, node: str) -> float:
         """Freeze every process of the node; its kernel goes on answering."""
         self._touch(node)
-        self.engine.call("pause", container_name(self.name, node)).checked()
+        # The kernel can't freeze a process that is just being made: the engine gives up after a while, and thaws all.
+        pause = ("pause", container_name(self.name, node))
+        wait_until(lambda: self.engine.call(*pause).rc == 0, _FREEZE_S, f"{node} stands still")
         return time.time()
 
     def unpause(self, node: str) -> float:
