@@ -21,13 +21,13 @@ from typing import NoReturn
 from muster.daemon import site
 from muster.daemon.channel import CannotListen
 from muster.daemon.coordinator.incumbent import Incumbent
-from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.lease import Lease, LeaseError, LeaseLost
+from muster.daemon.coordinator.journal import JournalError
+from muster.daemon.coordinator.lease import Lease, LeaseError
 from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm_calls import unopposed
-from muster.daemon.coordinator.tenure import EXIT_LEASE, Keeping, arm_watchdog, end_at_once, stand_by
+from muster.daemon.coordinator.tenure import Keeping, arm_watchdog, end_at_once, stand_by
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
 from muster.slurm.client.errors import SlurmUnavailable
@@ -48,8 +48,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         _die(site.EXIT_CONFIG, str(error))
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
-    except LeaseLost as error:
-        _die(EXIT_LEASE, f"not safe to go on: {error}")
     except Exception as error:  # noqa: BLE001  # the very top: a bug ends the process, the journal takes it up again
         _log.critical("a bug", exc_info=True)
         _die(EXIT_BUG, f"not safe to go on: {type(error).__name__}: {error} (a bug; the log has its traceback)")
@@ -98,8 +96,8 @@ async def _run(flags: argparse.Namespace) -> None:
                     policy=policy,
                     heartbeat_s=flags.heartbeat,
                     before_acting=keeping.check if keeping else unopposed,
-                ),
-                Journal(flags.state_dir, lease_term=keeping.term if keeping else 0),
+                    lease_term=keeping.term if keeping else 0,
+                )
             )
             await _serve(coordinator, told)
     finally:

@@ -33,7 +33,8 @@ GRACE_S = 0.2
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a coordinator is started with. `listen` is "host:port", port 0 for any. `before_acting` is called before
-    each call that changes something in Slurm, and does not return where another coordinator may act."""
+    each call that changes something in Slurm, and does not return where another coordinator may act. `lease_term`: of
+    the lease under which `state_dir` is used, 0: the folder is this coordinator's alone."""
 
     listen: str
     state_dir: Path
@@ -44,6 +45,7 @@ class Settings:
     heartbeat_s: float = 5.0
     resolve: Resolve = addresses_of
     before_acting: Callable[[], None] = unopposed
+    lease_term: int = 0
 
 
 class Coordinator:
@@ -56,7 +58,7 @@ class Coordinator:
             JournalError: there is none to be had.
         """
         self._settings = settings
-        self._journal = journal or Journal(settings.state_dir)
+        self._journal = journal or Journal(settings.state_dir, lease_term=settings.lease_term)
         self.engine = Engine(
             self._journal,
             settings.slurm,
