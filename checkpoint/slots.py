@@ -18,7 +18,8 @@ from muster.checkpoint.errors import BadShard
 
 SLOTS = 2
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Of every memfd that others may map: none of them can make it end sooner than it says."""
 
 
 class NoMemory(Exception):
@@ -49,7 +50,7 @@ class Memory:
             os.ftruncate(self.fd, size)
             if not sparse:
                 os.posix_fallocate(self.fd, 0, size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
             self._map = mmap.mmap(self.fd, size)
         except OSError as error:
             raise NoMemory(f"{name} of {size >> 20} MiB: {error.strerror}") from error
@@ -65,7 +66,7 @@ class Memory:
         memory = cls.__new__(cls)
         memory.fd = fd
         try:
-            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
                 raise BadShard("a memfd that can still grow or shrink")
             memory.size = os.fstat(fd).st_size
             memory._map = mmap.mmap(fd, memory.size)

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from muster.checkpoint import transfer
 from muster.checkpoint.errors import BadShard
 from muster.checkpoint.shards import Shard
+from muster.checkpoint.slots import SEALS
 from muster.daemon.memory_line import MOST_SHARDS, ask
 from muster.v1.memory_pb2 import KeptShards
 from muster.v1.peer_pb2 import ShardOffer
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 TAKE_BACK_S = 20.0
 """What has not been verified by then is done without: the gang waits for this agent."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class Keeper(Protocol):
@@ -78,7 +78,7 @@ class Handover:
         index = os.memfd_create(f"muster-{self._gang}-kept", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with open(index, "wb", closefd=False) as file:
             file.write(kept.SerializeToString())
-        fcntl.fcntl(index, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(index, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_WRITE)
         return index
 
     async def take(self, keeper: Keeper) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
+from muster.checkpoint.slots import SEALS
 from muster.daemon.memory_line import MOST_FDS
 from muster.daemon.node.custody import KEPT_S, Custody, Kept
 from muster.daemon.node.fd_store import FdStore
@@ -24,7 +25,6 @@ from muster.v1.memory_pb2 import KeepMemory, KeptMemory
 
 _log = logging.getLogger(__name__)
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 _NOTE_BYTES = 1 << 16
 _HANDS = 8
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def is_sealed(fd: int) -> bool:
     """Whether a descriptor is a memfd whose size is settled; asked of nothing but memory, whatever `fd` is."""
     try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
     except OSError:
         return False
 
