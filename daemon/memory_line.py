@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Sequence
 
 from muster.daemon.agent import packet
@@ -17,8 +18,11 @@ MOST_SHARDS = 64
 MOST_FDS = 1 + MOST_SHARDS
 
 
+_AGAIN_S = 0.1
+
+
 def ask(
-    path: str, request: packet.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0
+    path: str, request: packet.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, patience_s: float = 0.0
 ) -> tuple[packet.Message, list[int]]:
     """One request (a MemoryRequest as JSON), with memfds; waits for the answer (a MemoryAnswer) and its memfds.
 
@@ -26,15 +30,45 @@ def ask(
         path: where musterd listens.
         fds: stay the caller's; those that come back are the caller's, too.
         timeout_s: how long musterd may take.
+        patience_s: how long a musterd that is being started again (its socket is there, and nobody answers) is asked
+            again.
 
     Raises:
-        OSError: nobody listens there (FileNotFoundError: nor will soon), or hung up, or took too long.
+        OSError: nobody listens there (FileNotFoundError: nor will soon), or hung up, or took too long (TimeoutError).
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+    line, answer, back = call(path, request, fds, timeout_s=timeout_s, patience_s=patience_s)
+    line.close()
+    return answer, back
+
+
+def call(
+    path: str, request: packet.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, patience_s: float = 0.0
+) -> tuple[socket.socket, packet.Message, list[int]]:
+    """As `ask`, with the line still open: the caller closes it."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return _call(path, request, fds, timeout_s)
+        except (FileNotFoundError, TimeoutError):
+            raise
+        except OSError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _call(
+    path: str, request: packet.Message, fds: Sequence[int], timeout_s: float
+) -> tuple[socket.socket, packet.Message, list[int]]:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
         line.settimeout(timeout_s)
         line.connect(path)
         packet.send(line, request, list(fds))
         data, back = packet.receive_bytes(line, MOST_FDS)
-    if not data:
-        raise ConnectionResetError("musterd hung up without an answer")
-    return json.loads(data), back
+        if not data:
+            raise ConnectionResetError("musterd hung up without an answer")
+        return line, json.loads(data), back
+    except BaseException:
+        line.close()
+        raise

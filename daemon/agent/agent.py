@@ -115,7 +115,7 @@ class Agent:
         own = setting.own
         self._newest = 0
         self._handover = Handover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
-        self._hands_over = False
+        self._hands_over = self._stopped = False
         self._moving: frozenset[int] = frozenset()
         self._withheld = False
         self._pool = make_pool(self._changed)
@@ -148,7 +148,7 @@ class Agent:
         port = bind(server, self._setting.listen)
         await server.start()
         # Before the first status: what it says is what the gang's next generation starts from.
-        await self._handover.take(self._keeper)
+        self._newest = await self._handover.take(self._keeper)
         self._attachment = self._attach(port)
         self._start(self._attachment.run())
         self._start(self._neighbours.run())
@@ -162,9 +162,9 @@ class Agent:
             self._neighbours.stop()
             self._stacks.close()
             await self._crew.stop()
-            if self._hands_over:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._handover.leave(self._keeper, self._newest), _HAND_OVER_S)
+            last = self._leave_memory() if self._hands_over else self._handover.withdraw()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(last, _HAND_OVER_S)
             # The end of the process does the same: none of it may hold that up.
             for tidy in (self._keeper.close(), self._channels.close(), server.stop(grace=None)):
                 with suppress(TimeoutError):
@@ -185,6 +185,7 @@ class Agent:
         if known is None or order.SerializeToString() != known.SerializeToString():
             log.info("order %d: %s", order.serial, _words(order))
         self._order = order
+        self._handover.confirm()
         self._newest = max(self._newest, order.generation)
         self._neighbours.enlist(order)
         self._keeper.enlist(order)
@@ -269,6 +270,13 @@ class Agent:
     def _progressed(self) -> None:
         self._converge()
         self._changed()
+        if self._told_to_stop.is_set() and not self._stopped and not any(rank.alive for rank in self._crew.ranks()):
+            self._stopped = True
+            # What follows may take longer than Slurm lets us live: its SIGKILL finds the memory with musterd.
+            self._start(self._leave_memory(), vital=False)
+
+    async def _leave_memory(self) -> None:
+        await self._handover.leave(self._keeper, self._newest)
 
     def _kept(self) -> None:
         """Shards, commits and steps: news at every step, so told at leisure, but for a generation's first and last."""

@@ -1,5 +1,5 @@
-"""From one run of a job to its next: an agent that leaves because the job is requeued leaves its shards with this
-node's musterd, and the agent of the next run takes them back.
+"""From one run of a job to its next: an agent whose job is to be requeued leaves its shards with this node's musterd,
+and the agent of the next run takes them back.
 
 Only whole, digested shards in this node's own slots go, with their digests; each byte is verified before it counts
 again. All of it may fail: then the next run starts from durable storage.
@@ -11,8 +11,10 @@ import asyncio
 import fcntl
 import logging
 import os
+import socket
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from threading import Lock
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -21,14 +23,20 @@ from muster.checkpoint import transfer
 from muster.checkpoint.errors import BadShard
 from muster.checkpoint.shards import Shard
 from muster.checkpoint.slots import SEALS
-from muster.daemon.memory_line import MOST_SHARDS, ask
+from muster.daemon.agent import packet
+from muster.daemon.memory_line import MOST_SHARDS, ask, call
 from muster.v1.memory_pb2 import KeptShards
 from muster.v1.peer_pb2 import ShardOffer
 
 log = logging.getLogger(__name__)
 
-TAKE_BACK_S = 20.0
-"""What has not been verified by then is done without: the gang waits for this agent."""
+TAKE_BACK_S, TAKE_BACK_MOST_S = 20.0, 180.0
+"""What has not been verified by then, or by when its size explains it, is done without: the gang waits."""
+VERIFIED_PER_S = 0.5e9
+"""Bytes a second that are verified at the least: a core digests two or three times as much."""
+_PATIENCE_S = 3.0
+"""A musterd that is being started again is asked again for so long."""
+_TAKEN: packet.Message = {"taken": {}}
 
 
 class Keeper(Protocol):
@@ -49,28 +57,69 @@ class Handover:
     def __init__(self, gang: str, node: str, job: int, path: str) -> None:
         self._gang, self._node, self._job = gang, node, job
         self._path = path
+        self._lent: socket.socket | None = None
+        self._left = False
+        self._turn = Lock()
 
     async def leave(self, keeper: Keeper, generation: int) -> None:
-        """Leave this node's shards with musterd, if it is there and takes them. `generation`: the gang's newest."""
-        shards = keeper.own_shards()[:MOST_SHARDS]
+        """Leave this node's shards with musterd, if it is there and takes them, in the place of what was left before.
+        `generation`: the gang's newest."""
+        shards = newest_first(keeper.own_shards())[:MOST_SHARDS]
         if not self._path or not shards:
             return
         newest = max(generation, *(shard.stamp.generation for shard in shards))
         request = {"keep": {"gang_id": self._gang, "slurm_job_id": self._job, "generation": newest}}
+        self._left = True
         with ExitStack() as held:
             for shard in shards:
                 held.enter_context(shard.held())
-            index = self._describe(shards)
-            held.callback(os.close, index)
             try:
-                answer, _ = await asyncio.to_thread(ask, self._path, request, [index, *(s.memory.fd for s in shards)])
-            except OSError as error:
+                answer = await asyncio.to_thread(self._ask, request, self._descriptors(shards))
+            except (OSError, ValueError) as error:
                 log.info("no memory is left for the next run: %s: %s", self._path, error)
                 return
         if refused := answer.get("refused"):
             log.info("musterd keeps no memory for the next run: %s", refused)
             return
+        self.confirm()
         log.info("left with musterd for the next run: %s", _words(shards))
+
+    async def withdraw(self) -> None:
+        """There is no next run: have musterd let go of what was left."""
+        if not self._left:
+            return
+        with suppress(OSError, ValueError):
+            line, _, fds = await asyncio.to_thread(self._call, {"take": {"gang_id": self._gang}})
+            _close(fds)
+            with line:
+                packet.send(line, _TAKEN)
+
+    def _ask(self, request: packet.Message, fds: Sequence[int]) -> packet.Message:
+        """In a thread, which may go on when nobody waits for it any more: the descriptors are its own."""
+        try:
+            with self._turn:
+                return ask(self._path, request, fds, patience_s=_PATIENCE_S)[0]
+        finally:
+            _close(fds)
+
+    def _call(self, request: packet.Message) -> tuple[socket.socket, packet.Message, list[int]]:
+        with self._turn:
+            return call(self._path, request, patience_s=_PATIENCE_S)
+
+    def _descriptors(self, shards: Sequence[Shard]) -> list[int]:
+        """New ones: of a memfd with the shards' descriptions, and of each shard's.
+
+        Raises:
+            OSError: there are no more to be had.
+        """
+        fds: list[int] = []
+        try:
+            fds.append(self._describe(shards))
+            fds.extend(os.dup(shard.memory.fd) for shard in shards)
+        except OSError:
+            _close(fds)
+            raise
+        return fds
 
     def _describe(self, shards: Sequence[Shard]) -> int:
         """A memfd with the shards' descriptions; the caller closes it."""
@@ -81,28 +130,52 @@ class Handover:
         fcntl.fcntl(index, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_WRITE)
         return index
 
-    async def take(self, keeper: Keeper) -> None:
-        """Take back what the run before has left on this node. What is damaged is dropped."""
+    async def take(self, keeper: Keeper) -> int:
+        """Take back what the run before has left on this node. What is damaged is dropped. If this agent ends before
+        `confirm`, it is musterd's again.
+
+        Returns:
+            The gang's newest generation when it was left; 0 where nothing was.
+        """
         if not self._path:
-            return
+            return 0
         try:
-            _, fds = await asyncio.to_thread(ask, self._path, {"take": {"gang_id": self._gang}})
-        except OSError as error:
+            self._lent, answer, fds = await asyncio.to_thread(self._call, {"take": {"gang_id": self._gang}})
+        except (OSError, ValueError) as error:
             log.info("no memory of an earlier run: %s: %s", self._path, error)
-            return
+            return 0
         if not fds:
-            return
+            return 0
         index, *memfds = fds
         offers = _read(index)
         if len(offers) != len(memfds):
             log.error("%d shards are described, and %d memfds were left: none is used", len(offers), len(memfds))
             _close(memfds)
-            return
+            return 0
+        limit_s = _limit_s(memfds)
         try:
-            async with asyncio.timeout(TAKE_BACK_S):
+            async with asyncio.timeout(limit_s):
                 await _verified(keeper, offers, memfds)
         except TimeoutError:
-            log.warning("not all of the memory that the run before has left was verified in %.0f s", TAKE_BACK_S)
+            log.warning("not all of the memory that the run before has left was verified in %.0f s", limit_s)
+        return int(answer.get("generation", 0))
+
+    def confirm(self) -> None:
+        """The coordinator has heard of what was taken back: it is this agent's for good."""
+        line, self._lent = self._lent, None
+        if line is not None:
+            with line, suppress(OSError):
+                packet.send(line, _TAKEN)
+
+
+def newest_first(shards: Sequence[Shard]) -> list[Shard]:
+    """A version of which a shard is missing is of no use: where not all fit, the newest is whole."""
+    return sorted(shards, key=lambda shard: shard.stamp, reverse=True)
+
+
+def _limit_s(memfds: Sequence[int]) -> float:
+    size = sum(os.fstat(fd).st_size for fd in memfds)
+    return min(TAKE_BACK_S + size / VERIFIED_PER_S, TAKE_BACK_MOST_S)
 
 
 async def _verified(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:

@@ -1,82 +1,87 @@
 """Whose memory a node keeps while its job is requeued, for how long, and what makes way for it: pure bookkeeping.
 
 What holds at all times:
-- what a gang has left is given back to the same user alone, once;
-- nothing is kept longer than KEPT_S, or than its gang may want it;
-- nothing is kept beside another job: its prolog names that job before it starts;
-- of no user is the memory of more than USERS_MOST gangs kept, of all together no more than MOST.
+- something is kept of one job at a time, the one that a prolog has named last, and of its user alone;
+- what a gang has left is given back to that user alone, once;
+- nothing is kept longer than KEPT_S, or than its gang may want it.
 
 The simulator keeps its nodes' memory by these very rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 KEPT_S = 600.0
-MOST, USERS_MOST = 32, 8
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """A Slurm job and its user."""
+
+    job: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kept(Generic[T]):
-    """What one gang has left: `memory`, until a moment (seconds) of a clock that never jumps. `generation`: the gang's
+    """What a gang has left: `memory`, until a moment (seconds) of a clock that never jumps. `generation`: the gang's
     newest one then."""
 
-    uid: int
+    owner: Owner
     gang: str
-    job: int
     until: float
     memory: T
     generation: int = 0
 
 
 class Custody(Generic[T]):
-    """All that one node keeps. Whatever a call returns is kept no more: its memory is the caller's to free."""
+    """All that one node keeps. Whatever a call returns is kept no more: its memory is the caller's to let go."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], Kept[T]] = {}
+        self.named: Owner | None = None
+        """Whom a prolog has named last on this node."""
+        self.kept: Kept[T] | None = None
 
-    def all(self) -> list[Kept[T]]:
-        """Everything that is kept."""
-        return list(self._kept.values())
+    def refusal(self, owner: Owner) -> str:
+        """Why nothing of this job and user is kept; empty where it is.
 
-    def refusal(self, uid: int, gang: str) -> str:
-        """Why nothing more of this user is kept; empty where it is."""
-        others = [key for key in self._kept if key != (uid, gang)]
-        if len(others) >= MOST:
-            return f"the memory of {MOST} gangs is kept on this node already"
-        if sum(of == uid for of, _ in others) >= USERS_MOST:
-            return f"the memory of {USERS_MOST} gangs of uid {uid} is kept on this node already"
-        return ""
+        Where another job has started since, it would stand beside that; where no prolog calls at all, not even for this
+        job before it ran, beside whatever comes.
+        """
+        if self.named is None:
+            return "no prolog has named a job on this node: slurm.conf needs Prolog=…/muster-prolog"
+        if self.named.job != owner.job:
+            return f"job {self.named.job} has started on this node since"
+        return "" if self.named.uid == owner.uid else f"job {owner.job} is another user's"
 
-    def keep(self, kept: Kept[T]) -> list[Kept[T]]:
-        """Keep it; what the gang had left before makes way."""
-        before = self._take_out(lambda k: (k.uid, k.gang) == (kept.uid, kept.gang))
-        self._kept[kept.uid, kept.gang] = kept
+    def keep(self, kept: Kept[T]) -> Kept[T] | None:
+        """Keep it; what was left before makes way."""
+        before, self.kept = self.kept, kept
         return before
 
     def take(self, uid: int, gang: str) -> Kept[T] | None:
         """What this user's gang has left here."""
-        return self._kept.pop((uid, gang), None)
+        kept = self.kept
+        return self._out() if kept is not None and (kept.owner.uid, kept.gang) == (uid, gang) else None
 
-    def job_starts(self, job: int) -> list[Kept[T]]:
-        """A job is about to start on the node: what all others have left."""
-        return self._take_out(lambda kept: kept.job != job)
+    def job_starts(self, owner: Owner) -> Kept[T] | None:
+        """A job is about to start on the node: what another one has left."""
+        self.named = owner
+        return self._out() if self.kept is not None and self.kept.owner != owner else None
 
-    def over(self, gang: str, generation: int) -> list[Kept[T]]:
+    def over(self, gang: str, generation: int) -> Kept[T] | None:
         """The gang is over, or has started a newer generation than this one."""
-        return self._take_out(lambda kept: kept.gang == gang and kept.generation <= generation)
+        kept = self.kept
+        return self._out() if kept is not None and kept.gang == gang and kept.generation <= generation else None
 
-    def expired(self, now: float) -> list[Kept[T]]:
+    def expired(self, now: float) -> Kept[T] | None:
         """What has been kept for long enough."""
-        return self._take_out(lambda kept: kept.until <= now)
+        return self._out() if self.kept is not None and self.kept.until <= now else None
 
-    def _take_out(self, wanted: Callable[[Kept[T]], bool]) -> list[Kept[T]]:
-        out = [kept for kept in self._kept.values() if wanted(kept)]
-        for kept in out:
-            del self._kept[kept.uid, kept.gang]
+    def _out(self) -> Kept[T] | None:
+        out, self.kept = self.kept, None
         return out

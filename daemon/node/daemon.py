@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from muster.daemon import clock
 from muster.daemon.channel import bind, make_server
 from muster.daemon.identity import Credentials
 from muster.daemon.node.attach import Attachment
@@ -71,6 +72,8 @@ class NodeDaemon:
         Raises:
             muster.daemon.channel.CannotListen: the address is taken.
         """
+        # First of all: whatever ends this run of the daemon, nothing is kept for longer than it may be.
+        memory = self._memory()
         server = make_server(self._settings.credentials)
         service = ProbeService(self._settings.node, self._incarnation)
         common_pb2_grpc.add_ProbeServiceServicer_to_server(service, server)
@@ -82,14 +85,18 @@ class NodeDaemon:
                 for make in SENSORS:
                     tasks.create_task(keep_watching(make(self._settings.roots), self._attachment.report))
                 tasks.create_task(self._attachment.run())
-                if self._settings.memory:
-                    tasks.create_task(self._keep_memory(self._settings.memory))
+                if memory is not None:
+                    tasks.create_task(memory.run())
         finally:
             await server.stop(GRACE_S)
 
-    async def _keep_memory(self, path: Path) -> None:
-        self._depot.recover(self._settings.systemd.stored)
-        await MemoryService(path, self._depot).run()
+    def _memory(self) -> MemoryService | None:
+        """With what an earlier daemon had kept; nothing stays of that where nothing is to be kept."""
+        path, stored = self._settings.memory, self._settings.systemd.stored
+        service = MemoryService(path, self._depot) if path else None
+        self._depot.recover(stored, service.named() if service else None)
+        self._depot.tidy(clock.monotonic())
+        return service
 
     async def _hello(self) -> node_pb2.NodeHello:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""

@@ -8,48 +8,49 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 
 from muster.daemon.memory_line import SOCKET, ask
 
 PATIENCE_S = 5.0
 """A musterd that is being started again (its socket is there, and nobody answers) is waited for so long."""
-FREED_S = 30.0
-"""How long giving memory back may take: some gigabytes a second."""
-_AGAIN_S = 0.1
+ANSWER_S = 9.0
+"""musterd answers sooner, also where memory is still being given back: Slurm gives up a job that has not begun after
+BatchStartTimeout, 10 s by default."""
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
     """The entry point `muster-prolog`."""
-    job = environ.get("SLURM_JOB_ID", "")
-    if not job.isdecimal():
-        print("muster-prolog: SLURM_JOB_ID says no job: Slurm runs this, as slurm.conf's Prolog", file=sys.stderr)
+    job, uid = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_UID", "")
+    if not (job.isdecimal() and uid.isdecimal()):
+        print(
+            f"muster-prolog: SLURM_JOB_ID is {job!r} and SLURM_JOB_UID {uid!r}, no job and its user: "
+            "Slurm runs this, as slurm.conf's Prolog",
+            file=sys.stderr,
+        )
         return 0
-    trouble = free(int(job), SOCKET, PATIENCE_S)
+    trouble = free(int(job), int(uid), SOCKET, PATIENCE_S)
     if trouble:
         print(f"muster-prolog: memory of requeued jobs may still stand on this node: {trouble}", file=sys.stderr)
     return 0
 
 
-def free(job: int, path: str, patience_s: float) -> str:
-    """Have musterd free what it keeps for other jobs than `job`; returns why it is not known to be done, in words.
+def free(job: int, uid: int, path: str, patience_s: float) -> str:
+    """Have musterd free what it keeps for other jobs than `job` of user `uid`; returns why it is not known to be done,
+    in words.
 
     Where there is no socket there is no musterd, and systemd keeps nothing for one that was stopped.
     """
-    end = time.monotonic() + patience_s
-    while True:
-        try:
-            answer, _ = ask(path, {"free": {"slurm_job_id": job}}, timeout_s=FREED_S)
-            return str(answer.get("refused", ""))
-        except FileNotFoundError:
-            return ""
-        except TimeoutError:
-            return f"musterd took more than {FREED_S:.0f} s"
-        except OSError as error:
-            if time.monotonic() >= end:
-                return f"musterd does not answer at {path} ({error.strerror or error})"
-        time.sleep(_AGAIN_S)
+    request = {"free": {"slurm_job_id": job, "uid": uid}}
+    try:
+        answer, _ = ask(path, request, timeout_s=ANSWER_S, patience_s=patience_s)
+        return str(answer.get("refused", ""))
+    except FileNotFoundError:
+        return ""
+    except TimeoutError:
+        return f"musterd took more than {ANSWER_S:.0f} s"
+    except OSError as error:
+        return f"musterd does not answer at {path} ({error.strerror or error})"
 
 
 if __name__ == "__main__":

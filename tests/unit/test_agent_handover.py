@@ -17,8 +17,9 @@ from muster.checkpoint.errors import BadShard
 from muster.checkpoint.keeper import Keeper
 from muster.checkpoint.link import AgentLink
 from muster.checkpoint.rehearsal import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.shards import Stamp
-from muster.daemon.agent.handover import Handover
+from muster.checkpoint.shards import Shard, Stamp
+from muster.checkpoint.slots import Memory
+from muster.daemon.agent.handover import Handover, newest_first
 from muster.daemon.agent.scripted_gang import Gang, scripted_gang
 from muster.daemon.node.depot import Depot
 from muster.daemon.node.fd_store import FdStore
@@ -39,7 +40,7 @@ async def musterd(path: Path) -> AsyncIterator[Depot]:
     running = asyncio.create_task(MemoryService(path, depot).run())
     while not path.exists():  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(0)
-    await asyncio.to_thread(prolog.free, JOB, str(path), 0.0)
+    await asyncio.to_thread(prolog.free, JOB, os.getuid(), str(path), 0.0)
     try:
         yield depot
     finally:
@@ -61,7 +62,9 @@ class Run(RehearsedGang):
     async def __aenter__(self) -> Run:
         await self.add(*PLACES.values())
         for name, node in self.nodes.items():
-            await self.handover(name).take(node.keeper)
+            handover = self.handover(name)
+            await handover.take(node.keeper)
+            handover.confirm()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -254,3 +257,24 @@ async def test_an_agent_that_nobody_tells_what_follows_leaves_its_memory(gang: G
         assert await gang.exit_code("n0") == 128 + signal.SIGTERM
         await one_run(gang)
         assert await train(gang, 2) == ["7", "mine"]
+
+
+@pytest.mark.parametrize("requeued", [True, False])
+async def test_a_planned_stops_memory_is_left_before_the_job_is_written(gang: Gang, requeued: bool) -> None:
+    async with musterd(Path(gang.memory)) as depot:
+        await one_run(gang)
+        await train(gang, 1)
+        stop = gang.run_order(1)
+        stop.stop = "the time limit is near"
+        gang.coordinator.order(stop)
+        await gang.until(lambda: depot.kept() == [("g", 1)])  # Slurm's SIGKILL may come at any moment
+        gang.coordinator.order(Order(duty=DUTY_EXIT, reason="the time limit", requeued=requeued))
+        assert await gang.exit_code("n0") == 0
+        assert depot.kept() == ([("g", 1)] if requeued else [])
+
+
+def test_where_not_all_shards_fit_the_newest_version_is_whole() -> None:
+    pages = Memory("pages", 1)
+    shards = [Shard(n, Stamp(1, s), TIER_OWN, (), b"", pages, lambda: None) for n in range(40) for s in (6, 7)]
+    assert {shard.stamp.step for shard in newest_first(shards)[:40]} == {7}
+    pages.close()

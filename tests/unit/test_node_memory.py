@@ -9,8 +9,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,24 @@ import pytest
 from muster.daemon import clock
 from muster.daemon.agent import packet
 from muster.daemon.identity import SecretCredentials
-from muster.daemon.memory_line import MOST_FDS, ask
-from muster.daemon.node import custody, fd_store
-from muster.daemon.node.custody import KEPT_S, Custody, Kept
+from muster.daemon.memory_line import MOST_FDS, ask, call
+from muster.daemon.node import fd_store
+from muster.daemon.node.custody import KEPT_S, Custody, Kept, Owner
 from muster.daemon.node.depot import Depot
 from muster.daemon.node.fd_store import FdStore
-from muster.daemon.node.memory_service import MemoryService
+from muster.daemon.node.memory_service import USERS_MOST_CALLS, MemoryService
 from muster.slurm.hooks import prolog
+from muster.v1.memory_pb2 import KeepMemory
 
 PAGE = 1 << 16
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-def kept(gang: str = "g", job: int = 7, uid: int = 1000, until: float = KEPT_S) -> Kept[str]:
-    return Kept(uid, gang, job, until, f"memory of {gang}")
+OWNER = Owner(7, 1000)
+
+
+def kept(gang: str = "g", owner: Owner = OWNER, until: float = KEPT_S, generation: int = 3) -> Kept[str]:
+    return Kept(owner, gang, until, f"memory of {gang}", generation)
 
 
 # --- whose memory, for how long --------------------------------------------------------------------------------------
@@ -39,57 +44,52 @@ def kept(gang: str = "g", job: int = 7, uid: int = 1000, until: float = KEPT_S) 
 
 def test_what_is_kept_is_given_back_to_its_user_once() -> None:
     one: Custody[str] = Custody()
-    assert one.keep(kept()) == []
+    assert one.keep(kept()) is None
     assert one.take(1001, "g") is None
     assert one.take(1000, "other") is None
     assert one.take(1000, "g") == kept()
     assert one.take(1000, "g") is None
 
 
-def test_a_job_that_starts_makes_all_others_go() -> None:
+def test_only_the_job_that_a_prolog_has_named_is_kept_of_and_only_its_user_says_so() -> None:
     one: Custody[str] = Custody()
-    for found in (kept("a", 7), kept("b", 8), kept("c", 9, uid=1001)):
-        one.keep(found)
-    assert {k.gang for k in one.job_starts(8)} == {"a", "c"}
-    assert [k.gang for k in one.all()] == ["b"]
+    assert "slurm.conf needs Prolog=" in one.refusal(OWNER)
+    one.job_starts(OWNER)
+    assert one.refusal(OWNER) == ""
+    assert "another user's" in one.refusal(Owner(7, 1001))
+    assert "job 7 has started on this node since" in one.refusal(Owner(6, 1000))
+
+
+@pytest.mark.parametrize("other", [Owner(8, 1000), Owner(6, 1000), Owner(7, 1001)])
+def test_another_job_that_starts_makes_it_go(other: Owner) -> None:
+    one: Custody[str] = Custody()
+    one.keep(kept())
+    assert one.job_starts(OWNER) is None, "the requeued job itself"
+    assert one.job_starts(other) == kept()
+    assert one.kept is None
 
 
 def test_what_its_gang_wants_no_more_goes() -> None:
     one: Custody[str] = Custody()
-    left = Kept(1000, "g", 7, KEPT_S, "memory of g", 3)
-    one.keep(left)
-    assert one.over("other", 9) == one.over("g", 2) == []  # of an earlier run's end
-    assert one.over("g", 3) == [left]
-    assert one.all() == []
+    one.keep(kept())
+    assert one.over("other", 9) is one.over("g", 2) is None  # of an earlier run's end
+    assert one.over("g", 3) == kept()
+    assert one.kept is None
 
 
 def test_nothing_is_kept_for_longer_than_it_may_be() -> None:
     one: Custody[str] = Custody()
-    one.keep(kept("a", until=600.0))
-    one.keep(kept("b", until=610.0))
-    assert one.expired(599.9) == []
-    assert [k.gang for k in one.expired(600.0)] == ["a"]
-    assert [k.gang for k in one.all()] == ["b"]
+    one.keep(kept(until=600.0))
+    assert one.expired(599.9) is None
+    assert one.expired(600.0) == kept(until=600.0)
+    assert one.kept is None
 
 
-def test_a_gang_leaves_its_memory_once_and_the_newest_counts() -> None:
+def test_what_is_left_anew_takes_the_place_of_what_was_left() -> None:
     one: Custody[str] = Custody()
-    one.keep(kept(job=7))
-    assert one.keep(kept(job=8)) == [kept(job=7)]
-    assert one.keep(kept(job=9, uid=1001)) == [], "another user's gang of that name"
-    assert one.take(1000, "g") == kept(job=8)
-
-
-def test_neither_one_user_nor_all_together_fill_the_node() -> None:
-    one: Custody[str] = Custody()
-    for number in range(custody.USERS_MOST):
-        one.keep(kept(f"g{number}"))
-    assert "of uid 1000" in one.refusal(1000, "another")
-    assert one.refusal(1000, "g0") == "", "it takes the place of what is there"
-    for number in range(custody.MOST - custody.USERS_MOST):
-        assert one.refusal(2000 + number, "g") == ""
-        one.keep(kept(uid=2000 + number))
-    assert "on this node already" in one.refusal(3000, "g")
+    one.keep(kept())
+    assert one.keep(kept(generation=4)) == kept()
+    assert one.take(1000, "g") == kept(generation=4)
 
 
 # --- the socket ------------------------------------------------------------------------------------------------------
@@ -114,13 +114,22 @@ def stands(fd: int) -> bool:
     return os.fstat(fd).st_blocks > 0
 
 
-class Node:
-    """A musterd's memory, and agents that call it."""
+def held(fd: int) -> int:
+    """How many other descriptors of this process, musterd's among them, the same memory has."""
+    found = 0
+    for other in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found += os.stat(f"/proc/self/fd/{other}").st_ino == os.fstat(fd).st_ino
+    return found - 1
 
-    def __init__(self, path: Path, store: FdStore) -> None:
+
+class Node:
+    """A musterd's memory, and agents that call it; `root`: whether these may speak as a prolog."""
+
+    def __init__(self, path: Path, store: FdStore, root: bool = True) -> None:
         self.path, self.now = path, 1000.0
-        self.depot = Depot(store)
-        self.service = MemoryService(path, self.depot, lambda: self.now)
+        self.depot = Depot(store, freed_s=60.0)
+        self.service = MemoryService(path, self.depot, lambda: self.now, [os.getuid()] if root else [])
 
     async def ask(self, request: packet.Message, *fds: int) -> tuple[packet.Message, list[int]]:
         return await asyncio.to_thread(ask, str(self.path), request, fds)
@@ -131,19 +140,34 @@ class Node:
         return str(answer.get("refused", ""))
 
     async def take(self, gang: str = "g") -> list[int]:
-        answer, fds = await self.ask({"take": {"gang_id": gang}})
-        assert answer == {}
+        """The inodes of what comes back, for good."""
+        line, _, fds = await asyncio.to_thread(call, str(self.path), {"take": {"gang_id": gang}})
+        await self.end(line, b'{"taken": {}}' if fds else b"")
         return inodes(fds)
 
+    async def end(self, line: socket.socket, word: bytes = b"") -> None:
+        """End a call, and wait until musterd has ended it, too."""
+        with line:
+            line.settimeout(60.0)
+            if word:
+                line.send(word)
+            line.shutdown(socket.SHUT_WR)
+            assert await asyncio.to_thread(line.recv, 1) == b""
+
     async def job_starts(self, job: int) -> int:
-        answer, _ = await self.ask({"free": {"slurm_job_id": job}})
+        answer, _ = await self.ask({"free": {"slurm_job_id": job, "uid": os.getuid()}})
         return int(answer.get("freed", 0))
+
+    def tidy(self) -> None:
+        self.depot.tidy(self.now)
 
 
 @asynccontextmanager
-async def serving(path: Path, store: FdStore, stored: dict[str, int] | None = None) -> AsyncIterator[Node]:
-    node = Node(path, store)
-    node.depot.recover(stored or {})
+async def serving(
+    path: Path, store: FdStore, stored: dict[str, int] | None = None, *, root: bool = True
+) -> AsyncIterator[Node]:
+    node = Node(path, store, root)
+    node.depot.recover(stored or {}, node.service.named())
     running = asyncio.create_task(node.service.run())
     try:
         while not path.exists():  # noqa: ASYNC110 - a file tells nobody
@@ -193,26 +217,94 @@ async def test_memory_is_gone_when_another_jobs_prolog_hears_back(node: Node, pa
 async def test_memory_goes_after_ten_minutes(node: Node, pair: tuple[int, int]) -> None:
     await node.leave(*pair)
     node.now += KEPT_S - 1
-    await node.service.free_expired()
-    assert all(map(stands, pair))
+    node.tidy()
+    assert [held(fd) for fd in pair] == [1, 1]
     node.now += 1
-    await node.service.free_expired()
-    assert not any(map(stands, pair))
+    node.tidy()
+    assert [held(fd) for fd in pair] == [0, 0]
+    assert await node.take() == []
 
 
 async def test_what_a_gang_leaves_anew_takes_the_place_of_what_it_had_left(node: Node, pair: tuple[int, int]) -> None:
     newer = memfd(), memfd()
-    await node.leave(*pair)
+    for _ in range(3):
+        await node.leave(*pair)
+        assert [held(fd) for fd in pair] == [1, 1]
     await node.leave(*newer)
-    await node.service.free_expired()
-    assert not any(map(stands, pair))
+    assert [held(fd) for fd in pair] == [0, 0]
     assert await node.take() == inodes(list(newer))
+
+
+async def test_what_is_left_twice_stands_unharmed(node: Node, pair: tuple[int, int]) -> None:
+    expected = [os.fstat(fd).st_ino for fd in pair]
+    for _ in range(2):
+        await node.leave(*pair)
+    node.tidy()
+    assert all(map(stands, pair))
+    assert await node.take() == expected
+
+
+async def test_an_agent_that_ends_before_it_was_heard_has_taken_nothing(node: Node, pair: tuple[int, int]) -> None:
+    expected = [os.fstat(fd).st_ino for fd in pair]
+    await node.leave(*pair)
+    line, answer, fds = await asyncio.to_thread(call, str(node.path), {"take": {"gang_id": "g"}})
+    assert inodes(fds) == expected
+    assert answer == {"generation": "0"} or answer == {}
+    assert await node.take() == [], "nobody else has it meanwhile"
+    await node.end(line)
+    assert await node.take() == expected
+
+
+async def test_memory_that_comes_back_after_another_job_has_started_is_freed(node: Node, pair: tuple[int, int]) -> None:
+    await node.leave(*pair)
+    line, _, fds = await asyncio.to_thread(call, str(node.path), {"take": {"gang_id": "g"}})
+    inodes(fds)
+    await node.job_starts(8)
+    await node.end(line)
+    assert await node.job_starts(8) == 0, "it waits for what is being freed"
+    assert not any(map(stands, pair))
+
+
+def waits(event: threading.Event) -> None:
+    """As for somebody who writes there."""
+    event.wait(60.0)
+
+
+def test_a_prolog_is_told_where_freeing_takes_too_long() -> None:
+    writer = threading.Event()
+    depot, fds = Depot(FdStore(""), 0.0, lambda _: waits(writer)), (memfd(), memfd())
+    depot.recover({}, Owner(7, 1000))
+    request = KeepMemory(gang_id="g", slurm_job_id=7)
+    assert depot.keep(1000, request, [os.dup(fd) for fd in fds], 0.0) == ""
+    with pytest.raises(TimeoutError, match="still being freed"):
+        depot.job_starts(Owner(8, 1000))
+    assert depot.job_starts(Owner(9, 1000)) == 0, "nobody waits for it again"
+    writer.set()
+    inodes(list(fds))
+
+
+async def test_no_call_ends_more_than_itself(node: Node, pair: tuple[int, int]) -> None:
+    odd = (
+        b"",
+        b"\xff{",
+        b'{"\\ud800":1,"\\ud800":2}',
+        b"[" * 100000,
+        b'{"keep": 3}',
+        b'{"take": {"gang_id": "\\ud800"}}',
+    )
+    for packet_ in odd:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.connect(str(node.path))
+            if packet_:
+                line.send(packet_)
+    assert await node.leave(*pair) == ""
+    assert len(await node.take()) == 2
 
 
 async def test_nothing_is_kept_where_no_prolog_would_have_it_freed(tmp_path: Path, pair: tuple[int, int]) -> None:
     path = tmp_path / "memory.sock"
     async with serving(path, FdStore("")) as first:
-        assert "no prolog calls on this node" in await first.leave(*pair)
+        assert "no prolog has named a job" in await first.leave(*pair)
         await first.job_starts(7)
         assert "job 7 has started on this node since" in await first.leave(*pair, job=6)
         assert await first.leave(*pair) == ""
@@ -225,13 +317,19 @@ async def test_only_sealed_memory_is_kept(node: Node, pair: tuple[int, int]) -> 
     grows = memfd(seals=fcntl.F_SEAL_SHRINK)
     for strange in (reading, grows):
         assert "only memfds" in await node.leave(pair[0], strange)
+    fixed = memfd(seals=SEALS | fcntl.F_SEAL_WRITE)
+    glance = os.open(f"/proc/self/fd/{pair[1]}", os.O_RDONLY)
+    for unfit in (fixed, glance):
+        assert "no page can be given back" in await node.leave(pair[0], unfit)
+    inodes([fixed, glance])
     for fd in (reading, writing, grows):
         os.close(fd)
     assert await node.take() == []
 
 
 async def test_a_request_that_can_not_be_right_is_refused_in_words(node: Node, pair: tuple[int, int]) -> None:
-    assert "have to be named" in await node.leave(*pair, gang="")
+    for gang in ("", "g" * 129, "g\nkept: all of it"):
+        assert "has to be named" in await node.leave(*pair, gang=gang)
     assert "1 descriptors" in await node.leave(pair[0])
     assert "descriptors" in await node.leave(*[pair[0]] * (MOST_FDS + 9))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
@@ -250,6 +348,24 @@ async def test_callers_that_say_nothing_keep_nobody_else_waiting(node: Node, pai
     for line in lines:
         line.close()
     assert len(await node.take()) == 2
+
+
+async def test_only_root_speaks_for_slurm(tmp_path: Path) -> None:
+    async with serving(tmp_path / "memory.sock", FdStore(""), root=False) as node:
+        answer, _ = await node.ask({"free": {"slurm_job_id": 7, "uid": os.getuid()}})
+        assert answer == {"refused": "only root says which job starts"}
+
+
+async def test_one_user_has_so_many_calls_at_once_and_is_heard_again_after_them(tmp_path: Path) -> None:
+    async with serving(tmp_path / "memory.sock", FdStore(""), root=False) as node:
+        lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(USERS_MOST_CALLS)]
+        for line in lines:
+            line.connect(str(node.path))
+        with pytest.raises(ConnectionError):
+            await node.ask({"take": {"gang_id": "g"}})
+        for line in lines:
+            await node.end(line)
+        assert await node.ask({"take": {"gang_id": "g"}}) == ({}, [])
 
 
 # --- systemd's store -------------------------------------------------------------------------------------------------
@@ -320,7 +436,7 @@ async def test_after_a_restart_it_is_known_whose_it_is_and_until_when(
         await first.leave(*pair, job=7)
     async with serving(path, store, systemd.hands_out()) as second:
         second.now = first.now + KEPT_S - 1
-        await second.service.free_expired()
+        second.tidy()
         assert all(map(stands, pair))
         assert await second.job_starts(8) == 1
     systemd.hear()
@@ -339,6 +455,37 @@ async def test_what_systemd_has_lost_a_part_of_is_let_go(
     os.close(stored.pop(next(name for name in stored if name.endswith(f".{place}"))))
     async with serving(path, store, stored) as second:
         assert await second.take() == []
+
+
+async def test_a_job_that_was_named_before_musterd_ended_finds_the_memory_gone(
+    tmp_path: Path, systemd: Systemd, pair: tuple[int, int]
+) -> None:
+    path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
+    async with serving(path, store) as first:
+        await first.job_starts(7)
+        await first.leave(*pair)
+    path.with_suffix(".prolog").write_text(f"8 {os.getuid()}")
+    async with serving(path, store, systemd.hands_out()) as second:
+        assert await second.take() == []
+        assert await second.job_starts(8) == 0
+    systemd.hear()
+    assert (systemd.stored, any(map(stands, pair))) == ({}, False)
+
+
+async def test_of_two_that_are_found_the_later_counts(tmp_path: Path, systemd: Systemd) -> None:
+    path, store = tmp_path / "memory.sock", FdStore(str(systemd.path))
+    older, newer = (memfd(), memfd()), (memfd(), memfd())
+    for fds in (older, newer):
+        async with serving(path, store) as one:
+            await one.job_starts(7)
+            one.now += fds is newer
+            await one.leave(*fds)
+    stored = systemd.hands_out()
+    expected = [os.fstat(fd).st_ino for fd in newer]
+    async with serving(path, store, stored) as both:
+        assert await both.take() == expected
+        assert [held(fd) for fd in older] == [1, 1], "systemd's, which has not heard yet"
+    inodes([*older, *newer])
 
 
 def test_descriptors_of_the_store_are_found_by_their_names() -> None:
@@ -379,8 +526,8 @@ async def test_the_command_takes_over_what_systemd_hands_it(
     try:
         while not path.exists():  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)
-        answer, fds = await asyncio.to_thread(ask, str(path), {"take": {"gang_id": "g"}})
-        assert (answer, inodes(fds)) == ({}, expected)
+        _, fds = await asyncio.to_thread(ask, str(path), {"take": {"gang_id": "g"}})
+        assert inodes(fds) == expected
     finally:
         process.terminate()
         assert await process.wait() == 0
@@ -392,9 +539,10 @@ async def test_where_the_socket_can_not_be_musterd_goes_on_without(tmp_path: Pat
         await first.job_starts(7)
         await first.leave(*(fds := (memfd(), memfd())))
     depot = Depot(store)
-    depot.recover(systemd.hands_out())
+    depot.recover(systemd.hands_out(), Owner(7, os.getuid()))
     await MemoryService(tmp_path / "nowhere" / "memory.sock", depot).run()
-    assert not any(map(stands, fds)), "nobody could ask for it"
+    systemd.hear()
+    assert systemd.stored == {}, "nobody could ask for it"
     inodes(list(fds))
 
 
@@ -403,12 +551,12 @@ async def test_where_the_socket_can_not_be_musterd_goes_on_without(tmp_path: Pat
 
 async def test_the_prolog_frees_what_other_jobs_have_left(node: Node, pair: tuple[int, int]) -> None:
     await node.leave(*pair, job=7)
-    assert await asyncio.to_thread(prolog.free, 8, str(node.path), 0.0) == ""
+    assert await asyncio.to_thread(prolog.free, 8, os.getuid(), str(node.path), 0.0) == ""
     assert not any(map(stands, pair))
 
 
 def test_without_musterd_the_prolog_returns_at_once(tmp_path: Path) -> None:
-    assert prolog.free(8, str(tmp_path / "memory.sock"), 60.0) == ""
+    assert prolog.free(8, 1000, str(tmp_path / "memory.sock"), 60.0) == ""
 
 
 def dead_socket(path: Path) -> Path:
@@ -419,17 +567,17 @@ def dead_socket(path: Path) -> Path:
 
 
 def test_a_musterd_that_does_not_come_back_holds_up_no_job(tmp_path: Path) -> None:
-    assert "does not answer" in prolog.free(8, str(dead_socket(tmp_path / "memory.sock")), 0.0)
+    assert "does not answer" in prolog.free(8, 1000, str(dead_socket(tmp_path / "memory.sock")), 0.0)
 
 
 async def test_a_musterd_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
     path = dead_socket(tmp_path / "memory.sock")
-    waiting = asyncio.create_task(asyncio.to_thread(prolog.free, 8, str(path), 60.0))
+    waiting = asyncio.create_task(asyncio.to_thread(prolog.free, 8, os.getuid(), str(path), 60.0))
     async with serving(path, FdStore("")):
         assert await waiting == ""
 
 
-@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "x"}])
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "x"}, {"SLURM_JOB_ID": "7"}])
 def test_the_prolog_fails_no_job(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert prolog.main(environ) == 0
     assert "SLURM_JOB_ID" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.memory_line import MOST_FDS, SOCKET
-from muster.daemon.node.custody import MOST
+from muster.daemon.node.memory_service import MOST_CALLS
 from muster.daemon.site import EXIT_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,9 +85,9 @@ def test_the_node_daemon_may_read_the_kernel_log_and_nothing_else() -> None:
 
 def test_the_node_daemons_memory_outlives_its_restart() -> None:
     service = Unit("musterd").service
-    # A note beside what is handed over, of every gang.
-    assert int(service["FileDescriptorStoreMax"]) >= MOST * (1 + MOST_FDS)
-    assert int(service["LimitNOFILE"]) > 2 * MOST * (1 + MOST_FDS)
+    # A note beside what is handed over; what takes another's place is stored before that goes.
+    assert int(service["FileDescriptorStoreMax"]) >= 2 * (1 + MOST_FDS)
+    assert int(service["LimitNOFILE"]) > (MOST_CALLS + 2) * (1 + MOST_FDS)
     assert (service["NotifyAccess"], service["RuntimeDirectoryPreserve"]) == ("main", "restart")
     assert Path(SOCKET).parent == Path("/run", service["RuntimeDirectory"])
     assert service["RuntimeDirectoryMode"] == "0755", "every user's agent has to reach the socket"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.events import Shard
 from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.restore import wants_no_memory
-from muster.daemon.node.custody import KEPT_S, Custody, Kept
+from muster.daemon.node.custody import KEPT_S, Custody, Kept, Owner
 
 if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.agent import Agent
@@ -41,8 +41,9 @@ class Depots:
         if agent.post.pool or not shards or not world.daemons[node].awake():
             return
         world.laws.left(agent)
-        until = world.schedule.now + KEPT_S
-        self._of(node).keep(Kept(_UID, agent.post.gang, agent.post.job, until, shards, agent.newest))
+        owner, until = Owner(agent.post.job, _UID), world.schedule.now + KEPT_S
+        if not self._of(node).refusal(owner):
+            self._of(node).keep(Kept(owner, agent.post.gang, until, shards, agent.newest))
         world.schedule.later(KEPT_S, self.expire, node, until)
 
     def take(self, agent: Agent) -> None:
@@ -56,19 +57,19 @@ class Depots:
 
     def tell_over(self, node: str, ledger: Ledger) -> None:
         """The coordinator answers a heartbeat, which names what is kept."""
-        for kept in self._of(node).all():
-            if wants_no_memory(ledger.gangs.get(kept.gang), kept.generation):
-                self._of(node).over(kept.gang, kept.generation)
+        kept = self._of(node).kept
+        if kept is not None and wants_no_memory(ledger.gangs.get(kept.gang), kept.generation):
+            self._of(node).over(kept.gang, kept.generation)
 
     def job_starts(self, node: str, job: int) -> None:
         """A job's prolog."""
-        self._of(node).job_starts(job)
-        self._world.laws.prolog_returned(node, job, self._of(node).all())
+        self._of(node).job_starts(Owner(job, _UID))
+        self._world.laws.prolog_returned(node, job, self._of(node).kept)
 
     def expire(self, node: str, now: float) -> None:
         """The daemon looks at what it has kept for long enough."""
         self._of(node).expired(now)
-        self._world.laws.kept_at(node, now, self._of(node).all())
+        self._world.laws.kept_at(node, now, self._of(node).kept)
 
     def lose(self, node: str) -> None:
         """The node's kernel is gone."""

@@ -463,14 +463,14 @@ class Laws:
             f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
         )
 
-    def prolog_returned(self, node: str, job: int, kept: Sequence[Kept[Any]]) -> None:
-        """A job's first process is about to start on a node that keeps so much."""
-        others = [k.gang for k in kept if k.job != job]
-        self._must(not others, f"law 7: job {job} starts on {node} beside the memory of {others}")
+    def prolog_returned(self, node: str, job: int, kept: Kept[Any] | None) -> None:
+        """A job's first process is about to start on a node that keeps this."""
+        other = kept.gang if kept is not None and kept.owner.job != job else ""
+        self._must(not other, f"law 7: job {job} starts on {node} beside the memory of {other}")
 
-    def kept_at(self, node: str, now: float, kept: Sequence[Kept[Any]]) -> None:
-        """A node keeps so much at this time."""
-        late = [k.gang for k in kept if k.until <= now]
+    def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
+        """A node keeps this at this time."""
+        late = kept.gang if kept is not None and kept.until <= now else ""
         self._must(not late, f"law 7: {node} still keeps the memory of {late}")
 
     # -- 3 and 5: verdicts --

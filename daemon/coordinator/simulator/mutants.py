@@ -220,8 +220,8 @@ MUTANTS: dict[str, Mutant] = {
     "keep-memory-beside-a-job": Mutant(
         "a job starts on a node that keeps another one's memory",
         "muster.daemon.node.custody",
-        "        return self._take_out(lambda kept: kept.job != job)",
-        "        return self._take_out(lambda kept: kept.job > job)",
+        "self.kept.owner != owner else None",
+        "self.kept.owner.job > owner.job else None",
     ),
     "forget-what-is-owed": Mutant(
         "a snapshot lacks the calls that Slurm is owed",

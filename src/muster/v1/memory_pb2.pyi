@@ -3,8 +3,8 @@
 isort:skip_file
 muster-agent and Slurm's prolog <-> musterd of the same node: memory that outlives a run of a job while it is requeued.
 
-Over a Unix socket of kind SOCK_SEQPACKET, /run/muster/memory.sock: one request a connection, one packet each way. A packet
-is the message as JSON (proto3's, so that a prolog gets along with the standard library), with memfds beside it
+Over a Unix socket of kind SOCK_SEQPACKET, /run/muster/memory.sock: one request a connection, one packet each way (and one
+more after TakeMemory's answer). A packet is the message as JSON (proto3's, so that a prolog gets along with the standard library), with memfds beside it
 (SCM_RIGHTS). Who asks is told by the kernel (SO_PEERCRED).
 """
 
@@ -52,9 +52,9 @@ Global___KeptShards: _TypeAlias = KeptShards  # noqa: Y015
 
 @_typing.final
 class KeepMemory(_message.Message):
-    """From an agent that leaves because its job is requeued, or that nobody tells what follows: keep these memfds for the
-    gang's next run. They take the place of what the same user's gang had left here before. Refused unless it is the
-    job that a prolog has named last on this node.
+    """From an agent whose ranks have ended because its job is to be requeued, or that nobody tells what follows: keep these
+    memfds for the gang's next run. They take the place of what was left here before. Refused unless it comes from the user
+    of the job that a prolog has named last on this node.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -84,8 +84,8 @@ Global___KeepMemory: _TypeAlias = KeepMemory  # noqa: Y015
 
 @_typing.final
 class TakeMemory(_message.Message):
-    """From an agent that has started: what the gang has left here. Whoever asks must be the user that had handed it over; from
-    the answer on it is that agent's alone.
+    """From an agent that has started: what the gang has left here. Whoever asks must be the user that had handed it over.
+    The line stays open until TakenMemory; where it ends before, the memory is kept on.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -106,21 +106,44 @@ class TakeMemory(_message.Message):
 Global___TakeMemory: _TypeAlias = TakeMemory  # noqa: Y015
 
 @_typing.final
+class TakenMemory(_message.Message):
+    """On the line of a TakeMemory, once the coordinator has heard of what it brought, or to be rid of it: musterd lets go of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakenMemory: _TypeAlias = TakenMemory  # noqa: Y015
+
+@_typing.final
 class FreeMemory(_message.Message):
-    """From Slurm's prolog (root): this job is about to start here. What belongs to all others is freed before the answer comes."""
+    """From Slurm's prolog (root): this job is about to start here. What belongs to another one is freed before the answer comes;
+    where that takes too long, the answer says so.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     slurm_job_id: _builtins.int
+    uid: _builtins.int
+    """Its user."""
     def __init__(
         self,
         *,
         slurm_job_id: _builtins.int = ...,
+        uid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slurm_job_id", b"slurm_job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slurm_job_id", b"slurm_job_id", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -133,24 +156,28 @@ class MemoryRequest(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
     FREE_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keep(self) -> Global___KeepMemory: ...
     @_builtins.property
     def take(self) -> Global___TakeMemory: ...
     @_builtins.property
     def free(self) -> Global___FreeMemory: ...
+    @_builtins.property
+    def taken(self) -> Global___TakenMemory: ...
     def __init__(
         self,
         *,
         keep: Global___KeepMemory | None = ...,
         take: Global___TakeMemory | None = ...,
         free: Global___FreeMemory | None = ...,
+        taken: Global___TakenMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "free", b"free", "keep", b"keep", "take", b"take"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "free", b"free", "keep", b"keep", "take", b"take"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "free", b"free", "keep", b"keep", "take", b"take", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["keep", "take", "free", "taken"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -162,19 +189,23 @@ class MemoryAnswer(_message.Message):
 
     REFUSED_FIELD_NUMBER: _builtins.int
     FREED_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
     """Not empty: it was not done, in words."""
     freed: _builtins.int
     """To FreeMemory: of how many gangs something was freed."""
+    generation: _builtins.int
+    """To TakeMemory: KeepMemory's generation."""
     def __init__(
         self,
         *,
         refused: _builtins.str = ...,
         freed: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed", b"freed", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed", b"freed", "generation", b"generation", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

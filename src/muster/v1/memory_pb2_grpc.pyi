@@ -3,8 +3,8 @@
 isort:skip_file
 muster-agent and Slurm's prolog <-> musterd of the same node: memory that outlives a run of a job while it is requeued.
 
-Over a Unix socket of kind SOCK_SEQPACKET, /run/muster/memory.sock: one request a connection, one packet each way. A packet
-is the message as JSON (proto3's, so that a prolog gets along with the standard library), with memfds beside it
+Over a Unix socket of kind SOCK_SEQPACKET, /run/muster/memory.sock: one request a connection, one packet each way (and one
+more after TakeMemory's answer). A packet is the message as JSON (proto3's, so that a prolog gets along with the standard library), with memfds beside it
 (SCM_RIGHTS). Who asks is told by the kernel (SO_PEERCRED).
 """
 
