@@ -123,6 +123,8 @@ def words(error: Exception, folder: Path) -> str:
         return f"{folder} is full ({error.strerror}): free space there, or name another durable_dir"
     if isinstance(error, PermissionError):
         return f"{error.filename} can't be written: give the job's user the right, or name another durable_dir"
+    if isinstance(error, OSError):
+        return f"{error.filename or folder} can't be written ({error.strerror}): name another durable_dir"
     return str(error)
 
 

@@ -33,7 +33,8 @@ COMMANDS: tuple[Command, ...] = (
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(WrongInput.status, f"{self.prog}: {message}\n")
+        hint = "; options for sbatch come after --" if "unrecognized" in message and "submit" in sys.argv else ""
+        self.exit(WrongInput.status, f"{self.prog}: {message}{hint}\n")
 
 
 def parser() -> argparse.ArgumentParser:

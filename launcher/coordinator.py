@@ -21,6 +21,8 @@ from muster.v1.common_pb2 import JobSpec
 DEADLINE_S = 5.0
 """For one answer. A healthy coordinator needs milliseconds."""
 
+_JOB_MOST = (1 << 32) - 1
+
 RETRY_S = 0.25
 """Between two looks whether the coordinator is back."""
 
@@ -33,7 +35,8 @@ _Request = TypeVar("_Request")
 
 def gang_ref(text: str) -> pb.GangRef:
     """What a user names a job by: the number of its Slurm job, or its gang's id."""
-    return pb.GangRef(slurm_job_id=int(text)) if text.isdigit() else pb.GangRef(gang_id=text)
+    known = text.isascii() and text.isdigit() and int(text) <= _JOB_MOST  # no job of Slurm's has a larger number
+    return pb.GangRef(slurm_job_id=int(text)) if known else pb.GangRef(gang_id=text)
 
 
 class Coordinator:

@@ -44,11 +44,11 @@ def _wanted(fault: Any) -> str:
     limits = fault.get("ctx", {})
     match fault["type"]:
         case "greater_than_equal":
-            return f"must be {limits['ge']:g} or more"
+            return f"must be {limits['ge']:.15g} or more"
         case "greater_than":
-            return f"must be more than {limits['gt']:g}"
+            return f"must be more than {limits['gt']:.15g}"
         case "less_than_equal":
-            return f"must be {limits['le']:g} or less"
+            return f"must be {limits['le']:.15g} or less"
         case kind:
             return _KINDS.get(kind, _plain(fault["msg"]))
 

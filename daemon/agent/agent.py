@@ -98,6 +98,8 @@ class Setting:
     """The request for a node of the shared pool that this agent comes of; 0: it is of the gang's own job."""
     memory_socket: str = ""
     """Where musterd keeps memory until the job's next run; empty: nowhere."""
+    failure: str = ""
+    """Why the job can't run on this node, for the user; empty: it can."""
 
 
 MakeKeeper = Callable[[Channels, Callable[[], None]], Keeper]
@@ -126,7 +128,7 @@ class Agent:
         self._killed = 0
         self._flushed = (0, "")
         self._flushing = 0
-        self._failure = ""
+        self._failure = setting.failure
         self._notice = ""
         self._told_to_stop = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 # torchrun sets it to 1 where the user says nothing; the same holds for the libraries that read their own variable.
 THREADS = "OMP_NUM_THREADS"
 # Settings of the agent that are nothing to the ranks.
-_OWN = frozenset({"MUSTER_SPEC", "MUSTER_AUTH", "MUSTER_COORDINATOR", "MUSTER_POOL", "MUSTER_RESTARTS"})
+_OWN = frozenset(
+    {"MUSTER_SPEC", "MUSTER_AUTH", "MUSTER_COORDINATOR", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_DURABLE"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from muster.daemon.agent import process
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT)
-# Slurm and terminals send these to every process; none is for us.
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Slurm and terminals send these to every process; an agent takes no notice of any.
 _IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _CLEAN_S = 10.0
 _LOOK_AGAIN_S = 0.01

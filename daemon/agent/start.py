@@ -16,7 +16,7 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from muster.checkpoint.keeper import Keeper
-from muster.daemon.agent import environ, journal
+from muster.daemon.agent import durable_place, environ, journal
 from muster.daemon.agent.agent import Agent, Setting
 from muster.daemon.agent.batch import Remote
 from muster.daemon.agent.batch import batch as run_batch
@@ -64,6 +64,8 @@ def batch(options: argparse.Namespace) -> int:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
     start_logging(options.log_level)
+    if (text := os.environ.get("MUSTER_SPEC", "")) and (folder := read_spec(text).durable_dir):
+        os.environ[durable_place.VARIABLE] = durable_place.claim(folder)
     remote = Remote(site.coordinator, site.credentials(), options.gang)
     return asyncio.run(run_batch(options.command, remote, _allocation()))
 
@@ -120,6 +122,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
         pool_serial=pool_serial,
         # A small job of the pool doesn't come back.
         memory_socket="" if pool_serial else options.memory,
+        failure=durable_place.fault(spec.durable_dir, os.environ.get(durable_place.VARIABLE, "")),
     )
 
 

@@ -28,6 +28,7 @@ from muster.launcher.tables import recovery_table
 from muster.v1.common_pb2 import JobSpec
 
 _LEAVE_S = 10.0
+_MOST_NODES = 64
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +61,11 @@ async def _run(options: argparse.Namespace) -> int:
     try:
         status = await _run_in(folder, options)
         return status
+    except WrongInput as error:
+        status = error.status
+        raise
     finally:
-        if status in (0, EXIT_INTERRUPTED) or not any(folder.iterdir()):
+        if status in (0, EXIT_INTERRUPTED, WrongInput.status):
             shutil.rmtree(folder, ignore_errors=True)
         else:
             note(f"muster: the logs of ranks and daemons are kept in {folder}")
@@ -71,7 +75,12 @@ COMMAND = Command("run", "try a job on this workstation, with faults", _argument
 
 
 async def _run_in(folder: Path, options: argparse.Namespace) -> int:
-    spec = _spec(options, must_be_dir(options.run_dir or folder / "run"))
+    if options.nodes + options.spares > _MOST_NODES:
+        raise WrongInput(
+            f"--nodes {options.nodes} and --spares {options.spares}: one workstation plays at most {_MOST_NODES} nodes"
+        )
+    spec = _spec(options, options.run_dir or folder / "run")
+    must_be_dir(Path(spec.run_dir))
     check_faults(options.fault, spec.nodes + spec.spares, spec.nodes * spec.ranks_per_node)
     gang = f"local-{secrets.token_hex(4)}"
     cluster = LocalCluster(folder, spec, gang)
@@ -99,7 +108,7 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
         "spares": options.spares,
         "ranks_per_node": options.ranks_per_node,
         "command": options.words,
-        "run_dir": str(run_dir),
+        "run_dir": str(run_dir.absolute()),
         "durable_dir": str(options.durable_dir.resolve()) if options.durable_dir else "",
         "requeue": False,
         "gather_timeout": 60,
@@ -110,4 +119,6 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
     try:
         return Job.model_validate(given).to_proto(work_dir=os.getcwd())
     except ValidationError as error:
-        raise WrongInput("can't be right:\n" + "\n".join(f"  {line}" for line in explain(error, Job))) from None
+        raise WrongInput(
+            "the command line can't be right:\n" + "\n".join(f"  {line}" for line in explain(error, Job))
+        ) from None

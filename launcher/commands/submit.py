@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 from muster.daemon.site import Site, split_address, split_addresses
@@ -43,6 +44,8 @@ async def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(text, end="")
         return 0
+    if shutil.which("sbatch") is None:
+        raise _no_sbatch()
     await submit(submission, text, options, CliSlurm())
     return 0
 
@@ -105,17 +108,34 @@ async def submit(submission: Submission, text: str, options: argparse.Namespace,
 
 
 def _write(submission: Submission, text: str) -> Path:
+    _check_durable(submission.spec.durable_dir)
     folder = Path(submission.spec.run_dir)
     path = folder / f"{submission.gang}.sbatch"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
+        with suppress(OSError):
+            path.unlink()
         raise WrongInput(
             f"run_dir = {str(folder)!r}: {error.filename or path} can't be written: {error.strerror}",
             "it must be a folder on shared storage that you may write to, with space left. Nothing was queued",
         ) from None
     return path
+
+
+def _check_durable(durable_dir: str) -> None:
+    """Refuse what can be seen from here to be impossible; storage that only compute nodes have is theirs to judge."""
+    folder = Path(durable_dir)
+    there = folder if folder.exists() else folder.parent
+    if not durable_dir or not there.exists():
+        return
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        wrong = f"{there} is no folder" if not there.is_dir() else f"you may not write to {there}"
+        raise WrongInput(
+            f"durable_dir = {durable_dir!r}: {wrong}",
+            "it must be a folder on storage that all nodes share, which you may write to. Nothing was queued",
+        )
 
 
 async def _sbatch(slurm: Slurm, path: Path) -> int:
@@ -135,12 +155,16 @@ async def _sbatch(slurm: Slurm, path: Path) -> int:
         await slurm.aclose()
 
 
+def _no_sbatch() -> LauncherError:
+    return SiteFault(
+        "sbatch is not on PATH: Slurm's commands are not installed here",
+        "submit from a login node of the cluster, or try the job here with: muster run --local. Nothing was queued",
+    )
+
+
 def _no_slurm(error: SlurmError) -> LauncherError:
     if shutil.which("sbatch") is None:
-        return SiteFault(
-            "sbatch is not on PATH: Slurm's commands are not installed here",
-            "submit from a login node of the cluster, or try the job here with: muster run --local. Nothing was queued",
-        )
+        return _no_sbatch()
     return Unavailable(f"Slurm does not answer: {error}", "is slurmctld up? (scontrol ping). Nothing was queued")
 
 

@@ -159,8 +159,8 @@ def check_faults(planned: list[Fault], nodes: int, ranks: int) -> None:
             raise WrongInput(f"--fault: there is no rank {fault.rank}; ranks are 0 to {ranks - 1}")
 
 
-def must_be_dir(path: Path) -> Path:
-    """`path`, made where it is missing, absolute.
+def must_be_dir(path: Path) -> None:
+    """Make `path` where it is missing.
 
     Raises:
         WrongInput: it can't be made.
@@ -169,4 +169,3 @@ def must_be_dir(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WrongInput(f"--run-dir {path}: {error.strerror}") from None
-    return path.resolve()

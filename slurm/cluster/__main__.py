@@ -115,9 +115,10 @@ def _down(args: argparse.Namespace) -> None:
     names = [args.name]
     if args.stale:
         names = [one.name for one in registry.find_clusters(engine) if registry.is_gone(one.owner)]
+    there = {one.name for one in registry.find_clusters(engine)}
     for name in names:
         registry.remove_cluster(engine, registry.check_name(name))
-        print(f"cluster {name}: removed")
+        print(f"cluster {name}: {'removed' if name in there else 'there is none'}")
 
 
 def _list(_: argparse.Namespace) -> None:
@@ -149,8 +150,10 @@ def _kmsg(args: argparse.Namespace) -> None:
 
 def _on_node(method: str) -> object:
     def run(args: argparse.Namespace) -> None:
-        began = time.monotonic()
-        getattr(_cluster(args), method)(args.node)
+        began, cluster = time.monotonic(), _cluster(args)
+        if args.node not in cluster.spec.node_names:
+            raise EngineError(f"{args.node!r} is no node of cluster {args.name} (nodes: {cluster.spec.node_names})")
+        getattr(cluster, method)(args.node)
         print(f"{args.node}: {method} took {(time.monotonic() - began) * 1000:.0f} ms")
 
     return run

@@ -53,16 +53,16 @@ async def muster(world: World, *command: str) -> int:
     return int(await options.row.run(options))
 
 
-def job_file(folder: Path) -> Path:
-    """A job.toml whose run folder is in `folder`."""
+def job_file(folder: Path, top: str = "") -> Path:
+    """A job.toml whose run folder is in `folder`; `top`: a line more."""
     path = folder / "job.toml"
-    path.write_text(SPEC.format(run_dir=folder / "run"))
+    path.write_text(top + SPEC.format(run_dir=folder / "run"))
     return path
 
 
-async def queue(world: World, folder: Path, *more: str, slurm: FakeSlurm | None = None) -> int:
+async def queue(world: World, folder: Path, *more: str, slurm: FakeSlurm | None = None, top: str = "") -> int:
     """`muster submit`, with the Slurm of `world`."""
-    options = parser().parse_args(words(world, "submit", *more, str(job_file(folder))))
+    options = parser().parse_args(words(world, "submit", *more, str(job_file(folder, top))))
     submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
     return await submit(submission, render(submission), options, slurm or world.slurm)
 
@@ -126,6 +126,18 @@ async def test_a_run_folder_that_cannot_be_made(world: World, tmp_path: Path) ->
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(WrongInput, match="can't be written"):
         await queue(world, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["in the way", "in the way/ck"])
+async def test_a_durable_folder_that_can_not_be(world: World, tmp_path: Path, place: str) -> None:
+    (tmp_path / "in the way").touch()
+    with pytest.raises(WrongInput, match=r"durable_dir = .* is no folder"):
+        await queue(world, tmp_path, top=f'durable_dir = "{tmp_path / place}"\n')
+
+
+async def test_a_number_that_no_job_has_is_not_known(world: World) -> None:
+    with pytest.raises(WrongInput, match="99999999999999"):
+        await muster(world, "status", "99999999999999")
 
 
 async def test_a_missing_secret_is_the_sites_fault(world: World, tmp_path: Path) -> None:
