@@ -149,7 +149,8 @@ class Lease:
         now = self._now()
         seen = (self._read(), max(self._terms(), default=0))
         if seen != self._seen:
-            self._seen, self._seen_at = seen, now
+            # Its time runs from when it was seen, which may be long after the look began: the folder may hang.
+            self._seen, self._seen_at = seen, self._now()
         entry, newest = seen
         if newest <= entry.term and self._is_free(entry):
             return self._claim(entry.term + 1, entry)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,12 +20,25 @@ PATIENCE = Patience()
 ME = Incumbent.of_this_process()
 
 
+class Killed(Exception):
+    """By the timer of its kernel."""
+
+
 class World:
     """One time; each machine's clock shows it in its own way."""
 
     def __init__(self, folder: Path, patience: Patience = PATIENCE) -> None:
         self.folder, self.patience, self.now = folder, patience, 1000.0
         self.machines: list[Machine] = []
+
+    def hang(self, whom: Machine, seconds: float) -> None:
+        """The folder keeps one machine waiting; the others go on meanwhile."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(self.now + self.patience.renew_s, until)
+            for machine in self.machines:
+                if machine is not whom:
+                    machine.step("go on")
 
     def holders(self) -> list[Machine]:
         return [machine for machine in self.machines if machine.may_act()]
@@ -37,26 +51,44 @@ class Machine:
         self.world, self.rate, self.boots = world, rate, 0
         self.name = name
         self.frozen = False
+        self.hangs: list[float] = []
+        """Seconds for which what follows each of the next looks at the clock waits for the folder."""
         self.start()
         world.machines.append(self)
 
     def clock(self) -> float:
         return self.world.now * self.rate
 
+    def look(self) -> float:
+        """The clock as the lease sees it: what it does next may take its time."""
+        now = self.clock()
+        if self.hangs and (seconds := self.hangs.pop(0)):
+            self.world.hang(self, seconds)
+            if self.clock() >= self.killed_at:
+                raise Killed
+        return now
+
     def start(self) -> None:
         self.boots += 1
         self.killed_at = float("inf")
         me = Incumbent(self.name, f"boot-{self.boots}", 1, 1)
-        self.lease = Lease(self.world.folder, me, self._arm, self.world.patience, self.clock)
+        self.lease = Lease(self.world.folder, me, self._arm, self.world.patience, self.look)
 
     def _arm(self, seconds: float) -> None:
         self.killed_at = self.clock() + seconds if seconds else float("inf")
 
     def may_act(self) -> bool:
         """By time alone: what `check` reads besides is a second net."""
-        return self.lease.term > 0 and self.clock() < self.killed_at and self.lease.left() > 0
+        return self.lease.term > 0 and self.clock() < self.killed_at
 
     def step(self, what: str) -> None:
+        try:
+            self._step(what)
+        except Killed:
+            self.start()
+        self.hangs.clear()
+
+    def _step(self, what: str) -> None:
         if what in ("freeze", "thaw"):
             self.frozen = what == "freeze"
         elif self.frozen:
@@ -75,21 +107,34 @@ class Machine:
                 self.start()
 
 
-STEP = st.tuples(
+class Step(NamedTuple):
+    """After so many seconds this machine does that. `hangs`: see Machine."""
+
+    passes: float
+    which: int
+    what: str
+    hangs: tuple[float, ...] = ()
+
+
+HANGS = st.lists(st.sampled_from([0.0, 0.0, 2.0, 6.0, 8.0, 9.0, 14.0]), max_size=3).map(tuple)
+STEP = st.builds(
+    Step,
     st.floats(0.0, 4.0),
     st.integers(0, 2),
     st.sampled_from(["go on"] * 6 + ["freeze", "thaw", "thaw", "crash", "leave"]),
+    st.just(()) | HANGS,
 )
 WORLDS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def play(folder: Path, steps: Sequence[tuple[float, int, str]], rates: Sequence[float], patience: Patience) -> None:
+def play(folder: Path, steps: Sequence[Step], rates: Sequence[float], patience: Patience) -> None:
     world = World(folder, patience)
     machines = [Machine(world, f"ctl{n}", rate) for n, rate in enumerate(rates)]
     terms: list[int] = []
-    for passes, which, what in steps:
-        world.now += passes
-        machines[which].step(what)
+    for step in steps:
+        world.now += step.passes
+        machines[step.which].hangs = [*step.hangs]
+        machines[step.which].step(step.what)
         holders = world.holders()
         assert len(holders) <= 1, [(m.name, m.lease.term) for m in holders]
         terms += [m.lease.term for m in holders]
@@ -110,7 +155,7 @@ RATES = st.tuples(*[st.floats(0.95, 1.05)] * 3)
 @WORLDS
 @given(steps=st.lists(STEP, max_size=60), rates=RATES)
 def test_never_two_who_may_act_and_soon_one(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, int, str]], rates: tuple[float, ...]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step], rates: tuple[float, ...]
 ) -> None:
     play(tmp_path_factory.mktemp("state"), steps, rates, PATIENCE)
 
@@ -122,9 +167,18 @@ def test_never_two_who_may_act_and_soon_one(
 )
 def test_the_property_finds_wrong_times(tmp_path: Path, patience: Patience) -> None:
     """ctl0 stands still for less than its lapse, while ctl1 looks on."""
-    looks = [(0.25, 1, "go on")] * 40
+    looks = [Step(0.25, 1, "go on")] * 40
     with pytest.raises(AssertionError, match=r"ctl0.*ctl1"):
-        play(tmp_path, [(0.0, 0, "go on"), *looks], (1.0, 1.0, 1.0), patience)
+        play(tmp_path, [Step(0.0, 0, "go on"), *looks], (1.0, 1.0, 1.0), patience)
+
+
+def test_a_look_that_hangs_takes_nothing_from_who_goes_on(tmp_path: Path) -> None:
+    begin = [Step(0.0, 0, "go on"), Step(0.5, 1, "go on")]
+    looks = [Step(0.01, 1, "go on")] * 5
+    for hang in (7.5, 8.0, 9.0, 20.0):
+        folder = tmp_path / str(hang)
+        folder.mkdir()
+        play(folder, [*begin, Step(0.25, 1, "go on", (hang,)), *looks], (1.0, 1.0, 1.0), PATIENCE)
 
 
 def lease(folder: Path, me: Incumbent = ME) -> Lease:
