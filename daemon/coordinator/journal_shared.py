@@ -26,6 +26,15 @@ def path_of(folder: Path, term: int) -> Path:
     return folder / f"journal-{term:08d}.db"
 
 
+def newest_term(folder: Path) -> int:
+    """The highest term of which there is a journal in `folder`; 0: of none.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    return max(_terms(folder), default=0)
+
+
 def bring_over(folder: Path, term: int) -> None:
     """Copy the newest journal in `folder` for `term`; nothing is there afterwards where there was none.
 

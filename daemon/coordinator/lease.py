@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from muster.daemon import clock
 from muster.daemon.coordinator.incumbent import Incumbent
+from muster.daemon.coordinator.journal_shared import newest_term
 
 _BYTES = 512
 _RELEASED = "-"
@@ -120,10 +121,13 @@ class Lease:
             raise LeaseLost(f"the lease was last renewed {self._now() - self._renewed_at:.1f} s ago, and has lapsed")
         try:
             found = self._read()
+            newest = found.term if found.term >= self.term else max(self._terms(), default=0)
         except OSError as error:
             raise LeaseLost(f"the lease can't be read: {error}") from error
+        if found.term < self.term and newest <= self.term:
+            return  # A machine's late write under an older term, which nobody follows: the next renewal goes over it.
         if (found.term, found.holder) != (self.term, str(self._me)):
-            raise LeaseLost(f"the lease has passed on with term {found.term} (ours was {self.term})")
+            raise LeaseLost(f"the lease has passed on with term {newest} (ours was {self.term})")
 
     def left(self) -> float:
         """Seconds until the lease lapses, unless it is renewed."""
@@ -153,10 +157,10 @@ class Lease:
             self._seen, self._seen_at = seen, self._now()
         entry, newest = seen
         if newest <= entry.term and self._is_free(entry):
-            return self._claim(entry.term + 1, entry)
+            return self._claim(entry.term, entry)
         # Somebody who has made a term's file, and not written the lease yet, is given the same time.
         if now - self._seen_at >= self.patience.takeover_s:
-            return self._claim(max(entry.term, newest) + 1, entry)
+            return self._claim(max(entry.term, newest), entry)
         return False
 
     def _is_free(self, entry: Entry) -> bool:
@@ -165,15 +169,21 @@ class Lease:
         before = Incumbent.parse(entry.holder)
         return before is not None and before.has_ended(self._me)
 
-    def _claim(self, term: int, before: Entry) -> bool:
+    def _claim(self, above: int, before: Entry) -> bool:
         began = self._now()
         self._arm(self.patience.lapse_s)  # whoever stands still on the way writes nothing late
+        # Above the journals' terms, too: a folder of which only they were brought back begins no term anew.
+        term = max(above, newest_term(self._folder)) + 1
+        mark = self._mark(term)
         try:
-            os.close(os.open(self._folder / f"term-{term}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             self._arm(0)
             return False
-        if self._read() != before:  # it goes on after all
+        # Who had it goes on after all; or what was seen of the folder was old, and it is further: what has just made a
+        # file there sees it as it is.
+        if self._read() != before or max(self._terms()) != term:
+            mark.unlink(missing_ok=True)  # else whoever comes next would wait for us
             self._arm(0)
             return False
         self.term, self._beat, self._renewed_at = term, 0, began
@@ -181,8 +191,11 @@ class Lease:
         self._arm(self.left())
         for older in self._terms():
             if older < term:
-                (self._folder / f"term-{older}").unlink(missing_ok=True)
+                self._mark(older).unlink(missing_ok=True)
         return True
+
+    def _mark(self, term: int) -> Path:
+        return self._folder / f"term-{term}"
 
     def _terms(self) -> list[int]:
         names = (path.name.removeprefix("term-") for path in self._folder.glob("term-*"))
@@ -194,9 +207,11 @@ class Lease:
         except FileNotFoundError:
             return Entry(0, 0, _RELEASED)
         try:
-            words = os.pread(handle, _BYTES, 0).decode(errors="replace").split()
+            words = os.pread(handle, _BYTES, 0).decode(errors="replace").replace("\0", " ").split()
         finally:
             os.close(handle)
+        if not words:  # made, and never written: a full disk, a power cut; the terms' files tell who was on the way
+            return Entry(0, 0, _RELEASED)
         if len(words) != 3 or not (words[0].isdigit() and words[1].isdigit()):
             raise OSError(f"{self._file} is damaged: it should be TERM BEAT HOLDER")
         return Entry(int(words[0]), int(words[1]), words[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,17 @@ class World:
     def __init__(self, folder: Path, patience: Patience = PATIENCE) -> None:
         self.folder, self.patience, self.now = folder, patience, 1000.0
         self.machines: list[Machine] = []
+        self.written: list[bytes] = []
+        """What the lease's file said, oldest first."""
+
+    def remember(self) -> None:
+        if (file := self.folder / "lease").exists() and self.written[-1:] != [found := file.read_bytes()]:
+            self.written.append(found)
+
+    def write_late(self, back: int) -> None:
+        """What a machine wrote a while ago reaches the folder only now."""
+        if len(self.written) > back:
+            (self.folder / "lease").write_bytes(self.written[-1 - back])
 
     def hang(self, whom: Machine, seconds: float) -> None:
         """The folder keeps one machine waiting; the others go on meanwhile."""
@@ -121,7 +132,7 @@ STEP = st.builds(
     Step,
     st.floats(0.0, 4.0),
     st.integers(0, 2),
-    st.sampled_from(["go on"] * 6 + ["freeze", "thaw", "thaw", "crash", "leave"]),
+    st.sampled_from(["go on"] * 6 + ["freeze", "thaw", "thaw", "crash", "leave", "late"]),
     st.just(()) | HANGS,
 )
 WORLDS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -133,8 +144,12 @@ def play(folder: Path, steps: Sequence[Step], rates: Sequence[float], patience: 
     terms: list[int] = []
     for step in steps:
         world.now += step.passes
+        if step.what == "late":
+            world.write_late(1 + 2 * step.which)
+            continue
         machines[step.which].hangs = [*step.hangs]
         machines[step.which].step(step.what)
+        world.remember()
         holders = world.holders()
         assert len(holders) <= 1, [(m.name, m.lease.term) for m in holders]
         terms += [m.lease.term for m in holders]
@@ -234,6 +249,91 @@ def test_who_was_replaced_is_told_so(tmp_path: Path) -> None:
     assert second.try_take()
     with pytest.raises(LeaseLost, match="has passed on"):
         first.renew()
+
+
+class Elsewhere:
+    """A lease of another machine, on a clock that is set; `meanwhile` happens once, when it looks at its clock for the
+    `at`-th time from now."""
+
+    def __init__(self, folder: Path, host: str = "ctl2") -> None:
+        self.now = 0.0
+        self.meanwhile: tuple[int, Callable[[], None]] | None = None
+        self.lease = Lease(folder, Incumbent(host, f"boot of {host}", 1, 1), lambda _: None, now=self._look)
+
+    def _look(self) -> float:
+        if self.meanwhile:
+            at, what = self.meanwhile
+            self.meanwhile = (at - 1, what) if at > 1 else None
+            if at == 1:
+                what()
+        return self.now
+
+
+def test_a_late_write_under_an_older_term_ends_nobody(tmp_path: Path) -> None:
+    first, second = elsewhere(tmp_path), lease(tmp_path)
+    first.try_take()
+    late = (tmp_path / "lease").read_bytes()
+    first.release()
+    second.try_take()
+    for left_behind in (late, b"", b"\0" * 512):
+        (tmp_path / "lease").write_bytes(left_behind)
+        second.check()
+        second.renew()
+        assert (tmp_path / "lease").read_text().split()[0] == "2"
+    (tmp_path / "lease").write_bytes(late)
+    (tmp_path / "term-3").touch()
+    with pytest.raises(LeaseLost, match="has passed on with term 3"):
+        second.check()
+
+
+def test_what_a_claim_saw_of_the_folder_may_have_been_old(tmp_path: Path) -> None:
+    """When it makes a term's file that term is over, and its file away; the entry is an older one's late write."""
+    first, returning = lease(tmp_path), Elsewhere(tmp_path)
+    first.try_take()
+    first.release()
+    late = (tmp_path / "lease").read_bytes()
+    others = [lease(tmp_path), lease(tmp_path)]
+
+    def two_terms_pass() -> None:
+        assert others[0].try_take()
+        others[0].release()
+        assert others[1].try_take()
+        (tmp_path / "lease").write_bytes(late)
+
+    returning.meanwhile = 3, two_terms_pass  # a look begins, it is dated, a claim begins
+    assert not returning.lease.try_take()
+    assert others[1].term == 3
+    others[1].renew()
+    assert [path.name for path in tmp_path.glob("term-*")] == ["term-3"]
+
+
+def test_a_claim_that_is_given_up_keeps_nobody_waiting(tmp_path: Path) -> None:
+    first, other = lease(tmp_path), Elsewhere(tmp_path)
+    assert first.try_take()
+    assert not other.lease.try_take()
+    other.now += PATIENCE.takeover_s
+    other.meanwhile = 2, first.renew  # a look begins, a claim begins
+    assert not other.lease.try_take()
+    first.release()
+    assert other.lease.try_take()
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 512])
+def test_a_file_that_was_never_written_is_waited_for_and_no_longer(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "lease").write_bytes(left)
+    (tmp_path / "term-1").touch()
+    other = Elsewhere(tmp_path)
+    assert not other.lease.try_take()
+    other.now += PATIENCE.takeover_s
+    assert other.lease.try_take()
+    assert other.lease.term == 2
+
+
+def test_terms_go_on_above_those_of_the_journals(tmp_path: Path) -> None:
+    (tmp_path / "journal-00000007.db").touch()
+    first = lease(tmp_path)
+    assert first.try_take()
+    assert first.term == 8
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
