@@ -86,12 +86,14 @@ class Journal:
     ) -> None:
         self._snapshot_every, self._snapshot_share = snapshot_every, snapshot_share
         self.path = shared.path_of(folder, lease_term) if lease_term else folder / shared.ALONE
+        self._takeover: shared.Takeover | None = None
         with self._guard("open"), ExitStack() as held:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if lease_term:
-                shared.bring_over(folder, lease_term)
-            else:
+            if not lease_term:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not (lease_term and shared.newest_term(folder)):
                 held.callback(os.close, _hold(folder / "lock"))
+            if lease_term:
+                self._takeover = held.enter_context(shared.Takeover(folder, lease_term))
             self._end = JournalEnd(self.path.with_suffix(".end"))
             held.callback(self._end.close)
             # Specs hold the users' environment: nobody else reads them. SQLite's side files follow this one's mode.
@@ -106,8 +108,6 @@ class Journal:
             self._tail_bytes = int(self._one(_TAIL_BYTES, self._snapshot_at)[0])
             self.term = self._next_term(lease_term)
             self._end.write(self.term, self.position)
-            if lease_term:
-                shared.remove_older(folder, lease_term)
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -121,6 +121,7 @@ class Journal:
             JournalError: nothing of it was written.
         """
         records = []
+        self._takeover = None  # it holds what no other journal does: nothing undoes it any more
         with self._guard("write"), self._db.atomic():
             for fact in facts:
                 gang, node = getattr(fact, "gang", ""), getattr(fact, "node", "")
@@ -154,9 +155,26 @@ class Journal:
     def load(self, *, use_snapshot: bool = True) -> Ledger:
         """The ledger: newest snapshot, and the fold of the facts behind it (of all facts without `use_snapshot`).
 
+        Where the journal is a copy, and nothing was written to it, what was copied is removed or kept by this.
+
         Raises:
-            JournalError: a record is damaged, or one is missing.
+            JournalError: a record is damaged, or one is missing. A copy is closed and gone.
         """
+        takeover, self._takeover = self._takeover, None
+        try:
+            ledger = self._load(use_snapshot)
+            if takeover:
+                with self._guard("clear the folder of"):
+                    takeover.complete()
+        except JournalError as error:
+            if not takeover:
+                raise
+            self.close()
+            takeover.undo()
+            raise JournalError(f"{takeover.source}: {error}") from error
+        return ledger
+
+    def _load(self, use_snapshot: bool) -> Ledger:
         ledger, position = Ledger(), 0
         with self._guard("read"):
             newest = self._one("SELECT position, ledger, crc FROM snapshots ORDER BY position DESC LIMIT 1")
@@ -199,7 +217,7 @@ class Journal:
         version = self._meta("schema") if found else 0
         if version > FORMAT:
             raise JournalError(
-                f"{self.path} was written by a newer muster (format {version}, this one knows {FORMAT}): "
+                f"{self._origin} was written by a newer muster (format {version}, this one knows {FORMAT}): "
                 "install that version again, or give another --state-dir"
             )
         # WAL needs memory that all who open the file share: not to be had between machines. A rollback journal that is
@@ -225,11 +243,18 @@ class Journal:
         noted_term, noted = self._end.read()
         term = self._meta("term")
         if self.position < noted or term < noted_term:
+            whom = "both coordinators" if self._takeover else "the coordinator"
             raise JournalError(
-                f"{self.path} ends at record {self.position} of term {term}, but record {noted} of term {noted_term} "
-                "was written: what came after is lost. Cancel the jobs that ran meanwhile, or bring back the whole "
-                f"folder from before; then remove {self.path.with_suffix('.end')} to go on from what is there"
+                f"{self._origin} ends at record {self.position} of term {term}, but record {noted} of term "
+                f"{noted_term} was written: what came after is lost. Stop {whom}, and cancel the jobs that ran "
+                "meanwhile, or bring back the whole folder from before; then remove "
+                f"{self._origin.with_suffix('.end')} to go on from what is there"
             )
+
+    @property
+    def _origin(self) -> Path:
+        """The file that has what is read while it is opened: of a copy, what was copied."""
+        return self._takeover.source if self._takeover else self.path
 
     def _next_term(self, least: int) -> int:
         with self._db.atomic():

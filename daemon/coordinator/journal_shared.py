@@ -2,23 +2,38 @@
 
 A machine that was cut off from the folder's server may still hold writes for a file that another has taken over, and
 give them to the server when it is back, long after the process that made them has died. So nobody goes on in another's
-file: whoever takes a term copies the newest journal, and late writes go to a file that nobody reads any more. The one
-before is kept.
+file: whoever takes a term copies the newest journal, and late writes go to a file that nobody reads any more.
+
+A copy is on trial until it has been read: where that fails nothing of it stays, and the next start copies again. Once
+it was read, all but the one before are removed.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from muster.daemon import clock
 
 ALONE = "journal.db"
 """The journal of a coordinator that has its folder to itself."""
+LARGE_BYTES = 1 << 30
+"""A journal of which it is said how long nobody coordinated while it was copied."""
 
-_NAME = re.compile(r"journal-(\d+)\.db")
+_NAME = re.compile(r"journal-(\d+)\.(db|new|end|db-journal|db-wal|db-shm)")
 _BESIDE = ("-journal", "-wal")
 """Files of SQLite's own that belong to a database whose process was killed."""
+_NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""The two files, or their file systems, can't be copied within the kernel or by the folder's server."""
+_log = logging.getLogger(__name__)
 
 
 def path_of(folder: Path, term: int) -> Path:
@@ -32,49 +47,108 @@ def newest_term(folder: Path) -> int:
     Raises:
         OSError: the folder can't be read.
     """
-    return max(_terms(folder), default=0)
+    return max(_whole(folder), default=0)
 
 
-def bring_over(folder: Path, term: int) -> None:
-    """Copy the newest journal in `folder` for `term`; nothing is there afterwards where there was none.
-
-    Raises:
-        OSError: it can't be copied.
-    """
-    terms = sorted(_terms(folder))
-    source = path_of(folder, terms[-1]) if terms else folder / ALONE
-    if not source.exists():
-        return
-    target = path_of(folder, term)
-    for ending in _BESIDE:
-        _copy(Path(f"{source}{ending}"), Path(f"{target}{ending}"))
-    _copy(source.with_suffix(".end"), target.with_suffix(".end"))
-    aside = target.with_suffix(".new")
-    _copy(source, aside)
-    aside.rename(target)  # last: a journal with this name is whole
-
-
-def remove_older(folder: Path, term: int) -> None:
-    """Remove what belongs to terms before the one before `term`.
+class Takeover:
+    """The journal of `term`, begun as a copy of the newest one in `folder`. Entered: the copy is there, unless there
+    was none to copy; left with an error: it is gone again.
 
     Raises:
-        OSError: it can't be removed.
+        OSError: it can't be copied, or the folder has a journal of this term or a later one.
     """
-    before = sorted(older for older in _terms(folder) if older < term)[:-1]
-    for path in [path_of(folder, older) for older in before]:
-        for gone in (*(Path(f"{path}{ending}") for ending in _BESIDE), path.with_suffix(".end"), path):
-            gone.unlink(missing_ok=True)
+
+    def __init__(self, folder: Path, term: int) -> None:
+        self._folder, self._term = folder, term
+        newest = newest_term(folder)
+        if newest >= term:
+            raise OSError(f"{path_of(folder, newest)} is there, no older than term {term} of the lease: start again")
+        self.source = path_of(folder, newest) if newest else folder / ALONE
+        """What is copied, if it is there."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._copy()
+        except BaseException:
+            self.undo()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        if kind:
+            self.undo()
+
+    def undo(self) -> None:
+        """Remove what there is of this term, as far as the folder lets us; nobody may have it open."""
+        with suppress(OSError):
+            _remove(self._folder, lambda term: term == self._term)
+
+    def complete(self) -> None:
+        """It was read: remove all older ones but that which was copied."""
+        kept = max((term for term in _whole(self._folder) if term < self._term), default=0)
+        _remove(self._folder, lambda term: term < self._term and term != kept)
+
+    def _copy(self) -> None:
+        whole = _whole(self._folder)
+        _remove(self._folder, lambda term: term < self._term and term not in whole)
+        if not self.source.exists():
+            return
+        began, size = clock.monotonic(), self.source.stat().st_size
+        target = path_of(self._folder, self._term)
+        for ending in _BESIDE:
+            _copy(Path(f"{self.source}{ending}"), Path(f"{target}{ending}"))
+        _copy(self.source.with_suffix(".end"), target.with_suffix(".end"))
+        aside = target.with_suffix(".new")
+        _copy(self.source, aside)
+        aside.rename(target)  # last: a journal with this name is whole
+        if size >= LARGE_BYTES:
+            took = clock.monotonic() - began
+            _log.warning("nobody coordinated for %.1f s: %s, %.1f GB, was copied", took, self.source, size / 1e9)
 
 
-def _terms(folder: Path) -> list[int]:
-    return [int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))]
+def _whole(folder: Path) -> set[int]:
+    """The terms of which there is a journal."""
+    return {int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and found[2] == "db"}
+
+
+def _remove(folder: Path, which: Callable[[int], bool]) -> None:
+    """Remove all files of these terms, the journal itself first: without it the others count for nothing."""
+    found = [
+        (match[2] != "db", path)
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name)) and which(int(match[1]))
+    ]
+    for _, path in sorted(found):
+        path.unlink(missing_ok=True)
 
 
 def _copy(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    if not source.exists():
+    try:
+        read = source.open("rb")
+    except FileNotFoundError:
         return
-    with source.open("rb") as read, open(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as write:
-        shutil.copyfileobj(read, write, 1 << 20)
+    with read, open(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as write:
+        copy_bytes(read, write)
         write.flush()
         os.fsync(write.fileno())
+
+
+def copy_bytes(
+    read: BinaryIO, write: BinaryIO, copy_range: Callable[[int, int, int], int] = os.copy_file_range
+) -> None:
+    """Copy all of `read`; by `copy_range` as far as it goes, so that a folder's server need not send and receive it.
+
+    Raises:
+        OSError: it can't be read or written.
+    """
+    done = 0
+    try:
+        while copied := copy_range(read.fileno(), write.fileno(), LARGE_BYTES):
+            done += copied
+    except OSError as error:
+        if error.errno not in _NO_RANGES:
+            raise
+    if done:
+        read.seek(done)
+        write.seek(done)
+    shutil.copyfileobj(read, write, 1 << 20)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.journal import Journal, JournalError
+from muster.daemon.coordinator.journal_shared import copy_bytes
 
 # Writes a fact and is killed in the middle of the next transaction, a part of which is in the file already.
 DIES = """
@@ -38,6 +43,16 @@ def take(folder: Path, term: int, *nodes: str) -> Journal:
     return journal
 
 
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+
+
+def spoil(folder: Path, term: int) -> None:
+    """A record of this term's journal is not what was written."""
+    with closing(sqlite3.connect(folder / f"journal-{term:08d}.db")) as db, db:
+        db.execute("UPDATE facts SET json = replace(json, 'n1', 'nX') WHERE position = 1")
+
+
 def names(journal: Journal) -> list[str]:
     return [record.node for record in journal.history("", 0, 100)]
 
@@ -53,15 +68,16 @@ def test_each_term_goes_on_from_the_one_before_in_a_file_of_its_own(tmp_path: Pa
 
 
 def test_a_journal_of_a_coordinator_without_standby_goes_on(tmp_path: Path) -> None:
-    alone = Journal(tmp_path)
+    alone, left = Journal(tmp_path / "alone"), tmp_path / "left behind"
     alone.append([f.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
-    assert alone.path.with_name("journal.db-wal").stat().st_size  # as after its death: what it wrote is there alone
     for _ in range(3):
         alone.term = alone._next_term(0)
-    with closing(take(tmp_path, 1)) as journal:
+    shutil.copytree(alone.path.parent, left)
+    alone.close()
+    assert (left / "journal.db-wal").stat().st_size  # as after its death: what it wrote is there alone
+    with closing(take(left, 1)) as journal:
         assert names(journal) == ["n1"]
         assert journal.term == alone.term + 1  # more than was ever told
-    alone.close()
 
 
 def test_what_a_killed_process_had_half_written_is_not_there(tmp_path: Path) -> None:
@@ -93,13 +109,101 @@ def test_a_copy_that_was_cut_short_counts_for_nothing(tmp_path: Path) -> None:
         assert names(journal) == ["n1"]
 
 
-def test_a_journal_that_lost_its_end_is_refused_as_ever(tmp_path: Path) -> None:
+def test_a_journal_that_lost_its_end_is_refused_as_ever_and_named(tmp_path: Path) -> None:
     take(tmp_path, 1, "n1").close()
     early = (tmp_path / "journal-00000001.db").read_bytes()
     take(tmp_path, 2, "n2").close()
     (tmp_path / "journal-00000002.db").write_bytes(early)
-    with pytest.raises(JournalError, match=r"what came after is lost.*remove .*journal-00000003\.end"):
-        Journal(tmp_path, lease_term=3)
+    before = files(tmp_path)
+    for term in (3, 4):
+        with pytest.raises(JournalError, match=r"what came after is lost\. Stop both.*remove .*journal-00000002\.end"):
+            Journal(tmp_path, lease_term=term)
+        assert files(tmp_path) == before
+    (tmp_path / "journal-00000002.end").unlink()
+    with closing(take(tmp_path, 5)) as journal:
+        assert names(journal) == ["n1"]
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    unreadable = tmp_path / "journal-00000001.db"
+    unreadable.mkdir()
+    unreadable.with_suffix(".end").touch()
+    for term in (2, 3):
+        with pytest.raises(JournalError, match="Is a directory"):
+            Journal(tmp_path, lease_term=term)
+    assert files(tmp_path) == ["journal-00000001.db", "journal-00000001.end"]
+
+
+def test_what_killed_starts_have_left_goes_with_the_next(tmp_path: Path) -> None:
+    take(tmp_path, 1, "n1").close()
+    for left in (
+        "journal-00000002.new",
+        "journal-00000002.end",
+        "journal-00000003.db-journal",
+        "journal-00000003.db-wal",
+    ):
+        (tmp_path / left).touch()
+    take(tmp_path, 4).close()
+    assert not [name for name in files(tmp_path) if "-00000002." in name or "-00000003." in name]
+
+
+def test_a_copy_that_can_not_be_read_costs_no_other(tmp_path: Path) -> None:
+    take(tmp_path, 1, "n1").close()
+    take(tmp_path, 2, "n2").close()
+    spoil(tmp_path, 2)
+    before = files(tmp_path)
+    for term in (3, 4):
+        with pytest.raises(JournalError, match=r"journal-00000002\.db: record 1 \(NodeRegistered\) is damaged"):
+            Journal(tmp_path, lease_term=term).load()
+        assert files(tmp_path) == before
+    with closing(sqlite3.connect(tmp_path / "journal-00000001.db")) as db:
+        assert db.execute("SELECT node FROM facts").fetchall() == [("n1",)]
+
+
+def test_a_journal_that_was_written_to_is_never_removed(tmp_path: Path) -> None:
+    take(tmp_path, 1, "n1").close()
+    journal = take(tmp_path, 2, "n2")
+    spoil(tmp_path, 2)
+    with pytest.raises(JournalError, match="record 1 "):
+        journal.load()
+    journal.close()
+    assert "journal-00000002.db" in files(tmp_path)
+
+
+@pytest.mark.parametrize("term", [4, 5])
+def test_a_lease_of_no_later_term_than_the_journal_is_refused(tmp_path: Path, term: int) -> None:
+    take(tmp_path, 5, "n1").close()
+    before = files(tmp_path)
+    with pytest.raises(JournalError, match=r"journal-00000005\.db is there, no older than term"):
+        Journal(tmp_path, lease_term=term)
+    assert files(tmp_path) == before
+
+
+def test_a_journal_that_a_coordinator_alone_has_open_is_not_taken_over(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)), pytest.raises(JournalError, match="in use by another coordinator: stop it"):
+        Journal(tmp_path, lease_term=1)
+    take(tmp_path, 2).close()
+
+
+def no_ranges(source: int, target: int, count: int) -> int:
+    raise OSError(errno.EOPNOTSUPP, "not supported")
+
+
+def half_a_range(source: int, target: int, count: int) -> int:
+    if os.lseek(target, 0, os.SEEK_CUR):
+        return 0
+    return os.copy_file_range(source, target, 5)
+
+
+@pytest.mark.parametrize("copy_range", [os.copy_file_range, no_ranges, half_a_range])
+def test_a_copy_is_whole_whatever_the_file_system_can(
+    tmp_path: Path, copy_range: Callable[[int, int, int], int]
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"0123456789" * 1000)
+    with source.open("rb") as read, target.open("wb") as write:
+        copy_bytes(read, write, copy_range)
+    assert target.read_bytes() == source.read_bytes()
 
 
 def test_nobody_else_reads_it(tmp_path: Path) -> None:
