@@ -36,7 +36,7 @@ async def _serve(folder: Path) -> None:
     slurm.silent_because = "a measurement"
     credentials = SecretCredentials(folder / "secret")
     before = clock.monotonic()
-    coordinator = Coordinator(Settings("127.0.0.1:0", folder, slurm, credentials, Rights(frozenset())))
+    coordinator = await Coordinator.open(Settings("127.0.0.1:0", folder, slurm, credentials, Rights(frozenset())))
     load_s = clock.monotonic() - before
     await coordinator.start()
     print(coordinator.port, flush=True)

@@ -86,7 +86,7 @@ async def _run(flags: argparse.Namespace) -> None:
         async with _leased(flags, told) as keeping:
             if told.is_set():
                 return
-            coordinator = Coordinator(
+            coordinator = await Coordinator.open(
                 Settings(
                     listen=flags.listen,
                     state_dir=flags.state_dir,

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.changes import Followers, Watchers
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
@@ -49,15 +50,16 @@ class Engine:
     def __init__(
         self,
         journal: Journal,
+        ledger: Ledger,
         slurm: Slurm,
         credentials: Credentials,
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
         before_acting: Callable[[], None] = unopposed,
     ) -> None:
-        """Raises JournalError: the journal can't be read."""
+        """`ledger` is what `journal` holds."""
         self.clock = clock or SteadyClock(journal.last_at)
-        self.core = Core(journal.load(), self.clock.now(), limits)
+        self.core = Core(ledger, self.clock.now(), limits)
         self.journal = journal
         self.streams = AgentStreams()
         call_later = asyncio.get_running_loop().call_later

@@ -77,7 +77,9 @@ class World:
         """Start a coordinator; every agent that has not left attaches to it."""
         rights = Rights(frozenset())
         settings = Settings(listen, self.folder, self.slurm, self.credentials, rights, resolve=resolve)
-        self.coordinator = Coordinator(settings, journal)
+        self.coordinator = (
+            Coordinator(settings, journal, journal.load()) if journal else await Coordinator.open(settings)
+        )
         await self.coordinator.start()
         for name, agent in self.agents.items():
             if not agent.duty.startswith("EXIT"):

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from muster.daemon.channel import bind, make_server
+from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.loop import Engine
 from muster.daemon.coordinator.policy import Policy
@@ -49,18 +51,24 @@ class Settings:
 
 
 class Coordinator:
-    """One running coordinator. `await start()`, then `await wait()`, then `await stop()`."""
+    """One running coordinator. `await open()`, then `await start()`, then `await wait()`, then `await stop()`."""
 
-    def __init__(self, settings: Settings, journal: Journal | None = None) -> None:
-        """`journal` is used instead of one made in `state_dir`, and closed with the coordinator.
+    @classmethod
+    async def open(cls, settings: Settings) -> Self:
+        """A coordinator that has read its journal. However large that is: the event loop goes on meanwhile.
 
         Raises:
-            JournalError: there is none to be had.
+            JournalError: it can't be opened or read.
         """
+        return cls(settings, *await asyncio.to_thread(_take_up, settings.state_dir, settings.lease_term))
+
+    def __init__(self, settings: Settings, journal: Journal, ledger: Ledger) -> None:
+        """`ledger` is what `journal` holds, which is closed with the coordinator."""
         self._settings = settings
-        self._journal = journal or Journal(settings.state_dir, lease_term=settings.lease_term)
+        self._journal = journal
         self.engine = Engine(
-            self._journal,
+            journal,
+            ledger,
             settings.slurm,
             settings.credentials,
             limits=settings.policy.limits,
@@ -135,6 +143,11 @@ class Coordinator:
     async def _say(self, state: object) -> None:
         for service in ("", *_SERVICES):
             await self._health.set(service, state)
+
+
+def _take_up(folder: Path, lease_term: int) -> tuple[Journal, Ledger]:
+    journal = Journal(folder, lease_term=lease_term)
+    return journal, journal.load()
 
 
 _SERVICES = tuple(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,10 @@ from muster.daemon import clock
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.loop import ASLEEP_S, Engine
+from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.identity import SecretCredentials
+from muster.daemon.rights import Rights
 from muster.slurm.client.fake import FakeSlurm
 from muster.slurm.client.fake_cluster import FakeCluster
 
@@ -32,10 +37,34 @@ async def test_the_first_event_after_a_standstill_is_decided_in_its_light(
 ) -> None:
     played, journal = PlayedClock(), Journal(tmp_path / "state")
     slurm = FakeSlurm(FakeCluster((), now=clock.wall))
-    engine = Engine(journal, slurm, SecretCredentials.create(tmp_path / "secret"), played)
+    engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"), played)
     engine.start()
     played.moment += still_s
     engine.post(e.Tick())
     assert (engine.core.sight.since == played.moment) is noticed
     await engine.aclose()
     journal.close()
+
+
+async def test_the_event_loop_goes_on_while_a_journal_is_copied(tmp_path: Path) -> None:
+    """Else a large one would cost whoever copies it the lease."""
+    state, moved, seen = tmp_path / "state", threading.Event(), []
+    state.mkdir()
+    Journal(state, lease_term=1).close()
+    slow = state / "journal-00000001.db-wal"  # a pipe: it is copied once something else has moved
+    os.mkfifo(slow)
+
+    def feed() -> None:
+        seen.append(moved.wait(5))
+        slow.write_bytes(b"")
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    slurm, secret = FakeSlurm(FakeCluster((), now=clock.wall)), SecretCredentials.create(tmp_path / "secret")
+    settings = Settings("127.0.0.1:0", state, slurm, secret, Rights(frozenset()), lease_term=2)
+    opening = asyncio.create_task(Coordinator.open(settings))
+    asyncio.get_running_loop().call_later(0.0, moved.set)
+    coordinator = await opening
+    assert seen == [True]
+    feeding.join()
+    await coordinator.stop()
