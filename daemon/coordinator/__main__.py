@@ -27,7 +27,7 @@ from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm_calls import unopposed
-from muster.daemon.coordinator.tenure import Keeping, arm_watchdog, end_at_once, stand_by
+from muster.daemon.coordinator.tenure import Keeping, Watchdog, end_at_once, stand_by
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
 from muster.slurm.client.errors import SlurmUnavailable
@@ -110,7 +110,7 @@ async def _leased(flags: argparse.Namespace, told: asyncio.Event) -> AsyncIterat
     if not flags.shared_state:
         yield None
         return
-    lease = Lease(flags.state_dir, Incumbent.of_this_process(), arm_watchdog)
+    lease = Lease(flags.state_dir, Incumbent.of_this_process(), Watchdog().arm)
     if not await stand_by(lease, told):
         yield None
         return

@@ -7,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+PROC = Path("/proc")
+
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
@@ -35,18 +37,30 @@ class Incumbent:
             return None
         return cls(host, parts[0], int(parts[1]), int(parts[2]))
 
-    def has_ended(self, seen_by: Incumbent) -> bool:
+    def has_ended(self, seen_by: Incumbent, proc: Path = PROC) -> bool:
         """Whether `seen_by` knows that this process is gone; False where it can't know."""
         if (self.host, self.kernel) != (seen_by.host, seen_by.kernel):
             return False
-        return _started(self.pid) != self.started
+        started = _started(self.pid, proc)
+        return not _is_there(self.pid) if started is None else started != self.started
 
     def __str__(self) -> str:
         return f"{self.host}|{self.kernel}|{self.pid}|{self.started}"
 
 
-def _started(pid: int) -> int | None:
+def _started(pid: int, proc: Path = PROC) -> int | None:
+    """None where there is no such process, or others' are hidden (hidepid, ProtectProc)."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
+        return int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

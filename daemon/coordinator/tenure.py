@@ -95,12 +95,20 @@ async def stand_by(lease: Lease, told: asyncio.Event) -> bool:
     return False
 
 
-def arm_watchdog(seconds: float) -> None:
-    """Have the kernel end this process in `seconds` (SIGALRM, which nothing here handles); 0: never.
+class Watchdog:
+    """A timer of the kernel that ends this process by SIGALRM, which nothing here handles.
 
-    The timer's signal is there before anything else is done by a process that stood still meanwhile.
+    Its signal is there before anything else is done by a process that stood still meanwhile. Made on the main thread.
     """
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3) if seconds else 0.0)
+
+    def __init__(self) -> None:
+        # Whoever started us may have had it ignored or blocked, and that is inherited.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
+    def arm(self, seconds: float) -> None:
+        """End this process in `seconds`, instead of when it was to end before; 0: never. From any thread."""
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3) if seconds else 0.0)
 
 
 def end_at_once(why: str) -> NoReturn:

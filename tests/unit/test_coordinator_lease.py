@@ -348,10 +348,28 @@ def test_an_identity_survives_the_file(tmp_path: Path) -> None:
     assert not ME.has_ended(ME)
 
 
-def test_the_kernel_ends_a_process_that_does_not_renew(tmp_path: Path) -> None:
-    stands_still = (
-        "import time; from muster.daemon.coordinator.tenure import arm_watchdog as arm; arm({}); time.sleep({})"
+def test_who_is_hidden_has_not_ended(tmp_path: Path) -> None:
+    """As where /proc shows a user's own processes alone."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    for pid, has_ended in ((1, False), (ended.pid, True)):
+        assert Incumbent(ME.host, ME.kernel, pid, 1).has_ended(ME, proc=tmp_path) is has_ended
+
+
+ARMED = "import time; from muster.daemon.coordinator.tenure import Watchdog; dog = Watchdog(); {}; time.sleep({})"
+
+
+@pytest.mark.parametrize("parent", ["", "SIG_BLOCK", "SIG_IGN"])
+def test_the_kernel_ends_a_process_that_does_not_renew_whatever_it_inherits(parent: str) -> None:
+    inherit = {
+        "": "pass",
+        "SIG_BLOCK": "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])",
+        "SIG_IGN": "signal.signal(signal.SIGALRM, signal.SIG_IGN)",
+    }
+    started = (
+        f"import os, signal, sys; {inherit[parent]}; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
     )
-    for armed, slept, status in ((0.05, 60, -signal.SIGALRM), ("60); arm(0", 0, 0)):
-        done = subprocess.run([sys.executable, "-c", stands_still.format(armed, slept)], timeout=30, check=False)
+    for code, status in (("dog.arm(0.05)", -signal.SIGALRM), ("dog.arm(60); dog.arm(0)", 0)):
+        program = ARMED.format(code, 60 if status else 0)
+        done = subprocess.run([sys.executable, "-c", started, program], timeout=30, check=False)
         assert done.returncode == status
