@@ -17,8 +17,10 @@ tests measure. A command that follows a job has it (`keepalive`): nobody else te
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import ipaddress
+import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -37,6 +39,7 @@ from muster.daemon.identity import (
     IdentityUnavailable,
     set_caller,
 )
+from muster.daemon.site import split_address
 
 KEY = "muster-credential"
 MESSAGE_BYTES = 64 * 1024 * 1024
@@ -158,8 +161,44 @@ def bind(server: grpc.aio.Server, address: str) -> int:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise CannotListen(f"can't listen on {address}: is it taken, or not an address of this host?")
+        raise _cannot_listen(address)
     return port
+
+
+def check_address(address: str) -> None:
+    """See that `bind` will be able to listen on `address`, without listening. May take as long as finding its host.
+
+    Raises:
+        CannotListen: as `bind` does.
+    """
+    try:
+        host, port = split_address(address)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        tried = [_try_to_bind(family, where) for family, _, _, _, where in found]
+    except (OSError, ValueError) as error:
+        raise _cannot_listen(address) from error
+    if not any(tried):
+        raise _cannot_listen(address)
+
+
+def _try_to_bind(family: int, where: Any) -> bool:
+    """False: this host has no such address, as "::" where it has no IPv6. OSError: it is taken."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            # As gRPC does: connections of an earlier process that are not over yet take nothing.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            tried.bind(where)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return False
+        raise
+    return True
+
+
+def _cannot_listen(address: str) -> CannotListen:
+    return CannotListen(f"can't listen on {address}: is it taken, or not an address of this host?")
 
 
 # --- client -----------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """muster-coordinator: the command.
 
-Exit status: 0 after SIGTERM; 70 a bug (the log has its traceback); 74 the journal can't be written or read; 75 another
-coordinator has the lease by now, or may have it (so does the death by SIGALRM); 78 the site has to mend its settings
-(address taken, wrong flag or file, no munge, no Slurm). Agents keep training meanwhile, and the next start takes up
-where the journal ends.
+Exit status: 0 after SIGTERM; 69 the address is taken, of one with --shared-state, for which starting again may do; 70 a
+bug (the log has its traceback); 74 the journal or the shared folder can't be written or read; 75 another coordinator
+has the lease by now, or may have it (so does the death by SIGALRM); 78 the site has to mend its settings (address
+taken, wrong flag or file, no munge, no Slurm). Agents keep training meanwhile, and the next start takes up where the
+journal ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.daemon import site
-from muster.daemon.channel import CannotListen
+from muster.daemon.channel import CannotListen, check_address
 from muster.daemon.coordinator.incumbent import Incumbent
 from muster.daemon.coordinator.journal import JournalError
 from muster.daemon.coordinator.lease import Lease, LeaseError
@@ -27,6 +28,7 @@ from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm_calls import unopposed
+from muster.daemon.coordinator.state_folder import OWN, check_alone, check_shared
 from muster.daemon.coordinator.tenure import Keeping, Watchdog, end_at_once, stand_by
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
@@ -34,7 +36,7 @@ from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.open import open_slurm
 from muster.slurm.client.types import Slurm
 
-EXIT_BUG, EXIT_JOURNAL = 70, 74
+EXIT_UNAVAILABLE, EXIT_BUG, EXIT_JOURNAL = 69, 70, 74
 _log = logging.getLogger("muster.coordinator")
 
 
@@ -44,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     site.start_logging(flags.log_level)
     try:
         asyncio.run(_run(flags))
-    except (site.SiteError, IdentityError, CannotListen, PolicyError, SlurmUnavailable) as error:
+    except CannotListen as error:
+        # A standby that stays down would not be missed before it is needed.
+        _die(EXIT_UNAVAILABLE if flags.shared_state else site.EXIT_CONFIG, str(error))
+    except (site.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
         _die(site.EXIT_CONFIG, str(error))
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
@@ -61,8 +66,8 @@ def _die(status: int, words: str) -> NoReturn:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="muster-coordinator", description="Keeps gangs of training ranks running.")
     site.add_arguments(parser, listen=f":{site.COORDINATOR_PORT}")
-    parser.add_argument("--state-dir", metavar="DIR", type=Path, default=Path("/var/lib/muster"),
-                        help="the journal's folder; default /var/lib/muster")  # fmt: skip
+    parser.add_argument("--state-dir", metavar="DIR", type=Path,
+                        help=f"the journal's folder; default {OWN}")  # fmt: skip
     parser.add_argument("--shared-state", action="store_true",
                         help="the state folder is shared with a coordinator on another machine: whoever has its lease "
                         "acts, the other one stands by")  # fmt: skip
@@ -81,6 +86,7 @@ async def _run(flags: argparse.Namespace) -> None:
         loop.add_signal_handler(number, told.set)
     settings = site.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
     policy, credentials = Policy.load(flags.policy), settings.credentials()
+    flags.state_dir = await asyncio.to_thread(_check, flags)
     slurm = await _open(flags.slurm)
     try:
         async with _leased(flags, told) as keeping:
@@ -102,6 +108,20 @@ async def _run(flags: argparse.Namespace) -> None:
             await _serve(coordinator, told)
     finally:
         await slurm.aclose()
+
+
+def _check(flags: argparse.Namespace) -> Path:
+    """The state folder. Whatever a takeover needs is looked at before it is needed.
+
+    Raises:
+        SiteError, LeaseError, CannotListen: it would fail.
+    """
+    if flags.shared_state:
+        check_address(flags.listen)
+        return check_shared(flags.state_dir, Incumbent.of_this_process())
+    folder: Path = flags.state_dir or OWN
+    check_alone(folder)
+    return folder
 
 
 @asynccontextmanager

@@ -25,6 +25,7 @@ from muster.daemon import clock
 from muster.daemon.coordinator.incumbent import Incumbent
 from muster.daemon.coordinator.journal_shared import newest_term
 
+FILE = "lease"
 _BYTES = 512
 _RELEASED = "-"
 
@@ -77,7 +78,7 @@ class Lease:
         self.term = 0
         """The term that is held; 0: none."""
         self.patience = patience
-        self._folder, self._file = folder, folder / "lease"
+        self._folder, self._file = folder, folder / FILE
         self._me, self._arm, self._now = me, arm, now
         self._seen: tuple[Entry, int] | None = None
         self._seen_at = 0.0
@@ -149,7 +150,6 @@ class Lease:
         return f"{entry.holder.partition('|')[0] or 'nobody'} (term {entry.term})"
 
     def _try_take(self) -> bool:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         now = self._now()
         seen = (self._read(), max(self._terms(), default=0))
         if seen != self._seen:

@@ -49,7 +49,10 @@ done
 
 coordinate() {
     local state=(--state-dir /var/lib/muster)
-    [ "$standby" = 0 ] || state=(--state-dir /shared/muster --shared-state)
+    if [ "$standby" != 0 ]; then
+        install -d -o slurm -g slurm -m 0700 /shared/muster
+        state=(--state-dir /shared/muster --shared-state)
+    fi
     [ "$daemons" = 0 ] || supervise muster-coordinator as slurm \
         muster-coordinator --listen 0.0.0.0:7070 "${state[@]}" --policy /etc/muster/policy.toml &
 }

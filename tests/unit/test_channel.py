@@ -18,6 +18,7 @@ from muster.daemon.channel import (
     CannotListen,
     address_of,
     bind,
+    check_address,
     make_server,
     open_channel,
     proof,
@@ -269,6 +270,22 @@ async def test_a_stuck_munge_at_the_server_ends_the_call(credentials: SecretCred
 async def test_a_taken_port_is_told(served: Served, credentials: SecretCredentials) -> None:
     with pytest.raises(CannotListen, match=f"can't listen on {served.address}"):
         bind(make_server(credentials), served.address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "", "[::1]", "localhost"])
+def test_an_address_is_tried_without_listening(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if host != "[::1]":
+            with pytest.raises(CannotListen, match=rf"can't listen on {host}:{port}: is it taken"):
+                check_address(f"{host}:{port}")
+    check_address(f"{host or '127.0.0.1'}:{port}")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:7070", "no.such.host.invalid:7070", "7070"])
+def test_an_address_that_is_not_this_hosts_is_told(address: str) -> None:
+    with pytest.raises(CannotListen, match="not an address of this host"):
+        check_address(address)
 
 
 async def test_no_host_means_all_addresses(credentials: SecretCredentials) -> None:

@@ -19,11 +19,22 @@ from muster.daemon.identity import SecretCredentials
 from muster.slurm.client.states import JobState
 
 
-async def _start(*flags: object) -> asyncio.subprocess.Process:
+async def _start(*flags: object, **environment: object) -> asyncio.subprocess.Process:
+    """`flags` win over those of all tests."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-Im", "muster.daemon.coordinator", *map(str, flags), "--slurm", "fake",
-        env={"PATH": os.environ["PATH"]}, stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-Im", "muster.daemon.coordinator", "--slurm", "fake", *map(str, flags),
+        env={"PATH": os.environ["PATH"], **{key: str(value) for key, value in environment.items()}},
+        stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+
+
+def _shared(folder: Path, mode: int = 0o700) -> tuple[object, ...]:
+    """Flags of a coordinator with a standby, whose state folder is made."""
+    SecretCredentials.create(folder / "secret")
+    (folder / "state").mkdir()
+    (folder / "state").chmod(mode)
+    given = ("--listen", "127.0.0.1:0", "--auth", f"secret:{folder / 'secret'}", "--state-dir", folder / "state")
+    return (*given, "--shared-state")
 
 
 async def _said(process: asyncio.subprocess.Process, words: str) -> str:
@@ -89,13 +100,12 @@ async def test_on_a_full_disk_it_ends_with_the_reason(tmp_path: Path) -> None:
 
 
 async def test_a_standby_takes_over_and_leaves_when_told(tmp_path: Path) -> None:
-    SecretCredentials.create(tmp_path / "secret")
-    flags = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
-    first = await _start(*flags, "--shared-state")
+    flags = _shared(tmp_path)
+    first = await _start(*flags)
     assert (await _said(first, "listens on port")).endswith("term 1")
-    second = await _start(*flags, "--shared-state")
+    second = await _start(*flags)
     assert await _said(second, "stands by:") == f"{socket.gethostname()} (term 1) holds the lease"
-    third = await _start(*flags, "--shared-state")
+    third = await _start(*flags)
     await _said(third, "stands by:")
     third.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
@@ -107,13 +117,62 @@ async def test_a_standby_takes_over_and_leaves_when_told(tmp_path: Path) -> None
 
 
 async def test_who_finds_the_lease_taken_stops_at_once(tmp_path: Path) -> None:
-    SecretCredentials.create(tmp_path / "secret")
-    flags = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
-    process = await _start(*flags, "--shared-state")
+    flags = _shared(tmp_path)
+    process = await _start(*flags)
     await _said(process, "listens on port")
     (tmp_path / "state" / "lease").write_text("2 0 another")
     await _said(process, "not safe to go on: the lease has passed on with term 2")
     assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 75
+
+
+async def _refused(status: int, words: str, *flags: object, **environment: object) -> None:
+    process = await _start(*flags, **environment)
+    await _said(process, words)
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == status
+
+
+async def test_a_shared_folder_is_used_by_nobody_alone(tmp_path: Path) -> None:
+    """One of the two machines lacks the flag."""
+    flags = _shared(tmp_path)
+    for left in ("lease", "journal-00000003.db"):
+        (tmp_path / "state" / left).touch()
+        words = (
+            f"{tmp_path / 'state'} is shared with a coordinator on another machine, which may be acting: give --shared"
+        )
+        await _refused(78, words, *flags[:-1])
+        (tmp_path / "state" / left).unlink()
+
+
+async def test_a_folder_of_one_machine_is_not_shared(tmp_path: Path) -> None:
+    flags = _shared(tmp_path)
+    words = "is this machine's own: give --state-dir"
+    await _refused(78, words, *flags, STATE_DIRECTORY=f"/nowhere:{tmp_path}/./state")
+    await _refused(78, f"/var/lib/muster {words}", *flags[:4], "--shared-state")
+
+
+async def test_a_shared_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    flags, missing = _shared(tmp_path), tmp_path / "not mounted" / "muster"
+    await _refused(74, f"{missing}: No such file or directory. Is the share mounted?", *flags, "--state-dir", missing)
+    assert not missing.parent.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
+async def test_a_shared_folder_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    words = f"may be written by others (mode {mode:04o}), who could take the lease: chmod 0700 {tmp_path / 'state'}"
+    await _refused(78, words, *_shared(tmp_path, mode))
+
+
+async def test_a_standby_that_could_not_take_over_says_so_at_once(tmp_path: Path) -> None:
+    flags = _shared(tmp_path)
+    first = await _start(*flags)
+    await _said(first, "listens on port")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        await _refused(69, f"can't listen on {address}", *flags, "--listen", address)
+    await _refused(74, "nothing can be written in /proc: ", *flags, "--state-dir", "/proc")
+    assert sorted(path.name for path in (tmp_path / "state").glob("standby-*")) == []
+    first.kill()
+    await first.wait()
 
 
 async def test_a_taken_port_is_said(tmp_path: Path) -> None:
