@@ -32,6 +32,7 @@ from muster.daemon.coordinator.state_folder import OWN, check_alone, check_share
 from muster.daemon.coordinator.tenure import Keeping, Watchdog, end_at_once, stand_by
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
+from muster.slurm.client.command import NEEDED, dies_with_us
 from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.open import open_slurm
 from muster.slurm.client.types import Slurm
@@ -87,6 +88,7 @@ async def _run(flags: argparse.Namespace) -> None:
     settings = site.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
     policy, credentials = Policy.load(flags.policy), settings.credentials()
     flags.state_dir = await asyncio.to_thread(_check, flags)
+    await _check_calls(flags)
     slurm = await _open(flags.slurm)
     try:
         async with _leased(flags, told) as keeping:
@@ -122,6 +124,18 @@ def _check(flags: argparse.Namespace) -> Path:
     folder: Path = flags.state_dir or OWN
     check_alone(folder)
     return folder
+
+
+async def _check_calls(flags: argparse.Namespace) -> None:
+    """Raises SiteError: a call to Slurm could outlive the lease under which it was made."""
+    if flags.slurm == "fake" or await dies_with_us():
+        return
+    if flags.shared_state:
+        raise site.SiteError(
+            f"with --shared-state calls to Slurm must not outlive this process, which takes {NEEDED}: install it, or "
+            "run one coordinator alone"
+        )
+    _log.warning("calls to Slurm may outlive this process: that takes %s", NEEDED)
 
 
 @asynccontextmanager

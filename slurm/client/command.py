@@ -1,8 +1,9 @@
 """The one door through which the client runs programs.
 
 A program gets a deadline; when that passes, it and all it started are killed and `SlurmTimeout` is raised.
-The event loop never waits on it. Its language is fixed to C, since Slurm's words are read. It dies with this process:
-a call that Slurm gets to only later would be made in the name of a coordinator that another has replaced.
+The event loop never waits on it. Its language is fixed to C, since Slurm's words are read. It dies with this process,
+where `dies_with_us`: a call that Slurm gets to only later would be made in the name of a coordinator that another has
+replaced.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from pathlib import Path
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
 
 _KILL_GRACE = 1.0
-# By a program of its own (util-linux): to set it between fork and exec, Python has to fork with all that gRPC runs.
-_SETPRIV = shutil.which("setpriv")
-_DIES_WITH_US = (_SETPRIV, "--pdeathsig", "KILL", "--") if _SETPRIV else ()
+# By a program of its own: to set it between fork and exec, Python has to fork with all that gRPC runs.
+_TIED = ("setpriv", "--pdeathsig", "KILL", "--")
+NEEDED = "setpriv with --pdeathsig (util-linux 2.33)"
+"""What `dies_with_us` takes."""
+_dies_with_us: bool | None = None  # a fact about this machine, once it was tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,24 @@ class Finished:
     def words(self) -> str:
         """What it said about a failure, on one line."""
         return " ".join((self.err or self.out).split()) or f"exit status {self.status} without a word"
+
+
+async def dies_with_us() -> bool:
+    """Whether what is started here dies with this process: not where setpriv is missing or too old. Tried once."""
+    global _dies_with_us
+    if _dies_with_us is None:
+        _dies_with_us = await _try(*_TIED, "true")
+    return _dies_with_us
+
+
+async def _try(*argv: str) -> bool:
+    """Whether the program can be started, and ends well."""
+    nothing = asyncio.subprocess.DEVNULL
+    try:
+        tried = await asyncio.create_subprocess_exec(*argv, stdin=nothing, stdout=nothing, stderr=nothing)
+    except OSError:
+        return False
+    return await tried.wait() == 0
 
 
 async def run(
@@ -70,7 +91,7 @@ async def start(
         if shutil.which(argv[0], path=environment.get("PATH")) is None:
             raise FileNotFoundError("no such command")
         return await asyncio.create_subprocess_exec(
-            *_DIES_WITH_US,
+            *(_TIED if await dies_with_us() else ()),
             *argv,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,

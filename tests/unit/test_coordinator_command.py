@@ -186,6 +186,25 @@ async def test_a_taken_port_is_said(tmp_path: Path) -> None:
         assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 78
 
 
+def _old_setpriv(folder: Path) -> str:
+    """PATH on which setpriv is that of util-linux 2.32 (RHEL 8)."""
+    (folder / "bin").mkdir()
+    old = folder / "bin" / "setpriv"
+    old.write_text("#!/bin/sh\necho \"setpriv: unrecognized option '--pdeathsig'\" >&2\nexit 1\n")
+    old.chmod(0o755)
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
+
+async def test_no_standby_where_calls_could_outlive_it(tmp_path: Path) -> None:
+    flags, path = (*_shared(tmp_path), "--slurm", "cli"), _old_setpriv(tmp_path)
+    await _refused(78, "calls to Slurm must not outlive this process, which takes setpriv with", *flags, PATH=path)
+    alone = await _start(*(flag for flag in flags if flag != "--shared-state"), PATH=path)
+    await _said(alone, "calls to Slurm may outlive this process")
+    await _said(alone, "listens on port")
+    alone.kill()
+    await alone.wait()
+
+
 async def test_a_cluster_made_of_whoever_attaches() -> None:
     slurm = LocalSlurm()
     for node in ("a", "b", "c", "b"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -174,3 +175,31 @@ def test_a_call_dies_with_the_process_that_made_it() -> None:
         readable, _, _ = select.select([hears], [], [], 30)
     os.close(hears)
     assert readable, "the call has ended, and with it the last writer of the pipe"
+
+
+RUNS = """
+import asyncio
+from muster.slurm.client import command
+
+async def main():
+    for _ in range(2):
+        print((await command.run(["echo", "done"], deadline=10)).out, end="")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("old", ["#!/bin/sh\necho tried >>$0.log; exit 1\n", ""], ids=["too old", "none"])
+def test_calls_are_made_where_they_can_not_be_tied(tmp_path: Path, old: str) -> None:
+    """setpriv knows --pdeathsig from util-linux 2.33 on; it is tried once."""
+    if old:
+        (tmp_path / "setpriv").write_text(old)
+        (tmp_path / "setpriv").chmod(0o755)
+    (tmp_path / "echo").symlink_to(shutil.which("echo") or "")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}" if old else str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS], env=path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "done\ndone\n"
+    if old:
+        assert (tmp_path / "setpriv.log").read_text() == "tried\n"
