@@ -57,7 +57,8 @@ class Engine:
         limits: Limits | None = None,
         before_acting: Callable[[], None] = unopposed,
     ) -> None:
-        """`ledger` is what `journal` holds."""
+        """`ledger` is what `journal` holds. `before_acting` is called between writing and acting, and before each call
+        to Slurm; it does not return where another coordinator may act."""
         self.clock = clock or SteadyClock(journal.last_at)
         self.core = Core(ledger, self.clock.now(), limits)
         self.journal = journal
@@ -67,6 +68,7 @@ class Engine:
         self.followers = Followers()
         self.watchers = Watchers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._before_acting = before_acting
         self._calls = SlurmCalls(slurm, self.post, before_acting)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
         self._waiting: deque[e.Event] = deque()
@@ -129,6 +131,10 @@ class Engine:
             self.watchers.touch(getattr(event, "gang", ""))
 
     # -- what `turnover.take` has carried out --
+
+    def before_acting(self) -> None:
+        """See turnover.Hands."""
+        self._before_acting()
 
     def publish(self, records: Sequence[Record]) -> None:
         """See turnover.Hands."""

@@ -1,4 +1,4 @@
-"""What one event leads to, in the order that is law: decide, journal, act.
+"""What one event leads to, in the order that is law: decide, journal, see that one may, act.
 
 The engine and the simulator both go through `take`, so a crash at any of its lines is a crash of the real order.
 """
@@ -25,6 +25,10 @@ class Pages(Protocol):
 
 class Hands(Protocol):
     """Who carries out. Each of these may be repeated after a restart and harms nobody twice."""
+
+    def before_acting(self) -> None:
+        """Do not return where another coordinator may act: this one's machine may have stood still just now."""
+        ...
 
     def publish(self, records: Sequence[Record]) -> None:
         """Show what was written to whoever follows the journal."""
@@ -59,7 +63,9 @@ def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cau
     """
     outcome = core.decide(event, now)
     if outcome.facts:
-        hands.publish(pages.append(outcome.facts, now, cause(event)))
+        records = pages.append(outcome.facts, now, cause(event))
+        hands.before_acting()
+        hands.publish(records)
         hands.order(outcome.facts)
         hands.drop(outcome.facts)
         hands.call()

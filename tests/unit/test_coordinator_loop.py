@@ -46,6 +46,30 @@ async def test_the_first_event_after_a_standstill_is_decided_in_its_light(
     journal.close()
 
 
+class Replaced(Exception):
+    """Stands for the end of the process."""
+
+
+async def test_what_was_written_is_not_done_where_another_may_act(tmp_path: Path) -> None:
+    """The machine stood still while it wrote: no clock of it shows that."""
+
+    def replaced() -> None:
+        raise Replaced
+
+    journal, secret = Journal(tmp_path / "state"), SecretCredentials.create(tmp_path / "secret")
+    slurm = FakeSlurm(FakeCluster((), now=clock.wall))
+    engine = Engine(journal, journal.load(), slurm, secret, before_acting=replaced)
+    engine.start()
+    with engine.followers.subscribe() as told:
+        engine.post(e.NodeAttached("n1", "boot", "i", "n1:1"))
+    assert journal.position
+    assert told.empty()
+    with pytest.raises(Replaced):
+        await engine.failed
+    await engine.aclose()
+    journal.close()
+
+
 async def test_the_event_loop_goes_on_while_a_journal_is_copied(tmp_path: Path) -> None:
     """Else a large one would cost whoever copies it the lease."""
     state, moved, seen = tmp_path / "state", threading.Event(), []

@@ -162,6 +162,9 @@ class Coordinator(Process):
 
     # -- turnover.Hands --
 
+    def before_acting(self) -> None:
+        """The lease is not played here: one life begins when the one before is over."""
+
     def publish(self, records: Sequence[Record]) -> None:
         """The transcript holds the facts themselves."""
 

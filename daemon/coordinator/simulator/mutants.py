@@ -63,8 +63,8 @@ MUTANTS: dict[str, Mutant] = {
     "act-before-journaling": Mutant(
         "orders go out before the journal has what they follow from",
         "muster.daemon.coordinator.turnover",
-        "        hands.publish(pages.append(outcome.facts, now, cause(event)))\n        hands.order(outcome.facts)\n",
-        "        hands.order(outcome.facts)\n        hands.publish(pages.append(outcome.facts, now, cause(event)))\n",
+        "        records = pages.append(outcome.facts, now, cause(event))\n",
+        "        hands.order(outcome.facts)\n        records = pages.append(outcome.facts, now, cause(event))\n",
     ),
     "forget-who-is-out": Mutant(
         "a restarted coordinator takes nodes that are out for spares",
