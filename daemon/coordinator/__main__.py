@@ -27,14 +27,14 @@ from muster.daemon.coordinator.lease import Lease, LeaseError
 from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.coordinator.slurm_calls import unopposed
 from muster.daemon.coordinator.state_folder import OWN, check_alone, check_shared
 from muster.daemon.coordinator.tenure import Keeping, Watchdog, end_at_once, stand_by
 from muster.daemon.identity import IdentityError
 from muster.daemon.rights import Rights
-from muster.slurm.client.command import NEEDED, dies_with_us
+from muster.slurm.client.command import NEEDED, can_end
 from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.open import open_slurm
+from muster.slurm.client.permit import Permit, unopposed
 from muster.slurm.client.types import Slurm
 
 EXIT_UNAVAILABLE, EXIT_BUG, EXIT_JOURNAL = 69, 70, 74
@@ -89,9 +89,11 @@ async def _run(flags: argparse.Namespace) -> None:
     policy, credentials = Policy.load(flags.policy), settings.credentials()
     flags.state_dir = await asyncio.to_thread(_check, flags)
     await _check_calls(flags)
-    slurm = await _open(flags.slurm)
+    keeping = _keeping(flags.state_dir) if flags.shared_state else None
+    permit = keeping.permit if keeping else unopposed
+    slurm = await _open(flags.slurm, permit)
     try:
-        async with _leased(flags, told) as keeping:
+        async with _leased(keeping, told):
             if told.is_set():
                 return
             coordinator = await Coordinator.open(
@@ -103,8 +105,8 @@ async def _run(flags: argparse.Namespace) -> None:
                     rights=Rights(settings.operator_uids()),
                     policy=policy,
                     heartbeat_s=flags.heartbeat,
-                    before_acting=keeping.check if keeping else unopposed,
-                    lease_term=keeping.term if keeping else 0,
+                    before_acting=permit,
+                    lease_term=keeping.lease.term if keeping else 0,
                 )
             )
             await _serve(coordinator, told)
@@ -128,7 +130,7 @@ def _check(flags: argparse.Namespace) -> Path:
 
 async def _check_calls(flags: argparse.Namespace) -> None:
     """Raises SiteError: a call to Slurm could outlive the lease under which it was made."""
-    if flags.slurm == "fake" or await dies_with_us():
+    if flags.slurm == "fake" or await can_end():
         return
     if flags.shared_state:
         raise site.SiteError(
@@ -138,29 +140,28 @@ async def _check_calls(flags: argparse.Namespace) -> None:
     _log.warning("calls to Slurm may outlive this process: that takes %s", NEEDED)
 
 
+def _keeping(folder: Path) -> Keeping:
+    return Keeping(Lease(folder, Incumbent.of_this_process(), Watchdog().arm), end_at_once)
+
+
 @asynccontextmanager
-async def _leased(flags: argparse.Namespace, told: asyncio.Event) -> AsyncIterator[Keeping | None]:
+async def _leased(keeping: Keeping | None, told: asyncio.Event) -> AsyncIterator[None]:
     """Hold the lease where the state is shared; waits for it, or until told to leave."""
-    if not flags.shared_state:
-        yield None
+    if keeping is None or not await stand_by(keeping.lease, told):
+        yield
         return
-    lease = Lease(flags.state_dir, Incumbent.of_this_process(), Watchdog().arm)
-    if not await stand_by(lease, told):
-        yield None
-        return
-    _log.info("holds the lease, term %d", lease.term)
-    keeping = Keeping(lease, end_at_once)
+    _log.info("holds the lease, term %d", keeping.lease.term)
     keeping.start()
     try:
-        yield keeping
+        yield
     finally:
         keeping.stop()
 
 
-async def _open(kind: str) -> Slurm:
+async def _open(kind: str, permit: Permit) -> Slurm:
     if kind == "fake":
         return LocalSlurm()
-    return await open_slurm("cli" if kind == "cli" else "pyslurm", strict=kind == "pyslurm")
+    return await open_slurm("cli" if kind == "cli" else "pyslurm", strict=kind == "pyslurm", permit=permit)
 
 
 async def _serve(coordinator: Coordinator, told: asyncio.Event) -> None:

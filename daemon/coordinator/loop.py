@@ -27,11 +27,12 @@ from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
 from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.probes import Prober
-from muster.daemon.coordinator.slurm_calls import SlurmCalls, unopposed
+from muster.daemon.coordinator.slurm_calls import SlurmCalls
 from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.coordinator.streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.turnover import take
 from muster.daemon.identity import Credentials
+from muster.slurm.client.permit import unopposed
 from muster.slurm.client.types import Slurm
 
 _log = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ class Engine:
         credentials: Credentials,
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
-        before_acting: Callable[[], None] = unopposed,
+        before_acting: Callable[[], object] = unopposed,
     ) -> None:
-        """`ledger` is what `journal` holds. `before_acting` is called between writing and acting, and before each call
-        to Slurm; it does not return where another coordinator may act."""
+        """`ledger` is what `journal` holds. `before_acting` is called between writing and acting, and does not return
+        where another coordinator may act."""
         self.clock = clock or SteadyClock(journal.last_at)
         self.core = Core(ledger, self.clock.now(), limits)
         self.journal = journal
@@ -69,7 +70,7 @@ class Engine:
         self.watchers = Watchers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._before_acting = before_acting
-        self._calls = SlurmCalls(slurm, self.post, before_acting)
+        self._calls = SlurmCalls(slurm, self.post)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
         self._waiting: deque[e.Event] = deque()
         self._busy = False

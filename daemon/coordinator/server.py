@@ -20,11 +20,11 @@ from muster.daemon.coordinator.policy import Policy
 from muster.daemon.coordinator.service_agent import AgentService
 from muster.daemon.coordinator.service_api import MusterService
 from muster.daemon.coordinator.service_node import NodeService, Resolve, addresses_of
-from muster.daemon.coordinator.slurm_calls import unopposed
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.slurm_watch import SlurmWatch
 from muster.daemon.identity import Credentials
 from muster.daemon.rights import Rights
+from muster.slurm.client.permit import unopposed
 from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
@@ -35,7 +35,7 @@ GRACE_S = 0.2
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a coordinator is started with. `listen` is "host:port", port 0 for any. `before_acting` is called before
-    each call that changes something in Slurm, and does not return where another coordinator may act. `lease_term`: of
+    anything is done that was decided, and does not return where another coordinator may act. `lease_term`: of
     the lease under which `state_dir` is used, 0: the folder is this coordinator's alone."""
 
     listen: str
@@ -46,7 +46,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy.load)
     heartbeat_s: float = 5.0
     resolve: Resolve = addresses_of
-    before_acting: Callable[[], None] = unopposed
+    before_acting: Callable[[], object] = unopposed
     lease_term: int = 0
 
 

@@ -33,19 +33,12 @@ _BUG_PAUSE_S = 0.25
 _PAUSE = wait_exponential(multiplier=0.25, max=5.0)
 
 
-def unopposed() -> None:
-    """No other coordinator can act: nothing is looked up before a call."""
-
-
 class SlurmCalls:
-    """Owed calls under way. `post` gets a SlurmAnswered for each; `before_acting` is called before each try."""
+    """Owed calls under way. `post` gets a SlurmAnswered for each."""
 
-    def __init__(
-        self, slurm: Slurm, post: Callable[[e.Event], None], before_acting: Callable[[], None] = unopposed
-    ) -> None:
+    def __init__(self, slurm: Slurm, post: Callable[[e.Event], None]) -> None:
         self._slurm = slurm
         self._post = post
-        self._before_acting = before_acting
         self._taken: set[int] = set()
         self._queues: dict[str, deque[f.SlurmOwed]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,11 +100,7 @@ class SlurmCalls:
             before_sleep=lambda state: _tell(call, state),
             reraise=True,
         )
-        await trying(self._give, call, ledger)
-
-    async def _give(self, call: f.SlurmOwed, ledger: Ledger) -> None:
-        self._before_acting()
-        await give(self._slurm, call, ledger)
+        await trying(give, self._slurm, call, ledger)
 
 
 async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:

@@ -20,60 +20,58 @@ EXIT_LEASE = 75
 
 
 class Keeping:
-    """Keeps a lease that was taken: renews it on a thread of its own, for as long as the event loop moves.
+    """Keeps a lease once it was taken: renews it on a thread of its own, for as long as the event loop moves.
 
     Args:
-        lease: taken.
+        lease: taken before `start`.
         lost: is told why, on any thread; ends the process.
+        now: a clock for how long the event loop has stood still; seconds.
     """
 
-    def __init__(self, lease: Lease, lost: Callable[[str], None]) -> None:
-        self._lease, self._lost = lease, lost
+    def __init__(self, lease: Lease, lost: Callable[[str], None], now: Callable[[], float] = clock.monotonic) -> None:
+        self.lease, self._lost, self._now = lease, lost, now
         self._over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._felt = clock.monotonic()
+        self._felt = 0.0
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def start(self) -> None:
         """Begin; from an event loop, which has to keep running."""
         self._loop = asyncio.get_running_loop()
+        self._feel()
         self._thread.start()
 
     def stop(self) -> None:
         """Give the lease back."""
         self._over.set()
         self._thread.join()
-        self._lease.release()
+        self.lease.release()
 
-    @property
-    def term(self) -> int:
-        """The lease's term."""
-        return self._lease.term
-
-    def check(self) -> None:
-        """Before each call to Slurm: ends the process where the lease is another's."""
+    def permit(self) -> float:
+        """Before anything is done: the seconds that the lease still has. Ends the process where it is another's."""
         try:
-            self._lease.check()
+            self.lease.check()
         except LeaseLost as error:
             self._lost(str(error))
+        return max(self.lease.left(), 0.0)
 
     def _renew(self) -> None:
-        patience = self._lease.patience
+        patience = self.lease.patience
         while not self._over.wait(patience.renew_s):
             assert self._loop is not None
             with suppress(RuntimeError):  # it is closed: the process is about to end
                 self._loop.call_soon_threadsafe(self._feel)
-            if clock.monotonic() - self._felt > patience.stuck_s:
+            if self._now() - self._felt > patience.stuck_s:
                 self._lost(f"the event loop has stood still for {patience.stuck_s:g} s")
                 return
             try:
-                self._lease.renew()
+                self.lease.renew()
             except LeaseLost as error:
                 self._lost(str(error))
                 return
 
     def _feel(self) -> None:
-        self._felt = clock.monotonic()
+        self._felt = self._now()
 
 
 async def stand_by(lease: Lease, told: asyncio.Event) -> bool:

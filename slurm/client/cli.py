@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 from muster.slurm.client import command, json_stream, records, refusals
 from muster.slurm.client.budget import Budget
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
+from muster.slurm.client.permit import Permit, unopposed
 from muster.slurm.client.procedures import Procedures
 from muster.slurm.client.types import (
     DEFAULT_DEADLINE,
@@ -24,12 +26,17 @@ T = TypeVar("T")
 class CliSlurm(Procedures):
     """`scontrol`, `squeue`, `scancel` and `sbatch`, found on PATH or in the folder `bin`."""
 
-    def __init__(self, bin: Path | None = None) -> None:
+    def __init__(self, bin: Path | None = None, permit: Permit = unopposed) -> None:
+        super().__init__(permit)
         self._bin = bin
 
-    async def _run(self, what: str, deadline: float, *argv: str) -> str:
+    async def _change(self, what: str, deadline: float, *argv: str) -> None:
+        """Runs one command that changes something; raises what its words mean if it fails."""
+        await self._run(what, deadline, *argv, within=self._permit())
+
+    async def _run(self, what: str, deadline: float, *argv: str, within: float = math.inf) -> str:
         """Runs one command, returns its output; raises what its words mean if it fails."""
-        done = await command.run(self._argv(argv), deadline=deadline)
+        done = await command.run(self._argv(argv), deadline=deadline, within=within)
         if done.status != 0:
             raise refusals.failure(what, done.words)
         return done.out
@@ -63,23 +70,23 @@ class CliSlurm(Procedures):
 
     async def _update_job(self, what: str, job: int, changes: Mapping[str, str], deadline: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        await self._run(what, deadline, "scontrol", "update", f"JobId={job}", *pairs)
+        await self._change(what, deadline, "scontrol", "update", f"JobId={job}", *pairs)
 
     async def _update_node(self, what: str, node: str, state: str, reason: str, deadline: float) -> None:
         why = [f"Reason={reason}"] if reason else []
-        await self._run(what, deadline, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
+        await self._change(what, deadline, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
 
     async def _requeue(self, job: int, deadline: float) -> None:
-        await self._run(f"requeue job {job}", deadline, "scontrol", "requeue", str(job))
+        await self._change(f"requeue job {job}", deadline, "scontrol", "requeue", str(job))
 
     async def _release(self, job: int, deadline: float) -> None:
-        await self._run(f"release job {job}", deadline, "scontrol", "release", str(job))
+        await self._change(f"release job {job}", deadline, "scontrol", "release", str(job))
 
     async def cancel(self, job: int, signal: int | None = None, *, deadline: float = DEFAULT_DEADLINE) -> None:
         how = [] if signal is None else [f"--signal={signal}"]
         what = f"cancel job {job}" if signal is None else f"send signal {signal} to job {job}"
         try:
-            await self._run(what, deadline, "scancel", *how, str(job))
+            await self._change(what, deadline, "scancel", *how, str(job))
         except SlurmRefused as error:
             if not refusals.has_ended(error):
                 raise

@@ -18,12 +18,12 @@ _NO_LIBRARY: Final = "could not load libslurmfull"
 """What complete_worker says where libslurm is not installed."""
 
 
-async def complete(job: int, exit_code: int, *, deadline: float) -> None:
-    """Ends `job` with `exit_code` (0 to 255). A job that has ended already is no error."""
+async def complete(job: int, exit_code: int, *, deadline: float, within: float) -> None:
+    """Ends `job` with `exit_code` (0 to 255). A job that has ended already is no error. `within`: see `command.run`."""
     if not 0 <= exit_code <= 255:
         raise ValueError(f"exit code {exit_code}: a job's exit code is 0 to 255")
     argv = [*_WORKER, str(job), str(exit_code)]
-    done = await command.run(argv, deadline=deadline)
+    done = await command.run(argv, deadline=deadline, within=within)
     if done.status == 0:
         return
     if _NO_LIBRARY in done.err:

@@ -7,6 +7,7 @@ from typing import Final
 
 from muster.slurm.client.cli import CliSlurm
 from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.permit import Permit, unopposed
 from muster.slurm.client.pyslurm_backend import PyslurmSlurm
 from muster.slurm.client.types import Slurm
 
@@ -14,17 +15,17 @@ BACKENDS: Final = ("pyslurm", "cli")
 _log = logging.getLogger(__name__)
 
 
-async def open_slurm(prefer: str = "pyslurm", *, strict: bool = False) -> Slurm:
+async def open_slurm(prefer: str = "pyslurm", *, strict: bool = False, permit: Permit = unopposed) -> Slurm:
     """A client for the cluster that this machine belongs to; end it with `aclose`.
 
     `prefer` is "pyslurm" or "cli". Where pyslurm does not start, the commands serve and a warning says why;
-    with `strict` that is a SlurmUnavailable instead.
+    with `strict` that is a SlurmUnavailable instead. `permit` is asked before each step that changes something.
     """
     if prefer not in BACKENDS:
         raise ValueError(f"Slurm backend {prefer!r}: it is one of {', '.join(BACKENDS)}")
     if prefer == "cli":
-        return CliSlurm()
-    backend = PyslurmSlurm()
+        return CliSlurm(permit=permit)
+    backend = PyslurmSlurm(permit)
     try:
         await backend.start()
     except SlurmUnavailable as error:
@@ -32,5 +33,5 @@ async def open_slurm(prefer: str = "pyslurm", *, strict: bool = False) -> Slurm:
         if strict:
             raise
         _log.warning("Slurm is asked through its commands: %s", error)
-        return CliSlurm()
+        return CliSlurm(permit=permit)
     return backend

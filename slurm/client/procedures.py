@@ -21,6 +21,7 @@ from typing import Final
 from muster.slurm.client import completion, refusals
 from muster.slurm.client.budget import Budget
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused, SlurmUnavailable
+from muster.slurm.client.permit import Permit
 from muster.slurm.client.states import JobFlag, JobState
 from muster.slurm.client.types import (
     DEFAULT_DEADLINE,
@@ -41,6 +42,10 @@ _POLL_LAST: Final = 0.5
 
 class Procedures(ABC):
     """The Protocol `Slurm` over the single steps of one backend."""
+
+    def __init__(self, permit: Permit) -> None:
+        """`permit` is asked before each step that changes something."""
+        self._permit = permit
 
     # The single steps. Queries raise SlurmError here and turn it into Unknown in the Protocol's methods.
 
@@ -195,7 +200,7 @@ class Procedures(ABC):
         await self._update_job(f"set the comment of job {job}", job, {"Comment": one_line(text)}, deadline)
 
     async def complete_job(self, job: int, exit_code: int, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        await completion.complete(job, exit_code, deadline=deadline)
+        await completion.complete(job, exit_code, deadline=deadline, within=self._permit())
 
     async def _job(self, what: str, job: int, budget: Budget) -> Job:
         found = (await self._jobs([job], budget.need(what)))[job]

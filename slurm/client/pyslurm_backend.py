@@ -15,6 +15,7 @@ from muster.slurm.client import json_stream, records
 from muster.slurm.client.budget import Budget
 from muster.slurm.client.cli import CliSlurm
 from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.permit import Permit, unopposed
 from muster.slurm.client.procedures import Procedures
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import (
@@ -35,10 +36,11 @@ START_DEADLINE: Final = 20.0
 class PyslurmSlurm(Procedures):
     """`Slurm` over two pyslurm workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, permit: Permit = unopposed) -> None:
+        super().__init__(permit)
         self._questions = WorkerProcess()
-        self._commands = WorkerProcess()
-        self._cli = CliSlurm()
+        self._commands = WorkerProcess(permit=permit)
+        self._cli = CliSlurm(permit=permit)
 
     async def start(self, deadline: float = START_DEADLINE) -> None:
         """Starts both workers. SlurmUnavailable where pyslurm or slurm.conf is missing."""

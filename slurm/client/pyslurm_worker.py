@@ -6,7 +6,8 @@ pyslurm holds the interpreter's lock for the whole of each RPC and its import ab
 is no slurm.conf, so it lives here and nowhere else. Whoever started this process kills it when an answer is
 late.
 
-Requests and answers are JSON, one a line: `["op", {arguments}]` in on stdin; out on what was stdout, any
+Requests and answers are JSON, one a line: `["op", {arguments}, seconds]` in on stdin, where the kernel ends this
+process when an answer takes longer than that, whoever is left to notice (0: never); out on what was stdout, any
 number of lines that are lists of records, then one last line that is an object: `{}` when it was done,
 `{"words": ...}` when Slurm refused. The first line out is such an object too: it says that pyslurm is
 there. Whatever libslurm prints goes to stderr.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -165,7 +167,8 @@ def _say(out: TextIO, what: object) -> None:
 
 def _answer(worker: Worker, line: str, out: TextIO) -> None:
     """Carries out one request and writes its answer."""
-    name, arguments = json.loads(line)
+    name, arguments, seconds = json.loads(line)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     operation: Operation = getattr(worker, name)
     batch: list[Record] = []
     try:
@@ -179,6 +182,7 @@ def _answer(worker: Worker, line: str, out: TextIO) -> None:
     else:
         _say(out, batch)
         _say(out, {})
+    signal.setitimer(signal.ITIMER_REAL, 0)
     out.flush()
 
 
@@ -186,6 +190,8 @@ def main() -> None:
     """Serves until stdin ends."""
     if not _configured():
         sys.exit("Could not find slurm.conf: this machine is not part of a Slurm cluster")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever was inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # C code prints where it likes; the answers' channel is out of its reach
     import pyslurm

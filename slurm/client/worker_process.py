@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 from muster.slurm.client import command, refusals
 from muster.slurm.client.budget import Budget
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
+from muster.slurm.client.permit import OVERTIME_S, Permit, unopposed
 
 PYSLURM_WORKER: Final = (sys.executable, "-m", "muster.slurm.client.pyslurm_worker")
 _LONGEST_LINE: Final = 2**24
@@ -25,8 +27,10 @@ _WORDS_KEPT: Final = 2000
 class WorkerProcess:
     """One process, one request at a time; who comes second waits, within its own deadline."""
 
-    def __init__(self, argv: Sequence[str] = PYSLURM_WORKER) -> None:
+    def __init__(self, argv: Sequence[str] = PYSLURM_WORKER, permit: Permit = unopposed) -> None:
+        """`permit` is asked before each request, and says how long that may take."""
         self._argv = argv
+        self._permit = permit
         self._process: asyncio.subprocess.Process | None = None
         self._errors: asyncio.Task[None] | None = None
         self._said = ""
@@ -44,15 +48,19 @@ class WorkerProcess:
             async with asyncio.timeout(deadline), self._turn:
                 return await self._ask(what, op, arguments)
         except TimeoutError:
-            raise SlurmTimeout(f"{what}: no answer within {budget.deadline:g} s") from None
+            took = deadline - max(budget.left, 0)
+            raise SlurmTimeout(f"{what}: no answer within {took:.1f} s") from None
 
     async def _ask(self, what: str, op: str, arguments: dict[str, Any]) -> list[Any]:
         done = False
         try:
             process = await self._running()
             assert process.stdin is not None
-            process.stdin.write(json.dumps([op, arguments]).encode() + b"\n")
-            records = await self._read(process, what)
+            within = self._permit()
+            ends_s = 0.0 if math.isinf(within) else within + OVERTIME_S
+            process.stdin.write(json.dumps([op, arguments, ends_s]).encode() + b"\n")
+            async with asyncio.timeout(None if math.isinf(within) else within):
+                records = await self._read(process, what)
             done = True
             return records
         except (BrokenPipeError, ConnectionResetError) as error:

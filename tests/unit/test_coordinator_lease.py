@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from muster.daemon.coordinator.incumbent import Incumbent
 from muster.daemon.coordinator.lease import Lease, LeaseError, LeaseLost, Patience
+from muster.daemon.coordinator.tenure import Keeping
+from muster.slurm.client.permit import OVERTIME_S
 
 PATIENCE = Patience()
 ME = Incumbent.of_this_process()
@@ -196,6 +199,10 @@ def test_a_look_that_hangs_takes_nothing_from_who_goes_on(tmp_path: Path) -> Non
         play(folder, [*begin, Step(0.25, 1, "go on", (hang,)), *looks], (1.0, 1.0, 1.0), PATIENCE)
 
 
+def test_a_step_that_outlives_the_lease_is_over_before_another_begins() -> None:
+    assert PATIENCE.lapse_s + 2 * OVERTIME_S < PATIENCE.takeover_s
+
+
 def lease(folder: Path, me: Incumbent = ME) -> Lease:
     return Lease(folder, me, lambda _: None)
 
@@ -346,6 +353,22 @@ def test_an_identity_survives_the_file(tmp_path: Path) -> None:
     assert Incumbent.parse(str(ME)) == ME
     assert Incumbent.parse("ctl1") is None
     assert not ME.has_ended(ME)
+
+
+async def test_the_loop_counts_as_moving_from_when_the_lease_was_taken(tmp_path: Path) -> None:
+    """A standby is made long before."""
+    loop, renewed, lost, moment = asyncio.get_running_loop(), asyncio.Event(), list[str](), [0.0]
+    held = Lease(tmp_path, ME, lambda _: loop.call_soon_threadsafe(renewed.set) and None, Patience(renew_s=0.001))
+    keeping = Keeping(held, lost.append, now=lambda: moment[0])
+    moment[0] += 100 * PATIENCE.stuck_s
+    assert held.try_take()
+    await asyncio.sleep(0)
+    renewed.clear()
+    keeping.start()
+    async with asyncio.timeout(10):
+        await renewed.wait()
+    keeping.stop()
+    assert lost == []
 
 
 def test_who_is_hidden_has_not_ended(tmp_path: Path) -> None:

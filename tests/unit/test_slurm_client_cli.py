@@ -212,6 +212,42 @@ async def test_requeue_moves_the_start_after_completing(commands: Commands, slur
     assert commands.lines()[-1].endswith("StartTime=now")
 
 
+async def test_each_step_that_changes_something_is_permitted_anew(commands: Commands) -> None:
+    """A procedure takes Slurm half a minute: by the second step another may have to take the third."""
+
+    def permit() -> float:
+        with commands.said.open("a") as said:
+            said.write("may I?\n")
+        return 4.0
+
+    slurm = CliSlurm(commands.folder, permit)
+    for at, state in enumerate([["RUNNING"], ["PENDING"]], 1):
+        document = {"jobs": [{**JOB, "job_state": state, "excluded_nodes": "n4"}]}
+        (commands.folder / f"look{at}").write_text(json.dumps(document))
+    commands.have("squeue", f"cd {commands.folder}; cat look$(grep -c squeue said)")
+    commands.have("scontrol", "")
+    commands.have("scancel", "")
+    await slurm.requeue(7, ["n1"], restarts=1)
+    await slurm.down("n1", "why")
+    await slurm.cancel(7)
+    assert [line.partition(" ")[0] for line in commands.lines()] == [
+        *("squeue", "may", "scontrol", "may", "scontrol", "squeue", "may", "scontrol"),
+        *("may", "scontrol", "may", "scontrol", "may", "scancel"),
+    ]
+
+
+async def test_a_step_takes_no_longer_than_it_is_permitted(commands: Commands) -> None:
+    commands.have("scontrol", "sleep 60")
+    with pytest.raises(SlurmTimeout, match=r"no answer within 0\.2 s"):
+        await CliSlurm(commands.folder, lambda: 0.2).drain("n1", "why")
+
+
+async def test_a_step_that_was_killed_is_no_refusal(commands: Commands, slurm: CliSlurm) -> None:
+    commands.have("scontrol", "kill -KILL $$")
+    with pytest.raises(SlurmTimeout, match="killed before it answered"):
+        await slurm.drain("n1", "why")
+
+
 async def test_requeue_that_was_done_before_is_left_alone(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("squeue", {"jobs": [{**JOB, "job_state": ["RUNNING"]}]})
     await slurm.requeue(7, ["n1"], restarts=0)

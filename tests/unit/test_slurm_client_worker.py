@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -155,26 +156,55 @@ async def test_without_pyslurm_it_says_so(tmp_path: Path) -> None:
     await worker.aclose()
 
 
-STARTS_AND_DIES = """
+STARTS_AND_GOES = """
 import asyncio, os, signal, sys
 from muster.slurm.client import command
 
 async def main():
-    await command.start(["sleep", "60"], stdin=int(sys.argv[1]))
-    os.kill(os.getpid(), signal.SIGKILL)
+    held, within, how = int(sys.argv[1]), float(sys.argv[2]), getattr(signal, sys.argv[3])
+    call = await command.start(["sh", "-c", "echo there; exec sleep 60"], stdin=held, within=within)
+    os.close(held)
+    await call.stdout.readline()
+    os.kill(os.getpid(), how)
 
 asyncio.run(main())
 """
 
 
-def test_a_call_dies_with_the_process_that_made_it() -> None:
+@pytest.mark.parametrize(
+    ("within", "how"),
+    [("inf", "SIGKILL"), ("50", "SIGKILL"), ("0.3", "SIGSTOP")],
+    ids=["dies", "dies with time left", "stands still"],
+)
+def test_a_call_ends_with_whoever_made_it_or_in_time(within: str, how: str) -> None:
     """Else a coordinator that was replaced would still act, once Slurm gets to it."""
     hears, held = os.pipe()
-    with subprocess.Popen([sys.executable, "-c", STARTS_AND_DIES, str(held)], pass_fds=[held]):
+    with subprocess.Popen([sys.executable, "-c", STARTS_AND_GOES, str(held), within, how], pass_fds=[held]) as caller:
         os.close(held)
         readable, _, _ = select.select([hears], [], [], 30)
+        caller.kill()
     os.close(hears)
     assert readable, "the call has ended, and with it the last writer of the pipe"
+
+
+def test_a_pyslurm_worker_ends_in_time_whatever_becomes_of_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "pyslurm.py").write_text(PYSLURM)
+    (tmp_path / "slurm.conf").touch()
+    with subprocess.Popen(argv(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as worker:
+        assert worker.stdin
+        worker.stdin.write(b'["nodes", {"names": ["n1"]}, 0.2]\n["nodes", {"names": ["hang"]}, 0.2]\n')
+        worker.stdin.flush()
+        assert worker.wait(30) == -signal.SIGALRM
+
+
+async def test_a_request_is_permitted_and_takes_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "pyslurm.py").write_text(PYSLURM)
+    (tmp_path / "slurm.conf").touch()
+    worker = WorkerProcess(argv(tmp_path), permit=lambda: 0.3)
+    with pytest.raises(SlurmTimeout, match=r"no answer within"):
+        await names(worker, "hang")
+    assert await names(worker, "n1") == ["n1"]
+    await worker.aclose()
 
 
 RUNS = """
