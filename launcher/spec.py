@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from muster.daemon import job_limits
 from muster.launcher.errors import WrongInput
 from muster.launcher.explain import explain
 from muster.v1.common_pb2 import JobSpec
@@ -54,6 +55,9 @@ def _absolute(value: str) -> str:
 
 OneLine = Annotated[str, Field(min_length=1), BeforeValidator(lambda v: _one_line(v) if isinstance(v, str) else v)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.NODES)]
+FurtherNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.NODES)]
+RanksPerNode = Annotated[int, Field(strict=True, ge=1, le=job_limits.RANKS_PER_NODE)]
 
 
 class _Table(BaseModel):
@@ -121,25 +125,25 @@ class Job(_Table):
     """The whole of job.toml."""
 
     name: str
-    nodes: Count
-    spares: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
+    nodes: Nodes
+    spares: FurtherNodes = 0
     elastic: Annotated[bool, Field(strict=True)] = False
-    min_nodes: Count | None = None
-    ranks_per_node: Count | None = None
-    gpus_per_node: Count | None = None
+    min_nodes: Nodes | None = None
+    ranks_per_node: RanksPerNode | None = None
+    gpus_per_node: RanksPerNode | None = None
     command: Annotated[tuple[str, ...], BeforeValidator(_words)]
     work_dir: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     preload: tuple[str, ...] = ()
     run_dir: str
     durable_dir: str = ""
-    gather_timeout: Annotated[float, Field(gt=0, le=7 * 86400)] = 300.0
-    max_failures: Count = 3
-    hang_after: Annotated[float, Field(ge=0, le=7 * 86400)] = 60.0
-    pool_nodes: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 2
+    gather_timeout: Annotated[float, Field(gt=0, le=job_limits.GATHER_TIMEOUT_S)] = 300.0
+    max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.FAILURES)] = 3
+    hang_after: Annotated[float, Field(ge=0, le=job_limits.HANG_AFTER_S)] = 60.0
+    pool_nodes: FurtherNodes = 2
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
-    stop_before: Annotated[float, Field(ge=0, le=86400)] = 120.0
+    stop_before: Annotated[float, Field(ge=0, le=job_limits.STOP_BEFORE_S)] = 120.0
     stop_signal: str | None = None
     parallelism: Parallelism = Field(default_factory=Parallelism)
     checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
@@ -227,6 +231,11 @@ class Job(_Table):
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
             raise ValueError(
                 f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
+            )
+        if self.world_size > job_limits.RANKS:
+            raise ValueError(
+                f"nodes * ranks_per_node = {self.nodes} * {self.ranks} = {self.world_size} ranks must be "
+                f"{job_limits.RANKS} or less"
             )
         self._data()
         return self

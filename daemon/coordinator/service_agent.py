@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from muster.daemon import clock
+from muster.daemon import clock, job_limits
 from muster.daemon.coordinator import convert
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import pool
@@ -187,6 +187,11 @@ async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentH
     hello = first.hello
     if not hello.gang_id or not hello.node or not hello.incarnation or not hello.peer_address:
         raise nonsense("hello needs gang_id, node, incarnation and peer_address")
+    try:
+        for field in ("gang_id", "node", "incarnation", "peer_address"):
+            convert.check_length(field, getattr(hello, field), job_limits.NAME)
+    except convert.Nonsense as error:
+        raise nonsense(str(error)) from None
     return hello, convert.status(second.status)
 
 

@@ -109,6 +109,15 @@ async def test_an_agent_that_nothing_is_wanted_of_is_dismissed(
     assert agent.dismissed == words
 
 
+async def test_an_agent_with_a_name_that_is_no_name_is_refused(world: World) -> None:
+    agent = ScriptedAgent("n1", spec(), world.credentials, incarnation="x" * 300)
+    await agent.open()
+    code, words = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words == "incarnation has 303 characters: 256 at most"
+
+
 async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: World) -> None:
     world.cluster.requeue(1, (), None)
     assert world.cluster.jobs()[1].restart_count == 1

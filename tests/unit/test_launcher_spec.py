@@ -92,6 +92,8 @@ def test_every_key_is_in_the_reference() -> None:
         ("min_nodes = 3", "min_nodes = 3 is less than nodes = 4: that needs elastic = true"),
         ("elastic = true\nparallelism.tensor = 2", "elastic = true needs a plain data-parallel job"),
         ("max_failures = 0", "max_failures = 0: must be 1 or more"),
+        ("ranks_per_node = 2000", "ranks_per_node = 2000: must be 1024 or less"),
+        ("spares = 200000", "spares = 200000: must be 100000 or less"),
         ("hang_after = 4", "hang_after = 4: must be 5 or more, or 0: hangs are not looked for"),
         ("hang_after = -1", "hang_after = -1: must be 0 or more"),
         ("gather_timeout = 0", "gather_timeout = 0: must be more than 0"),
@@ -121,6 +123,7 @@ def test_a_mistake_is_named_with_what_would_be_right(line: str, words: str) -> N
     [
         ("nodes = 4", "", "nodes: missing; it has no default"),
         ("nodes = 4", "nodes = 0", "nodes = 0: must be 1 or more"),
+        ("nodes = 4", "nodes = 1000\nranks_per_node = 256", "1000 * 256 = 256000 ranks must be 250000 or less"),
         ('"tiny"', '"tiny job"', "name = 'tiny job': must be 1 to 64 letters"),
         ("/shared/tiny", "runs/tiny", "run_dir = 'runs/tiny': must be an absolute path"),
         ("/shared/tiny", "/shared/%j", "must not contain %"),

@@ -7,7 +7,7 @@ fact's fields may grow defaults, never lose a name.
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 
 from muster.daemon.coordinator.core.events import GangSpec, Version
 from muster.daemon.coordinator.core.states import Phase, Verdict
@@ -291,7 +291,9 @@ Fact = (
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}
-_ADAPTERS: dict[str, TypeAdapter[Fact]] = {name: TypeAdapter(kind) for name, kind in FACTS.items()}
+AS_WRITTEN = with_config(ConfigDict(ser_json_inf_nan="strings"))
+"""What is written can be read: of itself pydantic makes null of a number that is none, and then refuses it."""
+_ADAPTERS: dict[str, TypeAdapter[Fact]] = {name: TypeAdapter(AS_WRITTEN(kind)) for name, kind in FACTS.items()}
 
 
 def encode(fact: Fact) -> tuple[str, str]:

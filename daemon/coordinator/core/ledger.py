@@ -237,7 +237,7 @@ class Ledger:
         return _LEDGER.validate_json(text)
 
 
-_LEDGER: TypeAdapter[Ledger] = TypeAdapter(Ledger)
+_LEDGER: TypeAdapter[Ledger] = TypeAdapter(f.AS_WRITTEN(Ledger))
 
 
 def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:

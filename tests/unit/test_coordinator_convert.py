@@ -1,0 +1,79 @@
+"""From the wire to the core: what no job can mean is refused before the journal has it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from muster.daemon import job_limits
+from muster.daemon.coordinator import convert
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.events import GangSpec
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.journal import Journal
+from muster.v1 import agent_pb2, common_pb2
+
+
+def spec(**more: object) -> common_pb2.JobSpec:
+    wanted = {"nodes": 2, "ranks_per_node": 8, **more}
+    return common_pb2.JobSpec(**wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("gather_timeout_s", math.inf, "gather_timeout_s = inf must be 0 to 604800"),
+        ("gather_timeout_s", math.nan, "gather_timeout_s = nan must be 0 to 604800"),
+        ("stop_before_s", math.inf, "stop_before_s = inf must be 0 to 86400"),
+        ("hang_after_s", math.inf, "hang_after_s = inf must be 0 to 604800"),
+        ("hang_after_s", -5.0, "hang_after_s = -5 must be 0 to 604800"),
+        ("ranks_per_node", 3_000_000, "ranks_per_node = 3000000 must be 0 to 1024"),
+        ("nodes", 4_000_000_000, "nodes = 4000000000 must be 0 to 100000"),
+        ("nodes", 50_000, "nodes * ranks_per_node = 400000: a job has 250000 ranks at most"),
+        ("spares", 200_000, "spares = 200000 must be 0 to 100000"),
+        ("pool_nodes", 200_000, "pool_nodes = 200000 must be 0 to 100000"),
+        ("name", "n" * 257, "name has 257 characters: 256 at most"),
+        ("durable_dir", "/" * 4097, "durable_dir has 4097 characters: 4096 at most"),
+    ],
+)
+def test_a_job_that_can_not_be_is_refused_in_words(field: str, value: object, words: str) -> None:
+    with pytest.raises(convert.Nonsense) as refused:
+        convert.submitted("g", 1, 1000, spec(**{field: value}))
+    assert str(refused.value) == words
+
+
+def test_a_spec_that_would_fill_the_journal_is_refused() -> None:
+    with pytest.raises(convert.Nonsense, match="environment included"):
+        convert.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.SPEC}))
+    with pytest.raises(convert.Nonsense, match="gang_id has"):
+        convert.submitted("g" * 1000, 1, 1000, spec())
+
+
+def test_the_largest_job_is_taken() -> None:
+    largest = spec(nodes=31_250, spares=100_000, gather_timeout_s=7 * 86400.0, stop_before_s=86400.0)
+    assert convert.submitted("g", 1, 1000, largest).spec.nodes == 31_250
+
+
+def test_an_agents_words_are_cut_to_what_somebody_reads() -> None:
+    rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}the end")
+    status = convert.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]))
+    assert len(status.failure) == job_limits.WORDS + 3
+    assert status.notice == "short"
+    assert status.ranks[0].stderr_tail.endswith("xthe end")
+    assert len(status.ranks[0].stderr_tail) == job_limits.WORDS
+
+
+def test_a_number_that_is_none_can_be_read_back(tmp_path: Path) -> None:
+    """Nobody should write one; if somebody does, the site's coordinator starts again all the same."""
+    fact = f.GangRegistered("g", 1, 1000, "", GangSpec(1, 0, gather_timeout_s=math.inf), "{}")
+    ledger = Ledger()
+    apply(ledger, fact, 1.0)
+    assert Ledger.load(ledger.dump()) == ledger
+    journal = Journal(tmp_path)
+    journal.append([fact], 1.0, "")
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.load() == ledger
+    journal.close()
