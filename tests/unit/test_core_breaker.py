@@ -1,5 +1,7 @@
 """Limits on what is taken out of service, observe mode, and nodes that are doubted, in simulated worlds."""
 
+import pytest
+
 from muster.daemon.coordinator.core import breaker
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Ledger, apply
@@ -113,6 +115,19 @@ def test_without_a_durable_folder_it_is_stopped_all_the_same() -> None:
     world.crash("n1")
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 98)
+
+
+@pytest.mark.parametrize("durable_dir", ["", "/durable"])
+def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_dir: str) -> None:
+    world = training(limits=Limits(swaps_per_hour=0), durable_dir=durable_dir)
+    world.world.stop(world.agent("n3"), True)  # its fence is still awaited when the job is requeued
+    world.signal("n1")
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    world.requeue()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_until(lambda: world.runs(2) and world.gang.stepped == 2, 900)
+    assert "n1" in world.gang.recoveries[-1].nodes_out
+    assert not world.gang.final
 
 
 def test_restarts_in_place_are_no_swaps() -> None:

@@ -7,7 +7,7 @@ without a node that is gone all the same, for they can't train with it; one that
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import HOUR_S, Gang
-from muster.daemon.coordinator.core.states import NODE_MOVES, Verdict
+from muster.daemon.coordinator.core.states import NODE_MOVES, Phase, Verdict
 from muster.daemon.coordinator.core.turn import Turn
 
 DAY_S = 86400.0
@@ -43,8 +43,9 @@ def take(turn: Turn, gang: Gang | None, node: str, verdict: Verdict, reason: str
 
 
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:
-    """Why the gang may not go on without further nodes; empty where it may."""
-    if not gang.recoveries or not gang.recoveries[-1].nodes_out:
+    """Why the gang may not go on without further nodes; empty where it may. What a run of the job before has lost is no
+    reason not to start this one."""
+    if gang.phase is not Phase.RECOVERING or not gang.recoveries or not gang.recoveries[-1].nodes_out:
         return ""
     lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < HOUR_S)
     if lost <= most:
