@@ -196,6 +196,35 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_o
     assert world.gang.doubted == ""
 
 
+def dies_of_reset(world: Rehearsal, generation: int, node: str, culprit: str, exit_code: int) -> None:
+    """A rank of `culprit` dies, and the one on `node` of its reset, of which the coordinator hears first."""
+    world.run_until(lambda: world.runs(generation))
+    world.kill_rank(culprit, exit_code, told_s=0.02)
+    world.kill_rank(node, 1)
+    world.run_until(lambda: world.gang.generation > generation)
+
+
+def test_whose_rank_dies_of_a_peers_reset_is_not_blamed_though_that_is_heard_first() -> None:
+    world = training()
+    for generation in (1, 2):
+        dies_of_reset(world, generation, "n0", "n2", -11)
+    runs(world, 3)
+    assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n2", "n2"]
+    assert verdict(world, "n0") is Verdict.FIT
+    assert verdict(world, "n2") is Verdict.UNFIT
+    assert world.folded() == world.core.ledger
+
+
+@pytest.mark.parametrize("exit_code", [1, -6, -15])
+def test_where_it_can_not_be_told_whose_rank_died_first_nobody_is_doubted(exit_code: int) -> None:
+    world = training()
+    for generation in (1, 2):
+        dies_of_reset(world, generation, "n0", "n2", exit_code)
+    runs(world, 3)
+    assert doubted(world) == []
+    assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["", ""]
+
+
 def test_a_late_report_of_the_generation_before_blames_nobody() -> None:
     world = training()
     world.kill_rank("n2")

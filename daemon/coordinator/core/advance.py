@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core import (
     breaker,
+    doubt,
     flushing,
     hang,
     placement,
@@ -20,7 +21,7 @@ from muster.daemon.coordinator.core import (
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import RankState, Version
 from muster.daemon.coordinator.core.ledger import Gang
-from muster.daemon.coordinator.core.states import ACTIVE, Phase, Verdict
+from muster.daemon.coordinator.core.states import ACTIVE, Phase
 from muster.daemon.coordinator.core.tally import of_generation
 from muster.daemon.coordinator.core.turn import GangTurn
 
@@ -37,9 +38,6 @@ RELEASE_S = 30.0
 
 EXCLUDED_S = 600.0
 """A node that is in service, and that a job was requeued without, is left out of it for so long."""
-
-DOUBTED_AFTER = 2
-"""So many crashes running on one node, each no further than the one before, are as likely the node's fault."""
 
 EXIT_NO_REQUEUE = 93
 """Decided: the software fails again and again, do not requeue."""
@@ -263,7 +261,7 @@ def _recover(gt: GangTurn) -> None:
     if gang.failures >= gang.spec.max_failures:
         end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
         return
-    _doubt(gt)
+    doubt.examine(gt)
     if gt.turn.limits.observe and gang.seats:
         end(gt, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {_would_have(gt)}; {gang.recoveries[-1].cause}")
         return
@@ -279,38 +277,6 @@ def _recover(gt: GangTurn) -> None:
         return  # who sits where is looked at once, not with every report that comes meanwhile
     elif ranked := _next_seats(gt):
         _start_where_store_listens(gt, ranked)
-
-
-def _doubt(gt: GangTurn) -> None:
-    """Where ranks have failed on one node twice running, another node takes its place, if there is one: what happens
-    there tells whether it was the node. Once for each place: a crash that comes again there is no node's fault."""
-    gang = gt.gang
-    if len(gang.recoveries) < 2:
-        return
-    *_, before, last = gang.recoveries
-    node = last.crashed_on
-    if last.hardware or before.hardware or not node or before.crashed_on != node:
-        return
-    if gang.failures < DOUBTED_AFTER:
-        return  # the ranks had come further in between, on that very node
-    member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
-    if member is None or member.out or seat is None or seat.group_rank in gang.doubts:
-        return
-    if len(gt.usable()) > len(gang.seats):
-        gt.turn.record(f.MemberOut(gang.id, node, f"ranks failed on {node} twice running", alive=True, proven=False))
-
-
-def _blame(gt: GangTurn) -> None:
-    """The ranks failed on one node twice, and have come further without it."""
-    gang, node = gt.gang, gt.gang.doubted
-    if not node or not _stepped(gt) or gt.seen.moved_to[0] != gang.generation:
-        return
-    if gt.seen.moved_to[1] <= gang.reached + 1:
-        return  # a rank that has finished a step says of the others that they have finished the one before
-    reason = f"ranks failed on {node} twice running, and go on elsewhere"
-    if node not in gt.turn.tallies.out:
-        breaker.take(gt.turn, gang, node, Verdict.UNFIT, reason)
-    gt.turn.record(f.MemberOut(gang.id, node, reason, alive=gang.members[node].alive))
 
 
 def _would_have(gt: GangTurn) -> str:
@@ -388,6 +354,7 @@ def _start(gt: GangTurn, ranked: list[str]) -> None:
             durable_path="" if version else gang.durable_path,
             fenced_at=gt.now,
             action=_action(gang, ranked),
+            crashed_on=doubt.crashed_on(gt) if gang.recoveries else None,
         )
     )
 
@@ -529,7 +496,7 @@ def _run(gt: GangTurn) -> None:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if tally.progressed and not _stepped(gt):
         gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt)))
-    _blame(gt)
+    doubt.blame(gt)
     if whole and tally.done == tally.reported:
         _finish(gt)
     elif not stopping.overdue(gt) and not hang.watch(gt):

@@ -112,6 +112,9 @@ class StoreMoved:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
+    """`crashed_on`: where ranks had ended the generation before by themselves, now that all have told how theirs ended;
+    None: as its fence says."""
+
     gang: str
     generation: int
     seats: tuple[Seat, ...]
@@ -123,6 +126,7 @@ class GenerationStarted:
     durable_path: str
     fenced_at: float
     action: str
+    crashed_on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

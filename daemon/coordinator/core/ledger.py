@@ -66,7 +66,9 @@ class Recovery:
     step_before: int = 0
     step_restored: int = 0
     crashed_on: str = ""
-    """Node of the rank that ended the generation before by itself."""
+    """Node of the rank that ended the generation before by itself; empty where no single one can be named."""
+    hung: bool = False
+    """The generation before was ended because it hung."""
 
 
 @dataclass(slots=True)
@@ -160,7 +162,7 @@ class Gang:
     """The longest that a generation took to its first step."""
     hang: Hang | None = None
     doubted: str = ""
-    """A node that is out because ranks failed on it twice running; whether it is to blame is not known yet."""
+    """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
     doubts: tuple[int, ...] = ()
     """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
     flush: Flush | None = None
@@ -392,7 +394,7 @@ def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float
 def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
     gang.fenced = fact.generation
     gang.store_node = fact.store_node
-    gang.hang = None
+    hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
     gang.pool_since, gang.pool_refused = 0.0, ""
     gang.serial += 1
     if gang.phase is Phase.GATHERING:
@@ -405,7 +407,7 @@ def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
             gang.doubted = gang.doubted if came_further else ""  # ranks crash elsewhere as well
         gang.reached = max(gang.reached, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
-        recovery.crashed_on = fact.crashed_on
+        recovery.crashed_on, recovery.hung = fact.crashed_on, hung
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
         gang.recoveries.append(recovery)
 
@@ -427,6 +429,7 @@ def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
         origin = fact.version or (gang.durable_version if fact.durable_path else None)
         recovery.step_restored = origin.step if origin else 0
         recovery.nodes_in = sorted({seat.node for seat in fact.seats} - before)
+        recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
 
 
 def _flushed(gang: Gang, fact: f.Flushed) -> None:

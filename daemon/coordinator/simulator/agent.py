@@ -45,13 +45,17 @@ class Rank:
     step: int = 0
     progressed: bool = False
     hung: bool = False
+    fate: int | None = None
+    """It is dying, of itself, with this exit code; a SIGKILL that comes now changes nothing of that."""
+    reset: bool = False
     declared: str = ""
 
     @property
     def able(self) -> bool:
         """It can write, join and publish at this moment."""
         machine = self.agent.machine
-        return self.alive and not self.doomed and machine.kernel and not machine.frozen
+        dying = self.doomed or self.fate is not None
+        return self.alive and not dying and machine.kernel and not machine.frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +316,11 @@ class Agent(Process):
                 rank.doomed = True
                 self.schedule.later(held + self.world.timing.kill(), self.rank_ends, rank, -9, "")
 
+    def rank_dies(self, rank: Rank, exit_code: int, stderr: str, told_s: float) -> None:
+        """A rank's process dies; its agent hears of that so much later."""
+        rank.fate = exit_code
+        self.schedule.later(told_s, self.rank_ends, rank, exit_code, stderr)
+
     def rank_ends(self, rank: Rank, exit_code: int, stderr: str) -> None:
         """A rank's process is gone, by whatever cause."""
         if not rank.alive or not self.machine.kernel:
@@ -319,9 +328,10 @@ class Agent(Process):
         if self.machine.frozen:  # it goes once its node goes on
             self.schedule.later(0.5, self.rank_ends, rank, exit_code, stderr)
             return
+        exit_code = exit_code if rank.fate is None else rank.fate
         rank.alive, rank.running, rank.exit_code, rank.stderr = False, False, exit_code, stderr
-        if exit_code and not rank.doomed:
-            self.world.laws.crashed_by_itself(self.post.gang, rank.generation, self.node)
+        if exit_code and (rank.fate is not None or not rank.doomed):
+            self.world.laws.crashed_by_itself(self.post.gang, rank.generation, self.node, of_reset=rank.reset)
         self.later(0.0, self._rank_ended)
 
     def _rank_ended(self) -> None:

@@ -364,14 +364,14 @@ class Laws:
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
-    def crashed_by_itself(self, gang: str, generation: int, node: str) -> None:
-        """A rank has exited with an error, and nobody had killed it."""
+    def crashed_by_itself(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
+        """A rank has exited with an error, and nobody had killed it. `of_reset`: its peer had died."""
         self._crashes.setdefault(gang, set()).add(generation)
-        self._crashed_on[node] = self._crashed_on.get(node, 0) + 1
+        self._crashed_on[node] = self._crashed_on.get(node, 0) + (not of_reset)
 
     def hung_by_itself(self, gang: str, generation: int, node: str) -> None:
         """A rank hangs: it may be its node's fault as a crash may be."""
-        self.crashed_by_itself(gang, generation, node)
+        self.crashed_by_itself(gang, generation, node, of_reset=False)
 
     def _hang_found(self, core: Core, fact: f.HangFound, at: float) -> None:
         gang, training = core.ledger.gangs[fact.gang], self._world.newest_training(fact.gang)

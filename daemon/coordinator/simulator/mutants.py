@@ -158,10 +158,16 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "blame-a-doubted-node": Mutant(
         "a node is to blame as soon as one rank has crashed on it",
-        f"{_CORE}.advance",
+        f"{_CORE}.doubt",
         "    if last.hardware or before.hardware or not node or before.crashed_on != node:\n        return\n"
         "    if gang.failures < DOUBTED_AFTER:",
         "    if last.hardware or not node:",
+    ),
+    "blame-the-first-to-tell": Mutant(
+        "whose exit was reported first is to blame, though he died of a peer's reset",
+        f"{_CORE}.doubt",
+        "    if last.hung or not last.crashed_on:",
+        "    if last.generation:",
     ),
     "ignore-a-phase": Mutant(
         "ranks hang that are in a declared phase",

@@ -71,25 +71,38 @@ def kill_rank(world: World, gang: str) -> None:
     if agent is not None and able:
         rank = world.chance.choice(able)
         world.note(f"FAULT: rank {rank.rank} on {agent.node} exits")
-        agent.rank_ends(rank, world.chance.choice([1, -9, -11]), "RuntimeError: CUDA error")
+        _crash(world, rank, world.chance.choice([1, -9, -11]), "RuntimeError: CUDA error")
+
+
+def _crash(world: World, rank: Rank, exit_code: int, words: str, first: str = "") -> None:
+    """The rank dies, and its kernel resets its peers: some die of that, and their agents may be quicker to tell; those
+    on the node `first` are."""
+    training = world.newest_training(rank.agent.post.gang)
+    if training is not None and training.generation == rank.generation:
+        training.feel_reset(rank.agent.node, 0.4, within_s=0.1, first=first)
+    rank.agent.rank_dies(rank, exit_code, words, 0.1 * world.chance.random() + (0.1 if first else 0.0))
 
 
 def sick_node(world: World, gang: str) -> None:
     """Ranks on one node exit by themselves, in two generations running, and come no further in between."""
     known = world.gang(gang)
-    node = world.chance.choice(known.seats).node if known and known.seats else aim.node(world, gang)
-    world.note(f"FAULT: {node} is bad for ranks")
-    _exit_there(world, gang, node, 0, 2, world.schedule.now + 40.0)
+    seats = [seat.node for seat in known.seats] if known else []
+    node = world.chance.choice(seats) if seats else aim.node(world, gang)
+    others = [other for other in seats if other != node]
+    first = world.chance.choice(others) if others and world.chance.random() < 0.5 else ""
+    world.note(f"FAULT: {node} is bad for ranks" + (f", and {first} tells first" if first else ""))
+    _exit_there(world, gang, (node, first), 0, 2, world.schedule.now + 40.0)
 
 
-def _exit_there(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
+def _exit_there(world: World, gang: str, where: tuple[str, str], generation: int, left: int, until: float) -> None:
+    node, first = where
     agent = world.agents.get((gang, node))
     able = [r for r in agent.ranks.values() if r.able and r.generation > generation] if agent else []
     if agent is not None and able:
-        agent.rank_ends(able[0], -11, "")
+        _crash(world, able[0], -11, "", first)
         generation, left = able[0].generation, left - 1
     if left and world.schedule.now < until:
-        world.schedule.later(0.2, _exit_there, world, gang, node, generation, left, until)
+        world.schedule.later(0.2, _exit_there, world, gang, where, generation, left, until)
 
 
 def sick_script(world: World, gang: str) -> None:

@@ -176,11 +176,14 @@ class Rehearsal:
             self.world.network.mend(src, dst)
         self.world.changed()
 
-    def kill_rank(self, node: str, exit_code: int = 1) -> None:
-        """The ranks of a node exit by themselves."""
+    def kill_rank(self, node: str, exit_code: int = 1, told_s: float = 0.0) -> None:
+        """The ranks of a node exit by themselves; their agent hears of it so much later."""
         agent = self.agent(node)
         for rank in agent.ranks.values():
-            agent.rank_ends(rank, exit_code, "")
+            if told_s:
+                agent.rank_dies(rank, exit_code, "", told_s)
+            else:
+                agent.rank_ends(rank, exit_code, "")
 
     def hang_rank(self, node: str, how: str = "") -> None:
         """A rank of a node goes on no more; with "behind", one step before all others."""

@@ -156,13 +156,16 @@ class Training:
                 delay = 0.3 * self._world.chance.random()
                 self._world.schedule.later(delay, rank.agent.rank_ends, rank, code, "")
 
-    def feel_reset(self, dead: str, chance: float) -> None:
-        """The kernel of `dead` has reset its peers' connections: healthy ranks die of it, or hang."""
+    def feel_reset(self, dead: str, chance: float, within_s: float = 1.0, first: str = "") -> None:
+        """The kernel of `dead` has reset its peers' connections: healthy ranks die of it, or hang. Those on the node
+        `first` die at once."""
         for rank in self.ranks.values():
-            if rank.agent.node != dead and rank.able and self._world.chance.random() < chance:
-                words = "RuntimeError: Connection reset by peer"
-                self._world.schedule.later(self._world.chance.random(), self._die, rank, words)
+            if rank.agent.node == first != dead:
+                self._world.schedule.later(0.0, self._die_of_reset, rank)
+            elif rank.agent.node != dead and rank.able and self._world.chance.random() < chance:
+                self._world.schedule.later(within_s * self._world.chance.random(), self._die_of_reset, rank)
 
-    def _die(self, rank: Rank, words: str) -> None:
+    def _die_of_reset(self, rank: Rank) -> None:
         if rank.able:
-            rank.agent.rank_ends(rank, 1, words)
+            rank.reset = True
+            rank.agent.rank_ends(rank, 1, "RuntimeError: Connection reset by peer")
