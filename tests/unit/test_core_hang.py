@@ -213,6 +213,19 @@ def test_the_node_whose_ranks_are_behind_twice_is_replaced() -> None:
     assert "n2" not in {seat.node for seat in world.gang.seats}
 
 
+def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
+    """What passes elsewhere may have been a pause for which the wait, which each hang doubles, is long enough there."""
+    world = training(spares=2, limits=NO_LIMITS)
+    world.hang_rank("n2", "behind")
+    hang_again(world, 2, "n2", "behind")
+    world.run_until(recovered(world, 3), 400.0)
+    step = world.gang.reached
+    world.run_until(lambda: world.core.sight.gang("g").step > step + 3)
+    assert "n2" not in {seat.node for seat in world.gang.seats}
+    assert world.core.ledger.node("n2").verdict is Verdict.FIT
+    assert [call.verb for call in world.slurm] == ["let_go"]
+
+
 def test_where_nobody_is_behind_no_node_is_doubted() -> None:
     world = training(max_failures=9)
     world.hang_rank("n2")

@@ -1,7 +1,8 @@
 """Doubt: ranks fail twice running on one node, and it is not known whether that is the node's fault or the software's.
 
 A spare takes the node's place, once for each place in the gang. If the ranks crash there too, it was no node's fault;
-if they come further, it is to blame.
+if they come further, and it had crashed them twice, it is to blame. A hang blames nobody: what is taken for one may be
+a pause that only lasts, and that passes elsewhere because each hang in one place doubles the wait.
 """
 
 from muster.daemon.coordinator.core import breaker

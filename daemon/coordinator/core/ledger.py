@@ -359,7 +359,7 @@ def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
     member.out, member.alive = fact.reason, fact.alive
     gang.serial += 1
     if not fact.proven:
-        gang.doubted = fact.node
+        gang.doubted = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
         gang.doubts += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
     elif gang.doubted == fact.node:
         gang.doubted = ""

@@ -369,9 +369,9 @@ class Laws:
         self._crashes.setdefault(gang, set()).add(generation)
         self._crashed_on[node] = self._crashed_on.get(node, 0) + (not of_reset)
 
-    def hung_by_itself(self, gang: str, generation: int, node: str) -> None:
-        """A rank hangs: it may be its node's fault as a crash may be."""
-        self.crashed_by_itself(gang, generation, node, of_reset=False)
+    def hung_by_itself(self, gang: str, generation: int) -> None:
+        """A rank hangs: it may be no node's fault, for it may be slow only."""
+        self._crashes.setdefault(gang, set()).add(generation)
 
     def _hang_found(self, core: Core, fact: f.HangFound, at: float) -> None:
         gang, training = core.ledger.gangs[fact.gang], self._world.newest_training(fact.gang)

@@ -128,7 +128,7 @@ class Training:
         for other in self.ranks.values():
             other.hung = other.hung or other is rank or (behind and other.agent is rank.agent)
         self._one_more = behind and not all(other.hung for other in self.ranks.values())
-        self._world.laws.hung_by_itself(self.gang, self.generation, rank.agent.node)
+        self._world.laws.hung_by_itself(self.gang, self.generation)
 
     def rest(self, seconds: float) -> None:
         """All ranks are in a declared phase for so long."""
