@@ -74,7 +74,9 @@ class Coordinator:
             limits=settings.policy.limits,
             before_acting=settings.before_acting,
         )
-        self._watch = SlurmWatch(settings.slurm, self.engine.core.ledger, self.engine.post)
+        self._watch = SlurmWatch(
+            settings.slurm, self.engine.core.ledger, self.engine.post, lambda: self.engine.clock.ahead_s()
+        )
         self._watching: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
         self._server = self._make_server()

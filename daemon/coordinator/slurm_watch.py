@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NoReturn
 
 from muster.daemon.coordinator.core import events as e
@@ -19,6 +20,8 @@ from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
 JOBS_EVERY_S, NODES_EVERY_S = 2.0, 5.0
+SAME_LIMIT_S = 3.0
+"""Two clocks that both are right come apart by less, from one look to the next: no news."""
 _log = logging.getLogger(__name__)
 
 _BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
@@ -34,12 +37,16 @@ _OUT_OF_SERVICE = frozenset(
 
 
 class SlurmWatch:
-    """Polls `slurm` for what `ledger` names, and posts what changed."""
+    """Polls `slurm` for what `ledger` names, and posts what changed. `ahead_s`: seconds by which the core's clock is
+    ahead of the wall clock, which is Slurm's."""
 
-    def __init__(self, slurm: Slurm, ledger: Ledger, post: Callable[[e.Event], None]) -> None:
+    def __init__(
+        self, slurm: Slurm, ledger: Ledger, post: Callable[[e.Event], None], ahead_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._slurm = slurm
         self._ledger = ledger
         self._post = post
+        self._ahead_s = ahead_s
         self._jobs: dict[str, e.JobSeen] = {}
         self._nodes: dict[str, e.NodeSeen] = {}
 
@@ -59,7 +66,7 @@ class SlurmWatch:
             return
         for gang in gangs:
             if gang.job in found:
-                self._tell_job(gang, job_seen(gang, found[gang.job]))
+                self._tell_job(gang, job_seen(gang, found[gang.job], self._ahead_s()))
 
     async def look_at_nodes(self) -> None:
         """Ask for the nodes once."""
@@ -83,7 +90,7 @@ class SlurmWatch:
         return seen.in_service and known is not None and known.verdict in RESUMABLE
 
     def _tell_job(self, gang: Gang, seen: e.JobSeen) -> None:
-        if self._jobs.get(gang.id) != seen:
+        if not _same(self._jobs.get(gang.id), seen):
             self._jobs[gang.id] = seen
             self._post(seen)
 
@@ -95,12 +102,21 @@ class SlurmWatch:
         return {call.node for call in self._ledger.owed.values() if call.verb in ("drain", "down")}
 
 
-def job_seen(gang: Gang, found: Job | Gone) -> e.JobSeen:
-    """Slurm's view of the gang's job. A job that Slurm has forgotten ended "GONE"."""
+def _same(before: e.JobSeen | None, seen: e.JobSeen) -> bool:
+    """Nothing has changed; the end of the time limit may have been carried over a little differently."""
+    if before is None or before.limit_at is None or seen.limit_at is None:
+        return before == seen
+    return abs(before.limit_at - seen.limit_at) < SAME_LIMIT_S and replace(before, limit_at=seen.limit_at) == seen
+
+
+def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> e.JobSeen:
+    """Slurm's view of the gang's job, by a clock that is `ahead_s` seconds ahead of Slurm's. A job that Slurm has
+    forgotten ended "GONE"."""
     if isinstance(found, Gone):
         return e.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
-    limit_at = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
+    end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
+    limit_at = None if end is None else end + ahead_s
     limit_s = float(found.time_limit_s or 0)
     return e.JobSeen(gang.id, gang.job, found.nodes, found.restart_count, ended, limit_at, limit_s)
 

@@ -1,6 +1,8 @@
 """The coordinator's own clock: the wall clock at the start, carried on by the monotonic one.
 
 So the core's `now` never goes back and never jumps: an operator who sets the clock must not make nodes look silent.
+What others tell by the wall clock is carried over with `ahead_s` as often as it is read: the clock may have been wrong
+at the start, and mended since.
 """
 
 from __future__ import annotations
@@ -17,3 +19,7 @@ class SteadyClock:
     def now(self) -> float:
         """Seconds since the epoch."""
         return clock.monotonic() + self._offset
+
+    def ahead_s(self) -> float:
+        """Seconds by which it is ahead of the wall clock, as that goes by now."""
+        return self.now() - clock.wall()

@@ -520,3 +520,5 @@ def test_the_clock_never_goes_back_behind_the_journal() -> None:
     ahead = time.time() + 1000
     assert SteadyClock(not_before=ahead).now() >= ahead
     assert abs(SteadyClock().now() - time.time()) < 5
+    assert 990 < SteadyClock(not_before=ahead).ahead_s() <= 1000
+    assert abs(SteadyClock().ahead_s()) < 5

@@ -180,6 +180,23 @@ async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -
     assert seen[5:] == [e.JobSeen("g", 1, ("n1", "n2"), 0, None)]
 
 
+async def test_the_end_of_a_time_limit_is_told_by_the_cores_clock_and_told_anew_once_the_clock_is_mended(
+    slurm: FakeSlurm, clock: Clock
+) -> None:
+    """The coordinator was started with a clock two hours ahead, which somebody has set right since."""
+    slurm.cluster.submit(JobRequest(nodes=1, time_limit_s=5400))
+    owing, seen, ahead = Owing(slurm), list[e.Event](), [0.0]
+    owing.ledger.gangs["g"].job = 2
+    watch = SlurmWatch(slurm, owing.ledger, seen.append, lambda: ahead[0])
+    await watch.look_at_jobs()
+    ahead[0] = 7200.0
+    await watch.look_at_jobs()
+    ahead[0] = 7200.5
+    await watch.look_at_jobs()
+    limits = [event.limit_at for event in seen if isinstance(event, e.JobSeen)]
+    assert limits == [clock.now + 5400, clock.now + 5400 + 7200]
+
+
 async def test_a_node_resumed_while_it_was_lost_is_told_of_again_when_it_returns(slurm: FakeSlurm) -> None:
     owing, seen = Owing(slurm), list[e.Event]()
     watch = SlurmWatch(slurm, owing.ledger, seen.append)
