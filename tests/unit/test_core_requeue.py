@@ -1,5 +1,8 @@
 """A job that is requeued: on which nodes it may not start, until when, and what keeps it from gathering."""
 
+import pytest
+
+from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXCLUDED_S
 from muster.daemon.coordinator.core.states import Phase, Verdict
@@ -101,3 +104,29 @@ def test_a_node_that_dies_before_it_attaches_costs_a_requeue_and_not_the_job() -
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED or world.gang.final, 60)
     assert world.gang.phase is Phase.REQUEUED, world.gang.reason
+
+
+@pytest.mark.parametrize("seen", ["runs again", "is back in the queue"])
+def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself(seen: str) -> None:
+    world = training(nodes=2, spares=0)
+    world.world.slurm.wrong = 1.0  # so the call goes on being owed
+    world.kill_agent("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    call = calls(world, "requeue")[0].call
+    world.requeue()
+    if seen == "runs again":
+        world.run_until(lambda: world.gang.generation == 2, 300)
+    else:
+        world.post(e.JobSeen("g", 1, (), 1, None))
+    world.post(e.SlurmAnswered("g", call, "Requested operation is presently disabled"))
+    assert call not in world.core.ledger.owed
+    assert not world.gang.final
+
+
+def test_a_requeue_that_slurm_refuses_ends_a_job_that_waits_for_it() -> None:
+    world = training(nodes=2, spares=0)
+    world.world.slurm.wrong = 1.0  # so the call goes on being owed
+    world.crash("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.post(e.SlurmAnswered("g", calls(world, "requeue")[0].call, "Requested operation is presently disabled"))
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 94)

@@ -192,12 +192,19 @@ def _answered(turn: Turn, event: e.SlurmAnswered) -> None:
         return
     turn.record(f.SlurmSettled(event.gang, event.call, event.error or ""))
     gang = turn.ledger.gangs.get(owed.gang)
-    if owed.verb != "requeue" or not event.error or gang is None or gang.final:
+    if owed.verb != "requeue" or not event.error or gang is None or not _waits_for_requeue(turn, gang):
         return
     if CANCELLED in event.error:
         end_as_slurm(GangTurn(turn, gang), "CANCELLED")
     else:
         end(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
+
+
+def _waits_for_requeue(turn: Turn, gang: Gang) -> bool:
+    """Nothing but Slurm's answer brings its job back. Somebody else may have had it requeued meanwhile, or it may run
+    again: then a refusal is of yesterday."""
+    again = any(owed.gang == gang.id and owed.verb == "requeue" for owed in turn.ledger.owed.values())
+    return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).requeued and not again
 
 
 def _returns(ledger: Ledger, event: e.Event) -> bool:
