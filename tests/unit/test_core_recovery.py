@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
-from muster.daemon.coordinator.core.ledger import apply
+from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
@@ -324,6 +324,37 @@ def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
     assert world.gang.generation == 1
 
 
+def gathering(spares: int, failing: dict[str, float]) -> Core:
+    """The core of a job of 8 nodes: the `failing` attach at these times and say what they lack, the others at 8 s."""
+    core = Core(Ledger(), 0.0)
+    nodes = tuple(f"n{i}" for i in range(8 + spares))
+    core.decide(e.GangSubmitted("g", 1, 1, "", e.GangSpec(8, spares), "{}"), 0.0)
+    core.decide(e.JobSeen("g", 1, nodes, 0, None), 0.5)
+    at = 0.5
+    for node in sorted(nodes, key=lambda node: failing.get(node, 8.0)):
+        at = failing.get(node, 8.0)
+        core.decide(e.Tick(), at)
+        status = e.Status(failure=f"{node} lacks /scratch" if node in failing else "")
+        core.decide(e.AgentAttached("g", node, 1, 0, f"i-{node}", "a:1", node == "n0", "", status), at)
+        if core.ledger.gangs["g"].final:
+            break
+    for seconds in range(1, 60):
+        core.decide(e.Tick(), at + seconds)
+    return core
+
+
+def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> None:
+    gang = gathering(2, {"n0": 1.0}).ledger.gangs["g"]
+    assert (gang.phase, gang.reason) == (Phase.PREFLIGHT, "")
+    assert gang.members["n0"].out == "n0: n0 lacks /scratch"
+
+
+def test_bad_nodes_that_tell_one_after_the_other_end_a_job_that_can_not_gather_any_more() -> None:
+    gang = gathering(2, {"n0": 1.0, "n1": 9.0, "n2": 18.0}).ledger.gangs["g"]
+    assert (gang.phase, gang.exit_code) == (Phase.FAILED, 96)
+    assert gang.reason == "n2: n2 lacks /scratch"
+
+
 def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> None:
     world = training()
     fail(world, "n1", words="ended by SIGTERM")
@@ -344,12 +375,14 @@ def test_an_error_of_a_spare_stops_nobody() -> None:
     assert world.gang.generation == 1
 
 
-def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them() -> None:
-    world = Rehearsal(3, 1, absent=["n3"])
+@pytest.mark.parametrize(("spares", "exit_code"), [(0, 96), (1, 95)])
+def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them(spares: int, exit_code: int) -> None:
+    """At once where no other node can come, else when its time to gather is over."""
+    world = Rehearsal(3, spares, absent=["n3"] if spares else ["n1"])
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     fail(world, "n2", words="the run folder /nowhere does not exist on this node")
-    world.run_until(lambda: world.gang.final)
-    assert world.gang.exit_code == 96
+    world.run_until(lambda: world.gang.final, 310 if spares else 10)
+    assert world.gang.exit_code == exit_code
     assert "n2: the run folder" in world.gang.reason
 
 

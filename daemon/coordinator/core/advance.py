@@ -240,6 +240,7 @@ def _missing(gang: Gang, here: Collection[str]) -> str:
     who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
     return (
         f"{len(here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s; missing: {who}. "
+        f"{''.join(f'{member.out}. ' for member in gang.members.values() if member.out)}"
         "See the job's output file for srun's errors, and whether muster-agent is installed on these nodes"
     )
 
@@ -475,14 +476,23 @@ def _failing(gt: GangTurn) -> bool:
         gt.turn.wake(seen.failed_at + SLURM_WORD_S)
         return True
     words = {node: f"{node}: {seen.status(node).failure or seen.status(node).notice}" for node in sorted(failing)}
-    present = len(gt.tally.present)
-    too_few = gt.gang.phase is Phase.GATHERING and present - len(words) < gt.gang.spec.fewest
-    if 2 * len(words) > present or too_few:
+    if _too_many(gt, len(words)):
         end(gt, Phase.FAILED, EXIT_AGENT, next(iter(words.values())))
         return True
     for node, reason in words.items():
         suspicion.remove(gt, gt.gang.members[node], reason, alive=True)
     return False
+
+
+def _too_many(gt: GangTurn, failing: int) -> bool:
+    """So many agents that can't go on are most of the gang, or leave too few nodes to begin with. While it gathers,
+    those that have not attached yet are nodes as well, and who was taken out for the same is none."""
+    gang = gt.gang
+    if gang.phase is not Phase.GATHERING:
+        return 2 * failing > len(gt.tally.present)
+    nodes = max(len(gang.members), len(gang.job_nodes) or gang.spec.nodes + gang.spec.spares)
+    failing += sum(bool(member.out) for member in gang.members.values())
+    return 2 * failing > nodes or nodes - failing < gang.spec.fewest
 
 
 def _run(gt: GangTurn) -> None:
