@@ -158,6 +158,19 @@ def test_after_a_restart_of_the_coordinator_the_wait_begins_anew_and_knows_no_pa
     assert world.gang.generation == step
 
 
+def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() -> None:
+    world = Rehearsal(2, 0, hang_after_s=60.0)
+    world.run_until(lambda: world.gang.phase is Phase.STARTING)
+    world.world.restart_s = 600.0
+    world.world.coordinator_dies("as the script says")
+    world.run_for(650.0)
+    assert world.gang.stepped == 1
+    assert world.gang.first_step_s == 0.0
+    world.kill_rank("n1")
+    world.run_until(recovered(world), 20.0)
+    assert 0.0 < world.gang.first_step_s < 10.0
+
+
 def test_a_coordinator_that_restarts_amid_it_fences_all_the_same() -> None:
     world = training()
     step = world.core.sight.gang("g").step

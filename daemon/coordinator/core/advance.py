@@ -505,7 +505,8 @@ def _run(gt: GangTurn) -> None:
     if (whole or tally.progressed) and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if tally.progressed and not _stepped(gt):
-        gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt)))
+        watched = gt.turn.sight.since <= gang.started_at
+        gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt), watched))
     doubt.blame(gt)
     if whole and tally.done == tally.reported:
         _finish(gt)

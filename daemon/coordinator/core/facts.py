@@ -131,11 +131,13 @@ class GenerationStarted:
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """A rank of this generation has finished its first optimizer step."""
+    """A rank of this generation has finished its first optimizer step. `watched`: this is heard of as it happens, by a
+    coordinator that has been there since the generation's start."""
 
     gang: str
     generation: int
     step: int
+    watched: bool = True
 
 
 @dataclass(frozen=True, slots=True)

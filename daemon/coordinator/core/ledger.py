@@ -159,7 +159,7 @@ class Gang:
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
     first_step_s: float = 0.0
-    """The longest that a generation took to its first step."""
+    """The longest that a generation was seen to take to its first step."""
     hang: Hang | None = None
     doubted: str = ""
     """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
@@ -313,7 +313,8 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
             _start(gang, fact, at)
         case f.FirstStep():
             gang.stepped = fact.generation
-            gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
+            if fact.watched:
+                gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
             if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
                 gang.recoveries[-1].first_step_at = at
         case f.Flushing():
