@@ -5,8 +5,10 @@ import pytest
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXCLUDED_S
+from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.simulator.world import POOL
 from muster.slurm.client.types import excluding
 
 
@@ -121,6 +123,20 @@ def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself
     world.post(e.SlurmAnswered("g", call, "Requested operation is presently disabled"))
     assert call not in world.core.ledger.owed
     assert not world.gang.final
+
+
+def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody_is_left() -> None:
+    world = Rehearsal(3, 0, idle=1, limits=Limits(pool=POOL), pool_nodes=1)
+    steps(world, 1)
+    world.signal("n1")
+    steps(world, 2)
+    small = next(iter(world.gang.pool.values())).job
+    for node in world.gang.members:
+        world.post(e.AgentGone("g", node, world.gang.members[node].incarnation))
+    world.post(e.JobSeen("g", 1, (), 1, None))
+    assert world.gang.phase is Phase.REQUEUED
+    assert not world.gang.pool
+    assert [call.job for call in calls(world, "cancel")] == [small]
 
 
 def test_a_requeue_that_slurm_refuses_ends_a_job_that_waits_for_it() -> None:

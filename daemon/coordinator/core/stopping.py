@@ -6,7 +6,7 @@ already, whose processes live on for a while (KillWait, 30 s by default).
 """
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import flushing, suspicion
+from muster.daemon.coordinator.core import flushing, pool, suspicion
 from muster.daemon.coordinator.core.states import ACTIVE, Phase
 from muster.daemon.coordinator.core.turn import GangTurn
 
@@ -72,7 +72,9 @@ def given_up(gt: GangTurn) -> bool:
     gang = gt.gang
     if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gt.requeued or _can_save(gt):
         return False
-    gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm has put the job back into the queue"))
+    words = "Slurm has put the job back into the queue"
+    pool.close_all(gt, words, joined=True)
+    gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, words))
     return True
 
 
