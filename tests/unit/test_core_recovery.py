@@ -367,6 +367,26 @@ def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> No
     assert verbs(world) == [("let_go", "n1")]
 
 
+@pytest.mark.parametrize("reserves", [False, True])
+def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves: bool) -> None:
+    """With `reserves` n1 keeps a port free for rank 0, whose own node n0 does not."""
+    core, now = Core(Ledger(), 0.0), 1.0
+    core.decide(e.GangSubmitted("g", 1, 1, "", e.GangSpec(2, 0), "{}"), now)
+    for node in ("n0", "n1"):
+        core.decide(e.AgentAttached("g", node, 1, 0, node, "a:1", node == "n0", "", e.Status()), now)
+    gang = core.ledger.gangs["g"]
+    while not gang.final and now < 3600:
+        now += 1.0
+        for node in ("n0", "n1"):
+            opens = reserves and node == "n1" == gang.store_node
+            status = e.Status(order_serial=gang.serial, store_port=5 * opens, store_generation=1, store_reserved=opens)
+            core.decide(e.AgentReported("g", node, node, status), now)
+        core.decide(e.Tick(), now)
+    assert (gang.phase, gang.exit_code) == (Phase.FAILED, 96)
+    assert "no node has opened a rendezvous store within 10 min" in gang.reason
+    assert 600 < now < 700
+
+
 def test_an_error_of_a_spare_stops_nobody() -> None:
     world = training()
     fail(world, "n3")

@@ -29,6 +29,9 @@ SPARE_WAIT_S = 30.0
 """How long a complete set of rank nodes waits for its spares before it starts without."""
 STORE_S = 45.0
 """A node that opens no rendezvous store in this time (its first imports included) is passed over."""
+STORE_TRIES = 14
+"""So often in a row a node may be passed over: ten minutes, for modules may come slowly from a file system that is new
+to all nodes. Then no other node would mend it."""
 JOB_ENDS_S = 15.0
 """A batch script leaves within seconds of the gang's end."""
 SLURM_WORD_S = 5.0
@@ -332,8 +335,13 @@ def _start_where_store_listens(gt: GangTurn, ranked: list[str]) -> None:
         _start(gt, ranked)
     elif gt.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:
         gt.turn.wake(asked_at + STORE_S)
+    elif gang.stores_missed + 1 >= STORE_TRIES:
+        minutes = STORE_TRIES * STORE_S / 60
+        words = f"no node has opened a rendezvous store within {minutes:.0f} min, though their agents answer"
+        end(gt, Phase.FAILED, EXIT_AGENT, f"{words}; the last one asked is {gang.store_node}: see its agent's log")
     else:  # an agent that answers but opens no store is passed over
-        gt.turn.record(f.StoreMoved(gang.id, ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]))
+        after = ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]
+        gt.turn.record(f.StoreMoved(gang.id, after, missed=True))
 
 
 def _start(gt: GangTurn, ranked: list[str]) -> None:

@@ -104,10 +104,12 @@ class HangFound:
 
 @dataclass(frozen=True, slots=True)
 class StoreMoved:
-    """The node that should have opened the store is out of the gang."""
+    """The node that should have opened the store is out of the gang, or carries no ranks; `missed`: it is there, and
+    has opened none in its time."""
 
     gang: str
     store_node: str
+    missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

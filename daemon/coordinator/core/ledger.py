@@ -146,6 +146,8 @@ class Gang:
     first."""
     store_node: str = ""
     store_at: float = 0.0
+    stores_missed: int = 0
+    """So many nodes in a row have opened no store for the next generation, each in its time."""
     master_node: str = ""
     master_port: int = 0
     version: Version | None = None
@@ -308,6 +310,7 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
             gang.serial += 1
         case f.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
+            gang.stores_missed += fact.missed
             gang.serial += 1
         case f.GenerationStarted():
             _start(gang, fact, at)
@@ -394,7 +397,7 @@ def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float
 
 def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
     gang.fenced = fact.generation
-    gang.store_node = fact.store_node
+    gang.store_node, gang.stores_missed = fact.store_node, 0
     hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
     gang.pool_since, gang.pool_refused = 0.0, ""
     gang.serial += 1
