@@ -207,6 +207,22 @@ def test_generations_that_come_no_further_than_those_before_count_though_they_ma
     assert failures == [1, 2, 3, 1, 2]
 
 
+@pytest.mark.parametrize(("stepped", "ran_s", "failures"), [(False, 86400, 1), (False, 600, 3), (True, 86400, 3)])
+def test_a_script_that_never_declares_a_step_has_come_further_where_it_ran_for_long(
+    stepped: bool, ran_s: float, failures: int
+) -> None:
+    ledger, at = training().folded(), 0.0
+    gang = ledger.gangs["g"]
+    gang.started_at, gang.stepped, gang.reached = 0.0, int(stepped), 0
+    for generation in (1, 2, 3):
+        at += ran_s
+        fenced = f.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, at)
+        started = f.GenerationStarted("g", generation + 1, gang.seats, (), "n0", 1, None, (), "", at, "")
+        for fact in (fenced, started):
+            apply(ledger, fact, at)
+    assert gang.failures == failures
+
+
 def test_a_script_that_dies_now_and_then_but_comes_on_goes_on() -> None:
     world = training(max_failures=2)
     for generation in range(2, 8):

@@ -13,6 +13,8 @@ from muster.daemon.coordinator.core.states import FINAL, Phase, Verdict, move_ga
 
 HOUR_S = 3600.0
 """Limits count what happened within so many seconds."""
+LONG_S = 3600.0
+"""A generation of a script that never declares a step has come further where it ran for so long."""
 
 
 @dataclass(slots=True)
@@ -406,7 +408,7 @@ def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
     else:
         _phase(gang, Phase.RECOVERING, at)
         if not fact.hardware:
-            came_further = fact.step_before > gang.reached
+            came_further = fact.step_before > gang.reached or _ran_long(gang, at)
             gang.failures = 1 if came_further else gang.failures + 1
             gang.doubted = gang.doubted if came_further else ""  # ranks crash elsewhere as well
         gang.reached = max(gang.reached, fact.step_before)
@@ -414,6 +416,11 @@ def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
         recovery.crashed_on, recovery.hung = fact.crashed_on, hung
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
         gang.recoveries.append(recovery)
+
+
+def _ran_long(gang: Gang, at: float) -> bool:
+    """A script that never declares a step: nothing else tells whether it came further."""
+    return gang.stepped == 0 and at - gang.started_at >= LONG_S
 
 
 def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
