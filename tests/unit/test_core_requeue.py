@@ -5,6 +5,8 @@ import pytest
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXCLUDED_S
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
@@ -146,3 +148,11 @@ def test_a_requeue_that_slurm_refuses_ends_a_job_that_waits_for_it() -> None:
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.post(e.SlurmAnswered("g", calls(world, "requeue")[0].call, "Requested operation is presently disabled"))
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 94)
+
+
+def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> None:
+    core = Core(Ledger(), 0.0)
+    core.decide(e.GangSubmitted("g", 1, 1, "", e.GangSpec(3, 0), "{}"), 0.0)
+    for node, restarts, incarnation in (("n0", 0, "a"), ("n2", 1, "b"), ("n1", 0, "a")):
+        core.decide(e.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", e.Status()), 1.0)
+    assert list(core.ledger.gangs["g"].members) == ["n2"]

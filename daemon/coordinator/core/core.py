@@ -139,6 +139,8 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
     if event.pool:
         _joins_from_pool(turn, gang, event)
         return
+    if event.job == gang.job and event.restart_count < gang.restart_count:
+        return  # an agent of a run that is over, whose admission took longer than the new run's first one
     if event.restart_count > gang.restart_count or event.job != gang.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
