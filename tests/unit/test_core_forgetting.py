@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import KEPT, KEPT_S, Core
-from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.core.ledger import RECOVERIES, Ledger, apply
+from muster.daemon.coordinator.core.states import Phase
 
 SPEC = e.GangSpec(1, 0)
 
@@ -73,3 +74,16 @@ def test_who_owes_or_whose_job_runs_is_not_forgotten() -> None:
     desk.post(e.SlurmAnswered("g", 1, None))
     desk.over("newest", 4)
     assert "g" not in desk.gangs()
+
+
+def test_of_a_gangs_recoveries_the_newest_are_kept() -> None:
+    ledger = Ledger()
+    apply(ledger, f.GangRegistered("g", 1, 1000, "job", SPEC, "{}"), 0.0)
+    gang = ledger.gangs["g"]
+    gang.phase, gang.generation = Phase.RUNNING, 1
+    for generation in range(1, RECOVERIES + 101):
+        apply(ledger, f.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, 0.0), 1.0)
+        apply(ledger, f.GenerationStarted("g", generation + 1, (), (), "n0", 1, None, (), "", 0.0, "swap"), 2.0)
+    assert len(gang.recoveries) == RECOVERIES
+    assert (gang.recoveries[-1].generation, gang.recoveries[-1].action) == (RECOVERIES + 101, "swap")
+    assert gang.recoveries[0].generation == 102

@@ -13,6 +13,8 @@ from muster.daemon.coordinator.core.states import FINAL, Phase, Verdict, move_ga
 
 HOUR_S = 3600.0
 """Limits count what happened within so many seconds."""
+RECOVERIES = 500
+"""So many of a gang's newest recoveries are kept, for each snapshot and each view holds them. Its history has all."""
 LONG_S = 3600.0
 """A generation of a script that never declares a step has come further where it ran for so long."""
 
@@ -157,6 +159,7 @@ class Gang:
     durable_path: str = ""
     durable_version: Version | None = None
     recoveries: list[Recovery] = field(default_factory=list)
+    """The newest, the last one last."""
     failures: int = 0
     """Generations in a row that the software ended and that came no further than those before."""
     reached: int = 0
@@ -415,7 +418,7 @@ def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
         recovery.crashed_on, recovery.hung = fact.crashed_on, hung
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
-        gang.recoveries.append(recovery)
+        gang.recoveries = [*gang.recoveries[1 - RECOVERIES :], recovery]
 
 
 def _ran_long(gang: Gang, at: float) -> bool:
