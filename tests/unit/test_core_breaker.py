@@ -162,6 +162,15 @@ def test_an_observer_would_restart_in_place_or_requeue() -> None:
     assert verbs(world) == []
 
 
+def test_an_observer_leaves_the_requeue_flag_where_one_failure_is_enough() -> None:
+    world = training(limits=Limits(observe=True), max_failures=1)
+    world.kill_rank("n2")
+    world.run_until(lambda: world.gang.final)
+    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 99)
+    assert "observe mode: the job would fail with exit code 93: 1 generations" in world.gang.reason
+    assert verbs(world) == []
+
+
 def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -> None:
     world = training(limits=Limits(observe=True))
     world.signal("n2")

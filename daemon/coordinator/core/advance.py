@@ -262,11 +262,12 @@ def _recover(gt: GangTurn) -> None:
     if gang.stop is not None:
         _leave(gt)
         return
-    if gang.failures >= gang.spec.max_failures:
+    observed = gt.turn.limits.observe and gang.seats
+    if _fails(gang) and not observed:
         end(gt, Phase.FAILED, EXIT_NO_REQUEUE, _crash_words(gt))
         return
     doubt.examine(gt)
-    if gt.turn.limits.observe and gang.seats:
+    if observed:
         end(gt, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {_would_have(gt)}; {gang.recoveries[-1].cause}")
         return
     if words := breaker.too_many_swaps(gang, gt.now, gt.turn.limits.swaps_per_hour):
@@ -286,6 +287,8 @@ def _recover(gt: GangTurn) -> None:
 def _would_have(gt: GangTurn) -> str:
     """What would follow if it were not for observe mode."""
     gang = gt.gang
+    if _fails(gang):
+        return f"the job would fail with exit code {EXIT_NO_REQUEUE}: {_crash_words(gt)}"
     ranked = _next_seats(gt)
     if ranked is None and gt.turn.limits.pool.options and gang.spec.pool_nodes:
         return "nodes of the shared pool would be asked for"
@@ -401,6 +404,11 @@ def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Sou
     }
     leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
     return version, restore.sources(gt.held(), version, count, home, leaving)
+
+
+def _fails(gang: Gang) -> bool:
+    """The software ends it again and again."""
+    return gang.failures >= gang.spec.max_failures
 
 
 def _crash_words(gt: GangTurn) -> str:
