@@ -103,7 +103,7 @@ class Run:
         return GangSpec(
             nodes=nodes,
             spares=chance.choice([0, 0, 1, 1, 2, 3]),
-            min_nodes=max(1, nodes - chance.choice([1, 2])) if chance.random() < 0.2 else 0,
+            min_nodes=max(1, nodes - chance.choice([1, 2])) if chance.random() < 0.24 else 0,
             ranks_per_node=chance.choice([1, 1, 1, 2]),
             gather_timeout_s=chance.choice([20.0, 40.0]),
             requeue=chance.random() < 0.8,
