@@ -7,19 +7,11 @@ has never declared a step, in no generation, is left alone: it may not use the l
 """
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core import suspicion
+from muster.daemon.coordinator.core import patience, suspicion
 from muster.daemon.coordinator.core.sight import AGENT, Stall
 from muster.daemon.coordinator.core.tally import of_generation
 from muster.daemon.coordinator.core.turn import Ask, GangTurn
 
-STEPS = 20
-"""So many steps may pass in which no rank finishes one."""
-STRANGE = 10
-"""While it is not known how long a step takes (after a coordinator's restart, too), waits are so many times as long."""
-FIRST_STEPS = 2
-"""A generation may take so many times as long to its first step as the slowest before it."""
-DOUBLINGS = 5
-"""Each hang in the same place doubles the wait, for it may be a long pause that nobody declared; so often at most."""
 SETTLE_S = 1.0
 """Steps that were made while an agent stood still are told within this after its answer."""
 STACKS_S = 2.0
@@ -33,7 +25,7 @@ def watch(gt: GangTurn) -> bool:
     if not _may_stall(gt):
         gt.seen.stall = None
         return False
-    due = _went_on_at(gt) + allowance_s(gt)
+    due = patience.went_on_at(gt) + patience.allowance_s(gt)
     if gt.now < due:
         gt.seen.stall = None
         gt.turn.wake(due)
@@ -44,30 +36,11 @@ def watch(gt: GangTurn) -> bool:
     return False
 
 
-def allowance_s(gt: GangTurn) -> float:
-    """So many seconds may pass until the next step."""
-    gang, pace = gt.gang, gt.seen.pace
-    least = gang.spec.hang_after_s * (1 if pace.median_s else STRANGE)
-    first = 0.0 if _stepped(gt) else FIRST_STEPS * gang.first_step_s
-    further = _stepped(gt) and gt.seen.step > gang.reached
-    patience = 1 if further else 2 ** min(gang.failures, DOUBLINGS)
-    return float(patience * max(least, STEPS * pace.median_s, pace.longest_s, first))
-
-
 def _may_stall(gt: GangTurn) -> bool:
     """Ranks that declare steps run, all of them, and nobody has said why there would be none."""
     gang, tally = gt.gang, gt.tally
     known = gang.spec.hang_after_s > 0 and gang.stepped > 0 and gang.stop is None
     return known and not tally.unattached and not tally.in_phase and tally.done == 0
-
-
-def _stepped(gt: GangTurn) -> bool:
-    """The running generation has finished a step."""
-    return gt.gang.stepped == gt.gang.generation
-
-
-def _went_on_at(gt: GangTurn) -> float:
-    return max(gt.gang.started_at, gt.turn.sight.since, gt.seen.pace.went_on_at)
 
 
 def _ask_all(gt: GangTurn) -> None:
@@ -96,7 +69,7 @@ def _all_have_answered(gt: GangTurn, stall: Stall) -> bool:
 
 
 def _found(gt: GangTurn) -> None:
-    since, node = _went_on_at(gt), _held_up_by(gt)
+    since, node = patience.went_on_at(gt), _held_up_by(gt)
     words = f"hang: no rank has finished a step for {gt.now - since:.0f} s, and every agent answers"
     if node:
         words += f"; the ranks on {node} are a step behind all others"

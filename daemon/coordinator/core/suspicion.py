@@ -4,9 +4,10 @@ A suspicion arises from an accusation, a stream that ended, or a fence that is n
 probes and to nothing else; only the finding of a round (`verdict`) takes a node from its gang.
 """
 
-from muster.daemon.coordinator.core import breaker, placement
+from muster.daemon.coordinator.core import breaker, patience, placement
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Member
+from muster.daemon.coordinator.core.patience import HOLD_S
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear, forget
 from muster.daemon.coordinator.core.states import FENCING, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.core.tally import silent_neighbours
@@ -34,8 +35,6 @@ MUTE_S = 10.0
 """An agent that stays mute this long while its node's daemon answers gives up its place."""
 OUT_OF_TOUCH_S = 30.0
 """An agent that answers others, but for so long not the coordinator, gives up its place where its gang waits for it."""
-HOLD_S = 60.0
-"""Longest wait for a cause when many nodes fall silent at once."""
 MANY_WINDOW_S = 10.0
 """Two leases: nodes that fall silent within this count as falling silent at once."""
 
@@ -172,8 +171,12 @@ def _judge(gt: GangTurn, member: Member) -> None:
     if finding in (Finding.HUNG, Finding.LOST) and not _witnessed(gt, member, probe):
         _follow_slurm(gt, member)
         return
-    if finding not in (Finding.HUNG, Finding.OPEN):
+    if finding is Finding.HUNG:
+        gt.seen.hanging.setdefault(member.node, probe.asked_at)
+    elif finding is not Finding.OPEN:
         gt.seen.hanging.pop(member.node, None)
+    if finding in (Finding.HUNG, Finding.AGENT_MUTE) and patience.moves(gt, member):
+        finding = Finding.OPEN
     match finding:
         case Finding.ALIVE:
             _alive(gt, member)
@@ -182,14 +185,26 @@ def _judge(gt: GangTurn, member: Member) -> None:
         case Finding.AGENT_MUTE:
             if gt.now - gt.seen.suspected[member.node] > MUTE_S:
                 remove(gt, member, f"muster-agent on {member.node} does not answer", alive=False)
-        case Finding.HUNG if probe.asked_at - gt.seen.hanging.setdefault(member.node, probe.asked_at) >= HUNG_S:
+        case Finding.HUNG if probe.asked_at - gt.seen.hanging[member.node] >= HUNG_S:
             reason = f"{member.node} hangs: its kernel answers, its processes don't"
             _take_unless_many(gt, member, Verdict.HUNG, reason)
         case Finding.LOST:
             reason = f"{member.node} is lost: agent and daemon silent to the coordinator and to other nodes"
             _take_unless_many(gt, member, Verdict.LOST, reason)
+        case Finding.OPEN if _is_missed(gt, member, probe):
+            reason = f"{member.node}, which carries no rank, has not answered anybody for {HOLD_S:.0f} s"
+            remove(gt, member, reason, alive=False)
         case Finding.HUNG | Finding.OPEN:
             pass
+
+
+def _is_missed(gt: GangTurn, member: Member, probe: Probe) -> bool:
+    """The gang's steps do not speak for a member without a seat. It gets no verdict while there are any, but it is not
+    counted on for ever: a recovery would wait for it."""
+    seat = gt.tally.seats.get(member.node)
+    if (seat is not None and seat.group_rank >= 0) or gt.now - gt.seen.suspected[member.node] < HOLD_S:
+        return False
+    return find(probe, moved_at=0.0) not in (Finding.ALIVE, Finding.OPEN) and _witnessed(gt, member, probe)
 
 
 def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:

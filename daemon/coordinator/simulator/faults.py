@@ -84,6 +84,13 @@ def come_and_go(world: World) -> None:
     world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(2.0, _count, world, service.preempt, gang)))
 
 
+def amid_a_step(world: World) -> None:
+    """Agent and daemon of a node stand still, and its ranks go on making steps that take long."""
+    world.ambushes.append(
+        (Phase.RUNNING, lambda gang: world.schedule.later(8.0, _count, world, process.stop_services, gang))
+    )
+
+
 def _count(world: World, fault: Fault, gang: str) -> None:
     if fault is not service.crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))

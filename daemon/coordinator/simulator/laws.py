@@ -55,6 +55,9 @@ LATE_PHASE_S = 1.5
 LOOK_AT_SNAPSHOT = 16
 """One snapshot of so many is read back."""
 
+_MUTE = ("its kernel answers, its processes don't", "does not answer")
+"""Why a generation is ended for a node whose ranks may live."""
+
 _RUNG_OF_CODE = {
     93: "fail: the software",
     94: "fail: no nodes",
@@ -228,6 +231,8 @@ class Laws:
                 self._node_judged(core, fact, at)
             case f.HangFound():
                 self._hang_found(core, fact, at)
+            case f.GenerationFenced():
+                self._fenced_for_one(fact, at)
             case f.MemberOut():
                 self._member_out(fact)
             case f.SlurmOwed() if fact.verb in ("drain", "down"):
@@ -523,6 +528,18 @@ class Laws:
             ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang"
         )
 
+    def _fenced_for_one(self, fact: f.GenerationFenced, at: float) -> None:
+        """No generation ends for a node that says nothing, while its ranks train on."""
+        training = self._world.newest_training(fact.gang)
+        if training is None or training.generation != fact.generation:
+            return  # no rank of it was ever started
+        idle = at - training.last_step_at
+        if any(words in fact.cause for words in _MUTE):
+            self._must(
+                idle > min(1.5 * self._world.timing.step(), HOLD_S),
+                f"law 3: generation {fact.generation} of {fact.gang} is ended {idle:.1f} s after a step: {fact.cause}",
+            )
+
     def _not_hasty(self, gang: Gang, fact: f.NodeJudged, at: float) -> None:
         mute = at - self._blind_since.get((COORDINATOR, gang.id + fact.node), 0.0)
         self._must(
@@ -555,6 +572,10 @@ class Laws:
         if fact.alive or agent is None:
             return
         ended = "has ended" in fact.reason
+        self._must(
+            "has not answered anybody" not in fact.reason or self._blind(COORDINATOR, fact.gang, fact.node),
+            f"law 3: {fact.node} is out, for it answers nobody, and the coordinator could reach it",
+        )
         self._must(
             not ended or not agent.alive or self._blind(COORDINATOR, fact.gang, fact.node),
             f"law 3: the agent on {fact.node} is said to have ended, and lives",

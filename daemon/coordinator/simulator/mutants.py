@@ -102,6 +102,12 @@ MUTANTS: dict[str, Mutant] = {
         "\nHUNG_S = 4.0\n",
         "\nHUNG_S = 0.0\n",
     ),
+    "judge-between-two-steps": Mutant(
+        "a node whose ranks train on is called hung, or is replaced, in the middle of a step",
+        f"{_CORE}.patience",
+        "    return gt.now - moved_at < 2 * step_s + TOLD_S and",
+        "    return gt.now - moved_at < 0.0 and",
+    ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
         f"{_CORE}.suspicion",
@@ -185,13 +191,13 @@ MUTANTS: dict[str, Mutant] = {
         "a generation hangs as soon as it makes no step for two seconds",
         f"{_CORE}.hang",
         "    if gt.now < due:",
-        "    if gt.now < min(due, _went_on_at(gt) + 2.0):",
+        "    if gt.now < min(due, patience.went_on_at(gt) + 2.0):",
     ),
     "wait-for-a-hung-rank": Mutant(
         "a generation that hangs is left alone after its first step",
         f"{_CORE}.hang",
         "    return known and not tally.unattached",
-        "    return known and not _stepped(gt) and not tally.unattached",
+        "    return known and not patience.stepped(gt) and not tally.unattached",
     ),
     "leave-a-spare-waiting": Mutant(
         "an elastic job shrinks though a spare is there",

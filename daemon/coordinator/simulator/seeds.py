@@ -36,6 +36,12 @@ def _limits(seed: int) -> Limits:
     return TIGHT if seed % 4 == 2 else NO_LIMITS
 
 
+def _step_s(seed: int, usual: float) -> float:
+    """Most gangs finish a step sooner than a round of probes is over; some don't."""
+    chance = random.Random(f"long steps {seed}")  # of its own: the other seeds stay as they are
+    return chance.choice([2.0, 3.0]) if chance.random() < 0.15 else usual
+
+
 @dataclass(slots=True)
 class Result:
     """What became of a seed. `broken`: the law that was broken, or the error; empty: all is well."""
@@ -64,7 +70,7 @@ class Run:
                     doubled=chance.choice([0.0, 0.01, 0.05]),
                     late=chance.choice([0.0, 0.01, 0.05]),
                 ),
-                Pace(step=chance.choice([0.3, 0.4, 0.5])),
+                Pace(step=_step_s(seed, chance.choice([0.3, 0.4, 0.5]))),
                 _limits(seed),
                 standby=seed % 4 == 1,
             ),
@@ -78,6 +84,8 @@ class Run:
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
         if random.Random(f"come and go {seed}").random() < 0.12:  # of its own: the other seeds stay as they are
             faults.come_and_go(self.world)
+        if self.world.timing.step() > 1.0:
+            faults.amid_a_step(self.world)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
@@ -215,7 +223,9 @@ class Run:
             or training.generation != gang.generation
         ):
             return False
-        return world.schedule.now - training.last_step_at < 1.0 and gang.stepped == gang.generation
+        return (
+            world.schedule.now - training.last_step_at < 0.5 + world.timing.step() and gang.stepped == gang.generation
+        )
 
     def _lingers(self, agent: Agent) -> bool:
         """It could be told to leave, and is still there."""
