@@ -82,3 +82,68 @@ def test_a_spare_that_answers_somebody_stays(wire: str) -> None:
     world.cut((spare, wire), (wire, spare))
     world.run_for(100.0)
     assert not world.gang.members[spare].out
+
+
+def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -> None:
+    world = training()
+    world.rest("200")
+    world.run_for(3.0)
+    world.hide("n2", 100.0)
+    world.run_for(120.0)
+    assert fenced(world) == []
+    assert not world.gang.members["n2"].out
+
+
+def test_one_cut_link_costs_no_node_in_the_middle_of_a_long_step() -> None:
+    world = training(step_s=80.0)
+    world.hide("n2", 60.0)
+    world.run_for(60.0)
+    assert fenced(world) == []
+
+
+def test_a_cut_link_costs_a_node_once_its_gang_stands_still_for_longer_than_its_pace_explains() -> None:
+    world = training()
+    world.hang_rank("n2")
+    world.hide("n2", 59.0)
+    assert fenced(world) == []
+    world.hide("n2", 10.0)
+    assert "the coordinator has not reached it for" in fenced(world)[0]
+    assert world.gang.members["n2"].out
+
+
+def test_where_the_others_are_done_the_word_of_one_is_waited_for_half_a_minute() -> None:
+    world = training()
+    for node in ("n0", "n1", "n4"):
+        world.world.schedule.later(0.1, world.kill_rank, node, 0)
+    world.hide("n2", 29.0)
+    assert fenced(world) == []
+    world.hide("n2", 40.0)
+    assert "the coordinator has not reached it for" in fenced(world)[0]
+
+
+def test_its_own_last_word_that_it_is_in_a_phase_holds_for_long_but_not_for_ever() -> None:
+    world = training()
+    rank = next(iter(world.agent("n2").ranks.values()))
+    world.hang_rank("n2")
+    rank.declared = "saving"
+    world.agent("n2").changed()
+    world.run_for(1.0)
+    world.hide("n2", 290.0)
+    assert fenced(world) == []
+    world.hide("n2", 40.0)
+    assert "the coordinator has not reached it for" in fenced(world)[0]
+
+
+def test_a_script_that_declares_no_steps_is_given_five_minutes() -> None:
+    world = Rehearsal(4, 1)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    world.hang_rank("n1")
+    world.run_for(1000.0)
+    world.hide("n2", 290.0)
+    assert fenced(world) == []
+
+
+def test_where_no_other_node_carries_ranks_nobody_can_tell_of_its_steps() -> None:
+    world = training(nodes=1, spares=2)
+    world.hide("n0", 100.0)
+    assert fenced(world) == []

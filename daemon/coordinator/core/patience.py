@@ -4,12 +4,16 @@ All of it is measured by the gang's own pace: what is a long silence of a gang t
 middle of a step of another one.
 """
 
+from math import inf
+
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.core.turn import GangTurn
 
 HOLD_S = 60.0
 """Longest wait for a cause: where many nodes fall silent at once, or where the next step may prove that all is well."""
+OUT_OF_TOUCH_S = 30.0
+"""An agent that answers others, but for so long not the coordinator, gives up its place where its gang waits for it."""
 STEPS = 20
 """So many steps may pass in which no rank finishes one."""
 STRANGE = 10
@@ -51,3 +55,19 @@ def moves(gt: GangTurn, member: Member) -> bool:
     step_s = pace.median_s or max(pace.longest_s, gt.gang.first_step_s)
     held_since = max(moved_at, gt.seen.suspected[member.node])
     return gt.now - moved_at < 2 * step_s + TOLD_S and gt.now - held_since < HOLD_S
+
+
+def without_s(gt: GangTurn, member: Member) -> float:
+    """So many seconds without a word of `member` and without a step show that the gang can't go on without it."""
+    gang, tally, pace = gt.gang, gt.tally, gt.seen.pace
+    if tally.in_phase - tally.unattached - gt.seen.suspected.keys():
+        return inf  # others, who are in touch, say why there is no step
+    if gang.phase is Phase.DRAINING:
+        return OUT_OF_TOUCH_S if member.node in tally.unwritten else inf
+    if gang.phase is Phase.STARTING or tally.done:
+        return OUT_OF_TOUCH_S
+    # Where a script has never declared a step, or no other node carries ranks, many may be made unseen: the longest
+    # wait has to do.
+    others = any(seat.node not in tally.unattached | {member.node} for seat in gang.seats)
+    known = others and pace.median_s > 0 and gang.stepped > 0 and member.node not in tally.in_phase
+    return max(OUT_OF_TOUCH_S * (1 if known else STRANGE), allowance_s(gt))

@@ -7,7 +7,7 @@ probes and to nothing else; only the finding of a round (`verdict`) takes a node
 from muster.daemon.coordinator.core import breaker, patience, placement
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Member
-from muster.daemon.coordinator.core.patience import HOLD_S
+from muster.daemon.coordinator.core.patience import HOLD_S, OUT_OF_TOUCH_S
 from muster.daemon.coordinator.core.sight import AGENT, MUSTERD, Probe, clear, forget
 from muster.daemon.coordinator.core.states import FENCING, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.core.tally import silent_neighbours
@@ -33,8 +33,6 @@ KILL_S = 10.0
 """A rank that can't be killed in this time makes its node UNFIT."""
 MUTE_S = 10.0
 """An agent that stays mute this long while its node's daemon answers gives up its place."""
-OUT_OF_TOUCH_S = 30.0
-"""An agent that answers others, but for so long not the coordinator, gives up its place where its gang waits for it."""
 MANY_WINDOW_S = 10.0
 """Two leases: nodes that fall silent within this count as falling silent at once."""
 
@@ -227,8 +225,9 @@ def _follow_slurm(gt: GangTurn, member: Member) -> None:
 
 def _alive(gt: GangTurn, member: Member) -> None:
     """It answered somebody. That clears it; should it not be in touch with the coordinator it is asked after again."""
-    if _keeps_waiting(gt, member):
-        reason = f"{member.node} answers others, but the coordinator has not reached it for {OUT_OF_TOUCH_S:.0f} s"
+    away_s = gt.now - _out_of_touch_since(gt, member)
+    if away_s >= OUT_OF_TOUCH_S and _keeps_waiting(gt, member, away_s):
+        reason = f"{member.node} answers others, but the coordinator has not reached it for {away_s:.0f} s"
         remove(gt, member, reason, alive=False)
         return
     clear(gt.seen, member.node, gt.now)
@@ -236,21 +235,19 @@ def _alive(gt: GangTurn, member: Member) -> None:
         gt.turn.wake(gt.now + ANSWER_FENCE_S)
 
 
-def _keeps_waiting(gt: GangTurn, member: Member) -> bool:
+def _keeps_waiting(gt: GangTurn, member: Member, away_s: float) -> bool:
     """Its gang can't go on without its word: its fence, its knowledge of who is out, a step. And none will come."""
     if gt.gang.phase in FENCING:
-        waits = not ended(gt, member) or gt.seen.status(member.node).order_serial < gt.gang.serial
-    else:
-        waits = gt.now - max(gt.gang.phase_at, gt.seen.moved_at) >= OUT_OF_TOUCH_S
-    return waits and _out_of_touch(gt, member)
+        return not ended(gt, member) or gt.seen.status(member.node).order_serial < gt.gang.serial
+    return min(away_s, gt.now - patience.went_on_at(gt)) >= patience.without_s(gt, member)
 
 
-def _out_of_touch(gt: GangTurn, member: Member) -> bool:
-    """It does not hear the coordinator, or is not heard by it, for long."""
+def _out_of_touch_since(gt: GangTurn, member: Member) -> float:
+    """Since when it does not hear the coordinator, or is not heard by it; now, where neither is known."""
     began = max(gt.gang.phase_at, gt.turn.sight.since)
     heard_at = gt.turn.sight.heard_at(gt.gang.id, member.node)
     reached, since = gt.seen.own_probes.get(member.node, (True, gt.now))
-    return gt.now - max(began, min(heard_at, gt.now if reached else since)) >= OUT_OF_TOUCH_S
+    return max(began, min(heard_at, gt.now if reached else since))
 
 
 def _ask(gt: GangTurn, member: Member) -> None:

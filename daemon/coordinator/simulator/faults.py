@@ -91,6 +91,13 @@ def amid_a_step(world: World) -> None:
     )
 
 
+def blind_phase(world: World) -> None:
+    """A node and the coordinator lose each other soon after the first gang that runs has begun a declared phase."""
+    world.ambushes.append(
+        (Phase.RUNNING, lambda gang: world.schedule.later(2.5, _count, world, wire.blind_phase, gang))
+    )
+
+
 def _count(world: World, fault: Fault, gang: str) -> None:
     if fault is not service.crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))

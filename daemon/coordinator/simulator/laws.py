@@ -539,6 +539,11 @@ class Laws:
                 idle > min(1.5 * self._world.timing.step(), HOLD_S),
                 f"law 3: generation {fact.generation} of {fact.gang} is ended {idle:.1f} s after a step: {fact.cause}",
             )
+        if "has not reached it" in fact.cause and not training.over:
+            self._must(
+                idle > BLIND_S and (not training.rests or at - training.rest_at < LATE_PHASE_S),
+                f"law 3: generation {fact.generation} of {fact.gang} is ended, and waits for nobody: {fact.cause}",
+            )
 
     def _not_hasty(self, gang: Gang, fact: f.NodeJudged, at: float) -> None:
         mute = at - self._blind_since.get((COORDINATOR, gang.id + fact.node), 0.0)

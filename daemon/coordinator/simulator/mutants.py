@@ -108,6 +108,12 @@ MUTANTS: dict[str, Mutant] = {
         "    return gt.now - moved_at < 2 * step_s + TOLD_S and",
         "    return gt.now - moved_at < 0.0 and",
     ),
+    "forget-a-phase": Mutant(
+        "a node that the coordinator does not reach is replaced while its gang is in a declared phase",
+        f"{_CORE}.patience",
+        "        return inf  # others",
+        "        return OUT_OF_TOUCH_S  # others",
+    ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
         f"{_CORE}.suspicion",

@@ -179,6 +179,15 @@ class Rehearsal:
             self.world.network.mend(src, dst)
         self.world.changed()
 
+    def hide(self, node: str, seconds: float) -> None:
+        """Nothing goes between the node and the coordinator for so long; Slurm's own daemon there has another way."""
+        pairs = ((node, "coordinator"), ("coordinator", node))
+        self.world.slurm_sees.add(node)
+        self.cut(*pairs)
+        self.run_for(seconds)
+        self.mend(*pairs)
+        self.world.slurm_sees.discard(node)
+
     def kill_rank(self, node: str, exit_code: int = 1, told_s: float = 0.0) -> None:
         """The ranks of a node exit by themselves; their agent hears of it so much later."""
         agent = self.agent(node)

@@ -86,6 +86,8 @@ class Run:
             faults.come_and_go(self.world)
         if self.world.timing.step() > 1.0:
             faults.amid_a_step(self.world)
+        if random.Random(f"blind phase {seed}").random() < 0.06:
+            faults.blind_phase(self.world)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)

@@ -49,6 +49,17 @@ def cut_from_coordinator(world: World, gang: str) -> None:
     _cut_perhaps_for_good(world, _directions(world, aim.node(world, gang), COORDINATOR), 30.0)
 
 
+def blind_phase(world: World, gang: str) -> None:
+    """One node and the coordinator don't reach each other for long, while all ranks are in a declared phase. Slurm sees
+    the node all the same."""
+    training = world.newest_training(gang)
+    if training is not None and training.began and not training.over and not training.rests:
+        node = world.chance.choice([rank.agent.node for rank in training.ranks.values()])
+        training.rest(50.0)
+        world.slurm_sees.add(node)
+        cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 45.0)
+
+
 def blind_spot(world: World, gang: str) -> None:
     """One node and the coordinator don't reach each other, just when a rank elsewhere exits."""
     training = world.newest_training(gang)

@@ -79,6 +79,8 @@ class World:
         self.ambushes: list[tuple[Phase, Callable[[str], None]]] = []
         self.lasting: set[tuple[str, str]] = set()
         """Wires that stay cut for good."""
+        self.slurm_sees: set[str] = set()
+        """Nodes whose slurmd reaches Slurm's controller by another way than the one to the coordinator."""
         self.crash_after: int | None = None
         self.restart_s = 1.0
         self.reserves = False
@@ -141,7 +143,8 @@ class World:
 
     def _tell_slurm(self) -> None:
         for machine in self.machines.values():
-            answers = machine.kernel and not machine.frozen and self.network.both(COORDINATOR, machine.name)
+            reached = machine.name in self.slurm_sees or self.network.both(COORDINATOR, machine.name)
+            answers = machine.kernel and not machine.frozen and reached
             state = (answers, machine.kernel)
             before = self._slurmd.get(machine.name, (True, True))
             if state == before:
