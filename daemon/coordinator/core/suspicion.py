@@ -4,7 +4,7 @@ A suspicion arises from an accusation, a stream that ended, or a fence that is n
 probes and to nothing else; only the finding of a round (`verdict`) takes a node from its gang.
 """
 
-from muster.daemon.coordinator.core import breaker, patience, placement
+from muster.daemon.coordinator.core import breaker, outage, patience, placement
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.patience import HOLD_S, OUT_OF_TOUCH_S
@@ -33,8 +33,6 @@ KILL_S = 10.0
 """A rank that can't be killed in this time makes its node UNFIT."""
 MUTE_S = 10.0
 """An agent that stays mute this long while its node's daemon answers gives up its place."""
-MANY_WINDOW_S = 10.0
-"""Two leases: nodes that fall silent within this count as falling silent at once."""
 
 
 def examine(gt: GangTurn) -> None:
@@ -65,7 +63,7 @@ def _may_be_taken(gt: GangTurn, node: str) -> bool:
     """All witnesses find it silent, and it is not known yet that too many are."""
     probe = gt.seen.probes.get(node)
     silent = probe is not None and find(probe, gt.seen.moved_at) in (Finding.HUNG, Finding.LOST)
-    return silent and len(gt.seen.suspected) <= _few(gt)
+    return silent and len(gt.seen.suspected) <= outage.few(gt)
 
 
 def _lacking(gt: GangTurn) -> set[str]:
@@ -277,25 +275,10 @@ def _send(gt: GangTurn, member: Member, deadline_s: float) -> None:
 
 def _take_unless_many(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:
     """Many nodes silent at once may be the observer's own trouble: hold until the suspicion is a minute old."""
-    if gt.now - gt.seen.suspected[member.node] < HOLD_S and _many_silent(gt):
+    if gt.now - gt.seen.suspected[member.node] < HOLD_S and outage.many_silent(gt):
         gt.turn.wake(gt.now + 1.0)
         return
     _take(gt, member, verdict, reason)
-
-
-def _many_silent(gt: GangTurn) -> bool:
-    """More nodes than fail by chance are silent, or were found so just now."""
-    few = _few(gt)
-    if len(gt.seen.suspected) > few:  # who answers is cleared at once
-        return True
-    out = [gt.turn.ledger.node(name) for name in gt.turn.tallies.out]
-    lately = {n.name for n in out if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < MANY_WINDOW_S}
-    return len(lately | gt.seen.suspected.keys()) > few
-
-
-def _few(gt: GangTurn) -> int:
-    """So many nodes may fall silent at once by chance."""
-    return max(2, max(len(gt.turn.ledger.nodes), len(gt.gang.members)) // 10)
 
 
 def _take(gt: GangTurn, member: Member, verdict: Verdict, reason: str) -> None:

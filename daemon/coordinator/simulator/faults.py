@@ -98,6 +98,11 @@ def blind_phase(world: World) -> None:
     )
 
 
+def row(world: World) -> None:
+    """Nodes of all gangs fall silent at once, soon after the first of them runs."""
+    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(4.0, _count, world, wire.row, gang)))
+
+
 def _count(world: World, fault: Fault, gang: str) -> None:
     if fault is not service.crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))

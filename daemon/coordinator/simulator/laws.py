@@ -528,17 +528,31 @@ class Laws:
             ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang"
         )
 
+    def _missed(self, core: Core, gang: Gang, judged: Gang, at: float) -> set[str]:
+        """Nodes of a gang that are silent, and that somebody is being asked after."""
+        if gang.phase not in WATCHED:
+            return set()
+        seen = core.sight.gang(gang.id)
+        missed = set()
+        for node, since in seen.suspected.items():
+            member, probe = gang.members.get(node), seen.probes.get(node)
+            # Whom this very turn began to suspect, it did not know of when it judged.
+            known = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
+            if known and member is not None and not member.out and (COORDINATOR, gang.id + node) in self._blind_since:
+                missed.add(node)
+        return missed
+
     def _fenced_for_one(self, fact: f.GenerationFenced, at: float) -> None:
         """No generation ends for a node that says nothing, while its ranks train on."""
         training = self._world.newest_training(fact.gang)
         if training is None or training.generation != fact.generation:
             return  # no rank of it was ever started
+        told_s = at - self._told.get(fact.gang, ((0, 0), 0.0))[1]  # where one node carries all ranks, nobody else tells
+        self._must(
+            told_s > min(1.5 * self._world.timing.step(), HOLD_S) or not any(words in fact.cause for words in _MUTE),
+            f"law 3: generation {fact.generation} of {fact.gang} is ended {told_s:.1f} s after a step: {fact.cause}",
+        )
         idle = at - training.last_step_at
-        if any(words in fact.cause for words in _MUTE):
-            self._must(
-                idle > min(1.5 * self._world.timing.step(), HOLD_S),
-                f"law 3: generation {fact.generation} of {fact.gang} is ended {idle:.1f} s after a step: {fact.cause}",
-            )
         if "has not reached it" in fact.cause and not training.over:
             self._must(
                 idle > BLIND_S and (not training.rests or at - training.rest_at < LATE_PHASE_S),
@@ -558,12 +572,7 @@ class Laws:
             for n, when in self._judged.items()
             if at - when < MANY_WINDOW_S and self._verdicts[n] in (Verdict.LOST, Verdict.HUNG)
         }
-        # Whom this very turn began to suspect, it did not know of when it judged.
-        suspected = {
-            n
-            for n, since in core.sight.gang(gang.id).suspected.items()
-            if since < at and (COORDINATOR, gang.id + n) in self._blind_since and not gang.members[n].out
-        }
+        suspected = {node for one in core.ledger.gangs.values() for node in self._missed(core, one, gang, at)}
         many = len(lately | suspected | {fact.node})
         held = at - self._silent_since(gang.id, fact.node)
         known = max(len(core.ledger.nodes), len(gang.members))

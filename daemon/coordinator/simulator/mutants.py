@@ -116,9 +116,15 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
-        f"{_CORE}.suspicion",
+        f"{_CORE}.outage",
         "    return max(2, max(",
         "    return max(200, max(",
+    ),
+    "count-one-gang": Mutant(
+        "many silent nodes are taken at once where no gang has many of them",
+        f"{_CORE}.outage",
+        "    return len(found) > most or _others_silent(gt, found, most)",
+        "    return len(found) > most",
     ),
     "blame-a-late-order": Mutant(
         "a node is unfit because it had no order to obey",

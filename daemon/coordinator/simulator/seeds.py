@@ -88,6 +88,8 @@ class Run:
             faults.amid_a_step(self.world)
         if random.Random(f"blind phase {seed}").random() < 0.06:
             faults.blind_phase(self.world)
+        if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.3:
+            faults.row(self.world)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)

@@ -116,3 +116,14 @@ def flap(world: World, gang: str) -> None:
         down = 0.2 + 3.0 * world.chance.random()
         world.schedule.later(at, cut, world, pairs, down)
         at += down + 0.3 + 3.0 * world.chance.random()
+
+
+def row(world: World, gang: str) -> None:
+    """One or two nodes of each gang reach nobody: a switch has failed that all of them share."""
+    nodes = []
+    for id in {id: None for id, _ in world.agents}:
+        alive = [node for (other, node), agent in world.agents.items() if other == id and agent.alive]
+        nodes += world.chance.sample(alive, min(len(alive), 2))
+    hosts = [*world.machines, COORDINATOR]
+    pairs = [pair for node in nodes for host in hosts if host != node for pair in ((node, host), (host, node))]
+    cut(world, list(dict.fromkeys(pairs)), 4.0 + 20.0 * world.chance.random())

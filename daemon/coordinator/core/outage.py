@@ -1,0 +1,37 @@
+"""Many nodes silent at once: a switch, a rack's power, or the observer's own trouble. Nothing is done to any of them
+before the cause is told apart, or a minute has passed.
+
+What befalls a site is no gang's affair alone: all gangs' nodes count together.
+"""
+
+from muster.daemon.coordinator.core.states import WATCHED, Verdict
+from muster.daemon.coordinator.core.turn import GangTurn
+
+WINDOW_S = 10.0
+"""Two leases: nodes that fall silent within this count as falling silent at once."""
+
+
+def few(gt: GangTurn) -> int:
+    """So many nodes may fall silent at once by chance."""
+    return max(2, max(len(gt.turn.ledger.nodes), len(gt.gang.members)) // 10)
+
+
+def many_silent(gt: GangTurn) -> bool:
+    """More nodes than fail by chance are silent, or were found so just now. Asked only when one is about to be taken:
+    it looks at every gang where the gang's own nodes do not settle it."""
+    most, found = few(gt), set(gt.seen.suspected)  # who answers is cleared at once
+    if len(found) <= most:
+        out = [gt.turn.ledger.node(name) for name in gt.turn.tallies.out]
+        found |= {n.name for n in out if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < WINDOW_S}
+    return len(found) > most or _others_silent(gt, found, most)
+
+
+def _others_silent(gt: GangTurn, found: set[str], most: int) -> bool:
+    """With those whom other gangs' agents, or the coordinator, miss they are more."""
+    for gang in gt.turn.ledger.gangs.values():
+        seen = gt.turn.sight.gangs.get(gang.id)
+        if seen is not None and seen.suspected and gang.phase in WATCHED:
+            found |= seen.suspected.keys()
+            if len(found) > most:
+                return True
+    return False
