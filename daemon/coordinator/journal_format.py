@@ -24,6 +24,7 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 4: Withheld; nodes that are doubted.",
     "-- 5: PoolAsked, PoolQueued, PoolClosed; generations of fewer ranks.",
     "-- 6: HangFound.",
+    "-- 7: EchoHeard, EchoOver.",
 )
 
 FORMAT = len(STEPS)

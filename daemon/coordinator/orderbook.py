@@ -18,7 +18,10 @@ from muster.v1 import agent_pb2 as pb
 JOINED_S = 0.25
 """Seconds after which the agents of a gang that gathers, the one that joined too, hear who has joined."""
 
-_NO_ORDER = f.NodeRegistered | f.NodeJudged | f.SlurmOwed | f.SlurmSettled | f.JobChanged | f.PoolQueued
+_NO_ORDER = (
+    f.NodeRegistered | f.NodeJudged | f.EchoHeard | f.EchoOver | f.SlurmOwed | f.SlurmSettled | f.JobChanged
+    | f.PoolQueued
+)  # fmt: skip
 """No order depends on these."""
 
 

@@ -22,7 +22,7 @@ _VERBS: dict[f.SlurmVerb, str] = {
 def describe(fact: f.Fact) -> str:
     """One line that says what `fact` decided, and why."""
     match fact:
-        case f.NodeRegistered() | f.NodeJudged() | f.MemberJoined() | f.MemberOut():
+        case f.NodeRegistered() | f.NodeJudged() | f.MemberJoined() | f.MemberOut() | f.EchoHeard() | f.EchoOver():
             return _of_node(fact)
         case f.GenerationFenced() | f.StoreMoved() | f.GenerationStarted() | f.FirstStep() | f.HangFound():
             return _of_generation(fact)
@@ -52,8 +52,15 @@ def _names(nodes: Iterable[str]) -> str:
     return " ".join(nodes) or "none"
 
 
-def _of_node(fact: f.NodeRegistered | f.NodeJudged | f.MemberJoined | f.MemberOut) -> str:
+def _of_node(
+    fact: f.NodeRegistered | f.NodeJudged | f.MemberJoined | f.MemberOut | f.EchoHeard | f.EchoOver,
+) -> str:
     match fact:
+        case f.EchoHeard():
+            return f"node {fact.node} may echo a peer's loss, which is waited for{_because(fact.reason)}"
+        case f.EchoOver():
+            what = f"the echo of {fact.peer}'s loss" if fact.peer else "its own: no peer of it is lost"
+            return f"what node {fact.node} has signalled is {what}"
         case f.NodeRegistered():
             return f"node {fact.node}: its daemon registered, at {fact.probe_address}"
         case f.NodeJudged():

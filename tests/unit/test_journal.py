@@ -51,6 +51,8 @@ def _story() -> list[f.Fact]:
         f.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
         f.PoolClosed("g", 1, "wanted no more"),
         f.HangFound("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
+        f.EchoHeard("n1", "Xid 74: NVLink error"),
+        f.EchoOver("n1", "n2"),
         f.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
         f.Withheld("g", "n1", "drain", "Xid 79; observe mode"),
         f.StopPlanned("g", "Slurm has sent SIGTERM", Phase.REQUEUED),
@@ -155,7 +157,7 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 6\)"):
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 7\)"):
         Journal(tmp_path)
 
 

@@ -1,7 +1,7 @@
 """The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
 steps of a recovery."""
 
-from muster.daemon.coordinator.core import breaker, pool, suspicion
+from muster.daemon.coordinator.core import breaker, echo, pool, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end, end_as_slurm
@@ -17,8 +17,6 @@ KEPT_S, KEPT = 7 * 86400.0, 1000
 """A gang that is over stays in the ledger for so long (seconds), while not so many newer ones are."""
 CANCELLED = "Job is cancelled"
 """What the Slurm client says (refusals.CANCELLED) to a requeue where a user's scancel came between."""
-ECHO_S = 2.5
-"""A signal that may be the echo of a peer's loss waits this long for that loss to show."""
 ECHO = ""
 """Key of the deadlines that belong to no gang."""
 
@@ -38,6 +36,7 @@ class Core:
         for gang in ledger.gangs.values():
             if not gang.final or gang.pool:
                 self._due.set(gang.id, now)  # who does not come back after a restart has to be missed
+        self._due.set(ECHO, echo.look_at(ledger, self.sight, now))
 
     def decide(self, event: e.Event, now: float) -> Outcome:
         """Note `event`, decide what follows, apply it to the ledger.
@@ -51,12 +50,14 @@ class Core:
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
         turn = Turn(self.ledger, self.sight, self.tallies, now, about, self._limits)
         _consequences(turn, event)
-        if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
-            self._due.set(ECHO, now + ECHO_S)
-        for gang in self._touched(event, now):
+        for gang in self._touched(turn, event, now):
             turn.outcome.due = None
             advance(GangTurn(turn, gang))
             self._arm(gang, turn)
+        if self.ledger.echoes and any(isinstance(fact, f.NodeJudged) for fact in turn.outcome.facts):
+            echo.explain(turn)
+        if self.ledger.echoes or self._due.get(ECHO) is not None:
+            self._due.set(ECHO, echo.look_at(self.ledger, self.sight, now))
         turn.outcome.due = self._due.nearest
         return turn.outcome
 
@@ -68,15 +69,14 @@ class Core:
             due = before if due is None else min(due, before)  # only one node was looked at: the others' deadlines hold
         self._due.set(gang.id, due)
 
-    def _touched(self, event: e.Event, now: float) -> list[Gang]:
+    def _touched(self, turn: Turn, event: e.Event, now: float) -> list[Gang]:
         """The gangs that this event may move."""
         gangs = self.ledger.gangs
         match event:
             case e.Tick():
-                due = self._due.take(now)
-                if ECHO in due:
-                    return [g for g in gangs.values() if not g.final or g.id in due]
-                return [gangs[g] for g in due if g in gangs]
+                judged = [fact.node for fact in turn.outcome.facts if isinstance(fact, f.NodeJudged)]
+                homes = [gang.id for node in judged for gang in self.tallies.homes(node)]
+                return [gangs[g] for g in dict.fromkeys([*self._due.take(now), *homes]) if g in gangs]
             case e.NodeSeen():
                 waiting = [gang for gang in gangs.values() if event.node in gang.excluded and not gang.final]
                 return list({gang.id: gang for gang in (*self.tallies.homes(event.node), *waiting)}.values())
@@ -99,8 +99,9 @@ def _consequences(turn: Turn, event: e.Event) -> None:
             _answered(turn, event)
         case e.NodeAttached() | e.NodeHeard() | e.NodeSignalled() | e.NodeSeen():
             _node(turn, event)
-        case e.Tick():
-            _echoes(turn)
+        case e.Tick() if turn.ledger.echoes:
+            for node, reason in echo.own(turn):
+                _unfit(turn, node, reason)
         case _:
             pass
 
@@ -238,6 +239,8 @@ def _signalled(turn: Turn, event: e.NodeSignalled) -> None:
         return
     if event.judgement == "unfit":
         _unfit(turn, event.node, event.reason)
+    elif event.judgement == "echo":
+        echo.heard(turn, event.node, event.reason)
     elif event.judgement == "degraded" and verdict is Verdict.FIT:
         turn.record(f.NodeJudged(event.node, Verdict.DEGRADED, event.reason))
 
@@ -248,19 +251,3 @@ def _unfit(turn: Turn, node: str, reason: str) -> None:
         breaker.take(turn, next(iter(turn.tallies.homes(node)), None), node, Verdict.UNFIT, reason)
     elif turn.ledger.node(node).verdict is Verdict.FIT:
         turn.record(f.NodeJudged(node, Verdict.DEGRADED, f"{reason}; it stays in service: {held}"))
-
-
-def _echoes(turn: Turn) -> None:
-    """Signals that no peer's loss explains are the node's own."""
-    for name in sorted(turn.sight.echoing):
-        seen = turn.sight.nodes[name]
-        if turn.now - seen.signalled_at < ECHO_S:
-            continue
-        turn.sight.echoing.discard(name)
-        if seen.judgement != "echo":
-            continue  # it has told of something worse meanwhile
-        seen.judgement = ""
-        lost = [turn.ledger.node(out) for out in turn.tallies.out if out != name]
-        explained = any(abs(n.judged_at - seen.signalled_at) < 2 * ECHO_S for n in lost)
-        if not explained and turn.ledger.node(name).verdict not in OUT_OF_SERVICE:
-            _unfit(turn, name, seen.reason)

@@ -255,6 +255,22 @@ class NodeJudged:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EchoHeard:
+    """A signal that may be the echo of a peer's loss, which is waited for; `reason`: why it is fatal if it is none."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EchoOver:
+    """It is waited for no more: `peer` is the node whose loss explains it; empty: it is the node's own."""
+
+    node: str
+    peer: str = ""
+
+
 SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off", "complete", "cancel"]
 
 
@@ -295,7 +311,7 @@ Fact = (
     GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
     | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
     | PoolAsked | PoolQueued | PoolClosed | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
-    | HangFound
+    | HangFound | EchoHeard | EchoOver
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}

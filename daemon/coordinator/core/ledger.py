@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec, Version
-from muster.daemon.coordinator.core.states import FINAL, Phase, Verdict, move_gang, move_node
+from muster.daemon.coordinator.core.states import FINAL, OUT_OF_SERVICE, Phase, Verdict, move_gang, move_node
 
 HOUR_S = 3600.0
 """Limits count what happened within so many seconds."""
@@ -29,6 +29,14 @@ class Node:
     verdict: Verdict = Verdict.FIT
     reason: str = ""
     judged_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Echo:
+    """A signal that may be the echo of a peer's loss (see EchoHeard), heard at `at`."""
+
+    reason: str
+    at: float
 
 
 @dataclass(slots=True)
@@ -227,6 +235,8 @@ class Ledger:
     calls: int = 0
     taken: dict[str, float] = field(default_factory=dict)
     """Nodes that Slurm was told to take out of service within the hour before the last one, and when."""
+    echoes: dict[str, Echo] = field(default_factory=dict)
+    """By node, what is not decided yet."""
 
     def node(self, name: str) -> Node:
         """The node of that name; one that was never heard of is FIT."""
@@ -258,6 +268,10 @@ def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
     match fact:
         case f.NodeRegistered() | f.NodeJudged():
             _apply_node(ledger, fact, at)
+        case f.EchoHeard():
+            ledger.echoes[fact.node] = Echo(fact.reason, at)
+        case f.EchoOver():
+            ledger.echoes.pop(fact.node, None)
         case f.SlurmOwed():
             ledger.owed[fact.call] = fact
             ledger.calls = max(ledger.calls, fact.call)
@@ -296,6 +310,8 @@ def _apply_node(ledger: Ledger, fact: f.NodeRegistered | f.NodeJudged, at: float
     else:
         node.verdict = move_node(node.verdict, fact.verdict)
         node.reason, node.judged_at = fact.reason, at
+        if fact.verdict in OUT_OF_SERVICE:
+            ledger.echoes.pop(fact.node, None)
 
 
 def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:

@@ -106,14 +106,11 @@ class GangSight:
 
 @dataclass(slots=True)
 class NodeSight:
-    """One node's daemon, and the fatal signal that was last seen there, if any."""
+    """One node's daemon."""
 
     attached: bool = False
     incarnation: str = ""
     heard_at: float = 0.0
-    judgement: str = ""
-    reason: str = ""
-    signalled_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -124,8 +121,6 @@ class Sight:
     nodes: dict[str, NodeSight] = field(default_factory=dict)
     gangs: dict[str, GangSight] = field(default_factory=dict)
     probes: int = 0
-    echoing: set[str] = field(default_factory=set)
-    """Nodes with a signal that may be the echo of a peer's loss."""
 
     def node(self, name: str) -> NodeSight:
         """The sight of that node, made if there is none."""
@@ -167,10 +162,8 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
             sight.gang(event.gang).flush = event.by
         case e.JobSeen():
             _job_seen(sight.gang(event.gang), event, now)
-        case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSignalled():
+        case e.NodeAttached() | e.NodeGone() | e.NodeHeard():
             _observe_node(sight.node(event.node), event, now)
-            if isinstance(event, e.NodeSignalled) and event.judgement == "echo":
-                sight.echoing.add(event.node)
         case _:
             pass
 
@@ -241,9 +234,6 @@ def _observe_node(node: NodeSight, event: e.NodeEvent, now: float) -> None:
                 node.attached = False
         case e.NodeHeard():
             node.heard_at = now
-        case e.NodeSignalled():
-            if event.judgement in ("unfit", "echo"):
-                node.judgement, node.reason, node.signalled_at = event.judgement, event.reason, now
         case _:
             pass
 

@@ -103,6 +103,11 @@ def row(world: World) -> None:
     world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(4.0, _count, world, wire.row, gang)))
 
 
+def echo(world: World) -> None:
+    """A node of the first gang that runs is lost, and a peer echoes that."""
+    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(3.0, _count, world, hardware.echo, gang)))
+
+
 def _count(world: World, fault: Fault, gang: str) -> None:
     if fault is not service.crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))

@@ -108,3 +108,20 @@ def _signal(world: World, node: str, judgement: str) -> None:
         world.machines[node].faulty = True
     if world.daemons[node].alive:
         world.daemons[node].signal(e.NodeSignalled(node, judgement, f"Xid ({judgement})", "NVRM: Xid"))
+
+
+def echo(world: World, gang: str) -> None:
+    """A node dies without a word, or hangs, for long, and the hardware of a peer tells of it, which has no fault."""
+    known = world.gang(gang)
+    if known is not None and len(known.seats) > 1:
+        dead, peer = (seat.node for seat in world.chance.sample(known.seats, 2))
+        world.note(f"FAULT: {peer} echoes the loss of {dead}")
+        world.echoes[peer] = (gang, dead)
+        if world.chance.random() < 0.3:
+            world.power_off(dead, closes=False)
+        elif world.machines[dead].kernel:
+            world.freeze(dead, True)
+            world.schedule.later(80.0, thaw, world, dead)
+        if world.daemons[peer].alive:
+            told = e.NodeSignalled(peer, "echo", "Xid 74", "NVRM: Xid")
+            world.schedule.later(0.1 + world.chance.random(), world.daemons[peer].signal, told)

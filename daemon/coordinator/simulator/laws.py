@@ -485,7 +485,8 @@ class Laws:
         if fact.verdict is Verdict.UNFIT:
             stuck = at - 15.0 < machine.stuck_until
             crashes = self._crashed_on.get(fact.node, 0) > 1
-            self._must(machine.faulty or stuck or crashes, f"law 3: {fact.node} is called UNFIT, and is not")
+            may_be = machine.faulty or stuck or crashes or self._unexplained(core, fact.node)
+            self._must(may_be, f"law 3: {fact.node} is called UNFIT, and is not")
         if fact.verdict not in (Verdict.LOST, Verdict.HUNG):
             return
         watching = (g for g in core.ledger.gangs.values() if fact.node in g.members and g.phase in WATCHED)
@@ -496,6 +497,15 @@ class Laws:
             self._not_hasty(gang, fact, at)
             self._not_many(core, gang, fact, at)
         self._judged[fact.node] = at
+
+    def _unexplained(self, core: Core, node: str) -> bool:
+        """It echoes a peer's loss that nobody is looking for: the peer is out, or not missed, or its gang not watched."""
+        if node not in self._world.echoes:
+            return False
+        id, dead = self._world.echoes[node]
+        gang = core.ledger.gangs[id]
+        missed = dead in gang.members and not gang.members[dead].out and dead in core.sight.gang(id).suspected
+        return gang.phase not in WATCHED or not missed
 
     def _witnessed(self, gang: Gang, fact: f.NodeJudged) -> None:
         world, node = self._world, fact.node

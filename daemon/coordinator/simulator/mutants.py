@@ -114,6 +114,12 @@ MUTANTS: dict[str, Mutant] = {
         "        return inf  # others",
         "        return OUT_OF_TOUCH_S  # others",
     ),
+    "blame-an-echo": Mutant(
+        "a node is unfit for the echo of a peer's loss that takes long to be found",
+        f"{_CORE}.echo",
+        "    over = [(node, reason) for node, reason in over if not _may_show(turn, node)]\n",
+        "",
+    ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
         f"{_CORE}.outage",

@@ -39,7 +39,7 @@ def _limits(seed: int) -> Limits:
 def _step_s(seed: int, usual: float) -> float:
     """Most gangs finish a step sooner than a round of probes is over; some don't."""
     chance = random.Random(f"long steps {seed}")  # of its own: the other seeds stay as they are
-    return chance.choice([2.0, 3.0]) if chance.random() < 0.15 else usual
+    return chance.choice([2.0, 3.0]) if chance.random() < 0.1 else usual
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Run:
         self.world.depots.damage = 0.02
         self.world.reserves = chance.random() < 0.2
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
-        if random.Random(f"come and go {seed}").random() < 0.12:  # of its own: the other seeds stay as they are
+        if random.Random(f"come and go {seed}").random() < 0.15:  # of its own: the other seeds stay as they are
             faults.come_and_go(self.world)
         if self.world.timing.step() > 1.0:
             faults.amid_a_step(self.world)
@@ -90,6 +90,8 @@ class Run:
             faults.blind_phase(self.world)
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.3:
             faults.row(self.world)
+        if random.Random(f"echo {seed}").random() < 0.1:
+            faults.echo(self.world)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
@@ -186,6 +188,7 @@ class Run:
             and self._mended()
             and not world.slurm.silent_because
             and not coordinator.core.ledger.owed
+            and not coordinator.core.ledger.echoes
             and all(map(self._gang_settled, self._gangs))
         )
 

@@ -81,6 +81,8 @@ class World:
         """Wires that stay cut for good."""
         self.slurm_sees: set[str] = set()
         """Nodes whose slurmd reaches Slurm's controller by another way than the one to the coordinator."""
+        self.echoes: dict[str, tuple[str, str]] = {}
+        """By node, of which gang's which node it has echoed the loss."""
         self.crash_after: int | None = None
         self.restart_s = 1.0
         self.reserves = False

@@ -1,0 +1,162 @@
+"""Signals that may be the echo of a peer's loss: whom they blame, after how long, and that none is forgotten."""
+
+from collections.abc import Callable
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.limits import Limits
+from muster.daemon.coordinator.core.states import Verdict
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+
+NVLINK = "Xid 74: NVLink error"
+
+
+def training(nodes: int = 6, spares: int = 3, **more: object) -> Rehearsal:
+    world = Rehearsal(nodes, spares, **more)  # type: ignore[arg-type]
+    world.run_until(lambda: world.core.sight.gang("g").step >= 5)
+    world.run_for(5.0)
+    return world
+
+
+def is_called(world: Rehearsal, node: str, verdict: Verdict) -> Callable[[], bool]:
+    return lambda: world.core.ledger.node(node).verdict is verdict
+
+
+def judged(world: Rehearsal) -> dict[str, Verdict]:
+    return {name: node.verdict for name, node in world.core.ledger.nodes.items() if node.verdict is not Verdict.FIT}
+
+
+def test_where_no_peer_is_lost_the_node_is_unfit_soon() -> None:
+    world = training()
+    world.signal("n2", "echo", NVLINK)
+    began = world.now
+    world.run_until(is_called(world, "n2", Verdict.UNFIT))
+    assert 2.4 < world.now - began < 2.7
+    assert [(call.verb, call.node) for call in world.slurm] == [("drain", "n2")]
+    assert world.facts(f.EchoOver) == [f.EchoOver("n2")]
+
+
+def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
+    world = training()
+    world.pause("n1")
+    world.run_for(0.1)
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(30.0)
+    assert judged(world) == {"n1": Verdict.HUNG}
+    assert world.facts(f.EchoOver) == [f.EchoOver("n2", "n1")]
+
+
+def test_it_waits_while_many_are_silent_and_held() -> None:
+    world = training()
+    for node in ("n1", "n3", "n5"):
+        world.power_off(node)
+    world.run_for(0.1)
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(80.0)
+    assert judged(world) == dict.fromkeys(("n1", "n3", "n5"), Verdict.LOST)
+    assert world.core.ledger.echoes == {}
+
+
+def test_once_the_peer_has_answered_the_signal_is_the_nodes_own() -> None:
+    world = training()
+    world.pause("n1")
+    world.run_for(1.5)
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(3.0)
+    assert judged(world) == {}
+    world.go_on("n1")
+    world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
+
+
+def test_a_storm_of_signals_puts_nothing_off() -> None:
+    world = training()
+    for second in range(10):
+        world.world.schedule.later(float(second), world.signal, "n2", "echo", NVLINK)
+    world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
+    world.run_for(10.0)
+    assert len(world.facts(f.EchoHeard)) == 1
+
+
+def test_one_nodes_fault_explains_no_other_nodes() -> None:
+    world = training()
+    world.signal("n1", "echo", "Xid 95")
+    world.run_for(2.0)
+    world.signal("n2", "echo", "Xid 95")
+    world.run_for(10.0)
+    assert judged(world) == {"n1": Verdict.UNFIT, "n2": Verdict.UNFIT}
+
+
+def test_the_loss_of_a_node_that_is_no_peer_explains_nothing() -> None:
+    world = training(nodes=4, spares=1, idle=1)
+    stranger = "n5"
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(0.5)
+    world.core.ledger.nodes[stranger].verdict = Verdict.LOST
+    world.core.ledger.nodes[stranger].judged_at = world.now
+    world.core.tallies.out.add(stranger)
+    world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
+
+
+def test_a_signal_right_after_a_peers_loss_is_its_echo() -> None:
+    world = training()
+    world.power_off("n1")
+    world.run_until(is_called(world, "n1", Verdict.LOST))
+    world.run_for(1.0)
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(20.0)
+    assert judged(world) == {"n1": Verdict.LOST}
+    assert world.facts(f.EchoHeard) == []
+
+
+def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
+    world = training()
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(1.0)
+    world.restart_coordinator()
+    assert list(world.core.ledger.echoes) == ["n2"]
+    world.run_until(is_called(world, "n2", Verdict.UNFIT), 10.0)
+    assert world.folded() == world.core.ledger
+
+
+def test_a_restarted_coordinator_gives_the_lost_peer_the_time_to_attach() -> None:
+    world = training()
+    world.world.restart_s = 20.0
+    world.world.coordinator_dies("as the script says")
+    world.run_for(2.0)
+    world.power_off("n1")
+    world.run_for(0.1)
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(60.0)
+    assert judged(world) == {"n1": Verdict.LOST}
+
+
+def test_a_job_that_ends_with_the_loss_leaves_its_peers_fit() -> None:
+    world = training(nodes=2, spares=0, requeue=False)
+    world.power_off("n1")
+    world.run_for(0.1)
+    world.signal("n0", "echo", NVLINK)
+    world.run_until(lambda: world.gang.final, 90.0)
+    world.run_for(10.0)
+    assert judged(world) == {"n1": Verdict.LOST}
+
+
+@pytest.mark.parametrize("verdict", ["unfit", "degraded"])
+def test_a_worse_signal_settles_it_and_a_lesser_one_does_not(verdict: str) -> None:
+    world = training()
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(0.5)
+    world.signal("n2", verdict, "Xid 79")
+    world.run_for(0.5)
+    assert list(world.core.ledger.echoes) == ([] if verdict == "unfit" else ["n2"])
+    world.run_for(10.0)
+    assert judged(world) == {"n2": Verdict.UNFIT}
+    assert [call.verb for call in world.slurm].count("drain") == 1
+
+
+def test_in_observe_mode_it_is_decided_once() -> None:
+    world = training(limits=Limits(observe=True))
+    world.signal("n2", "echo", NVLINK)
+    world.run_for(20.0)
+    assert judged(world) == {"n2": Verdict.DEGRADED}
+    assert len(world.facts(f.EchoOver)) == 1
