@@ -257,6 +257,29 @@ def test_where_agents_miss_each_other_it_is_not_the_softwares_fault() -> None:
     assert world.gang.failures == 0
 
 
+def test_where_some_ranks_are_done_the_others_are_given_ten_times_as_long() -> None:
+    world = training()
+    for node in ("n0", "n2", "n4"):
+        world.hang_rank(node)
+    world.kill_rank("n1", 0)
+    began = world.now
+    world.run_for(590.0)
+    assert found(world) == []
+    world.run_until(recovered(world), 60.0)
+    assert world.now - began < 620.0
+
+
+def test_a_spare_that_dies_while_all_are_asked_is_waited_for_no_more_once_it_is_out() -> None:
+    world = training()
+    (spare,) = [seat.node for seat in world.gang.spares]
+    world.hang_rank("n2")
+    world.run_for(59.9)
+    world.power_off(spare)
+    world.run_until(lambda: world.core.sight.gang("g").stall is not None, 10.0)
+    world.run_until(recovered(world), 30.0)
+    assert world.gang.members[spare].out
+
+
 # -- the pace --
 
 

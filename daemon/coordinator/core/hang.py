@@ -25,12 +25,12 @@ def watch(gt: GangTurn) -> bool:
     if not _may_stall(gt):
         gt.seen.stall = None
         return False
-    due = patience.went_on_at(gt) + patience.allowance_s(gt)
+    due = patience.went_on_at(gt) + patience.allowance_s(gt) * _strange(gt)
     if gt.now < due:
         gt.seen.stall = None
         gt.turn.wake(due)
-    elif gt.seen.stall is None:
-        _ask_all(gt)
+    elif gt.seen.stall is None or not gt.seen.stall.unanswered <= gt.tally.present:
+        _ask_all(gt)  # anew where who was waited for has gone out: what the others said is old by then
     elif _all_have_answered(gt, gt.seen.stall):
         _found(gt)
     return False
@@ -40,7 +40,13 @@ def _may_stall(gt: GangTurn) -> bool:
     """Ranks that declare steps run, all of them, and nobody has said why there would be none."""
     gang, tally = gt.gang, gt.tally
     known = gang.spec.hang_after_s > 0 and gang.stepped > 0 and gang.stop is None
-    return known and not tally.unattached and not tally.in_phase and tally.done == 0
+    return known and not tally.unattached and not tally.in_phase
+
+
+def _strange(gt: GangTurn) -> int:
+    """Some ranks have exited well: the others may have much left to do without a step, but they may wait for these."""
+    known = gt.seen.pace.median_s > 0  # else the wait is as long already
+    return patience.STRANGE if gt.tally.done and known else 1
 
 
 def _ask_all(gt: GangTurn) -> None:
@@ -58,7 +64,8 @@ def _ask_all(gt: GangTurn) -> None:
 
 def _all_have_answered(gt: GangTurn, stall: Stall) -> bool:
     """Each has, and has had the time to tell of a step. Who does not is asked after as anybody who falls silent."""
-    if stall.unanswered:
+    asked_after = gt.tally.present & gt.seen.suspected.keys()  # what came of these may be old, from a wire that was cut
+    if stall.unanswered or asked_after:
         gt.turn.wake(gt.now + SETTLE_S)
         return False
     stall.answered_at = stall.answered_at or gt.now

@@ -202,7 +202,7 @@ MUTANTS: dict[str, Mutant] = {
     "judge-without-an-answer": Mutant(
         "a generation hangs though an agent has not answered",
         f"{_CORE}.hang",
-        "    if stall.unanswered:",
+        "    if stall.unanswered or asked_after:",
         "    if stall.unanswered and not stall.asked_at:",
     ),
     "hang-too-soon": Mutant(
