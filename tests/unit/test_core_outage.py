@@ -7,6 +7,7 @@ from muster.daemon.coordinator.core.events import Silence, Status
 from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask
+from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 
 NODES = 5
 
@@ -113,3 +114,41 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
     fleet.fall_silent("g0", 4)
     fleet.run_for(1.5)
     assert fleet.lost() == ["g0n4"]
+
+
+# -- ranks that can't be killed --
+
+
+def standing_still(seconds: float, *nodes: str) -> Rehearsal:
+    """Ranks on these nodes, or on all, can't be killed for so long; one of them crashes."""
+    world = Rehearsal(8, 2)
+    world.run_until(lambda: world.core.sight.gang("g").step >= 6)
+    for name in nodes or world.machines:
+        world.machines[name].stuck_until = world.now + seconds
+    world.kill_rank("n2")
+    return world
+
+
+def out_of_service(world: Rehearsal) -> list[str]:
+    return [name for name, node in sorted(world.core.ledger.nodes.items()) if node.verdict is not Verdict.FIT]
+
+
+def test_while_ranks_can_be_killed_nowhere_no_node_is_to_blame() -> None:
+    world = standing_still(30.0)
+    world.run_until(lambda: world.gang.stepped == 2, 60.0)
+    assert out_of_service(world) == []
+    assert world.slurm == []
+
+
+def test_a_few_nodes_whose_ranks_outlive_the_kill_are_unfit_at_once() -> None:
+    world = standing_still(40.0, "n0", "n1")
+    world.run_for(13.0)
+    assert out_of_service(world) == ["n0", "n1"]
+
+
+def test_ranks_that_outlive_the_kill_for_a_minute_make_their_nodes_unfit_however_many_they_are() -> None:
+    world = standing_still(80.0)
+    world.run_for(58.0)
+    assert out_of_service(world) == []
+    world.run_for(5.0)
+    assert len(out_of_service(world)) > 2

@@ -4,11 +4,14 @@ before the cause is told apart, or a minute has passed.
 What befalls a site is no gang's affair alone: all gangs' nodes count together.
 """
 
-from muster.daemon.coordinator.core.states import WATCHED, Verdict
+from muster.daemon.coordinator.core.states import FENCING, WATCHED, Verdict
 from muster.daemon.coordinator.core.turn import GangTurn
 
 WINDOW_S = 10.0
 """Two leases: nodes that fall silent within this count as falling silent at once."""
+
+LATE_S = 5.0
+"""Ranks that still live so long after they were killed count as such that can't be."""
 
 
 def few(gt: GangTurn) -> int:
@@ -35,3 +38,19 @@ def _others_silent(gt: GangTurn, found: set[str], most: int) -> bool:
             if len(found) > most:
                 return True
     return False
+
+
+def many_stuck(gt: GangTurn) -> bool:
+    """Ranks outlive their fence on more nodes than fail by chance: it is what all of them wait for, such as shared
+    storage, that stands still. Asked only when one of these nodes is about to be judged."""
+    found: set[str] = set()
+    for gang in gt.turn.ledger.gangs.values():
+        if gang.phase in FENCING and gt.now - gang.phase_at > LATE_S:
+            found |= _stuck(GangTurn(gt.turn, gang))
+    return len(found) > few(gt)
+
+
+def _stuck(gt: GangTurn) -> set[str]:
+    """Nodes whose agents are reached, and do not say that their ranks have ended."""
+    reached = gt.seen.own_probes
+    return {node for node in gt.tally.unfenced if gt.seen.attached(node) and reached.get(node, (False, 0.0))[0]}

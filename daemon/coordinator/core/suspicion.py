@@ -154,9 +154,15 @@ def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
     gt.turn.wake(gt.now + 0.05)
     if gt.now - asked_at > ANSWER_FENCE_S and member.node not in gt.seen.suspected:
         gt.seen.suspected[member.node] = asked_at
-    if not fenced and not member.out and _outlives_kill(gt, member):
+    if not fenced and not member.out and _outlives_kill(gt, member) and not _is_held(gt):
         reason = f"ranks on {member.node} could not be killed within {KILL_S:.0f} s"
         _take(gt, member, Verdict.UNFIT, reason)
+
+
+def _is_held(gt: GangTurn) -> bool:
+    """Nobody is to blame for ranks that can't be killed before a minute has passed, where many can't."""
+    since = max(gt.gang.phase_at, gt.turn.sight.since)
+    return gt.now - since < HOLD_S and outage.many_stuck(gt)
 
 
 def _judge(gt: GangTurn, member: Member) -> None:

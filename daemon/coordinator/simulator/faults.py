@@ -108,6 +108,13 @@ def echo(world: World) -> None:
     world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(3.0, _count, world, hardware.echo, gang)))
 
 
+def stuck_storage(world: World) -> None:
+    """Soon after the first gang runs its ranks can't be killed."""
+    world.ambushes.append(
+        (Phase.RUNNING, lambda gang: world.schedule.later(3.0, _count, world, process.stuck_storage, gang))
+    )
+
+
 def _count(world: World, fault: Fault, gang: str) -> None:
     if fault is not service.crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))

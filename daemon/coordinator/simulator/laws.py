@@ -97,6 +97,7 @@ class Laws:
         self._crashes: dict[str, set[int]] = {}
         self._crashed_on: dict[str, int] = {}
         self._taken: list[str] = []
+        self._fenced_at: dict[str, float] = {}
         self._jobs: dict[str, int] = {}
         self._requeued: set[tuple[str, int]] = set()
         self._since = world.schedule.now
@@ -232,6 +233,7 @@ class Laws:
             case f.HangFound():
                 self._hang_found(core, fact, at)
             case f.GenerationFenced():
+                self._fenced_at[fact.gang] = at
                 self._fenced_for_one(fact, at)
             case f.MemberOut():
                 self._member_out(fact)
@@ -487,6 +489,7 @@ class Laws:
             crashes = self._crashed_on.get(fact.node, 0) > 1
             may_be = machine.faulty or stuck or crashes or self._unexplained(core, fact.node)
             self._must(may_be, f"law 3: {fact.node} is called UNFIT, and is not")
+            self._not_many_stuck(core, fact, at)
         if fact.verdict not in (Verdict.LOST, Verdict.HUNG):
             return
         watching = (g for g in core.ledger.gangs.values() if fact.node in g.members and g.phase in WATCHED)
@@ -498,8 +501,28 @@ class Laws:
             self._not_many(core, gang, fact, at)
         self._judged[fact.node] = at
 
+    def _not_many_stuck(self, core: Core, fact: f.NodeJudged, at: float) -> None:
+        """Where ranks on many nodes can't be killed, it is none of these nodes' fault."""
+        if "could not be killed" not in fact.reason:
+            return
+        known, gangs = max(len(core.ledger.nodes), 1), core.ledger.gangs.values()
+        held = max(at - self._fenced_at.get(gang.id, at) for gang in gangs if fact.node in gang.members)
+        stuck = {
+            rank.agent.node
+            for agent in self._world.agents.values()
+            for rank in agent.ranks.values()
+            if rank.alive
+            and rank.doomed
+            and agent.awake()
+            and not self._blind(COORDINATOR, agent.post.gang, agent.node)
+        }
+        self._must(
+            len(stuck) <= max(2, known // 10) or held >= HOLD_S,
+            f"law 5: {fact.node} is called UNFIT after {held:.1f} s, and ranks on {sorted(stuck)} can't be killed",
+        )
+
     def _unexplained(self, core: Core, node: str) -> bool:
-        """It echoes a peer's loss that nobody is looking for: the peer is out, or not missed, or its gang not watched."""
+        """It echoes a peer's loss that nobody looks for: the peer is out, or not missed, or its gang is not watched."""
         if node not in self._world.echoes:
             return False
         id, dead = self._world.echoes[node]

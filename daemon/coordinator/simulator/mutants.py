@@ -120,6 +120,12 @@ MUTANTS: dict[str, Mutant] = {
         "    over = [(node, reason) for node, reason in over if not _may_show(turn, node)]\n",
         "",
     ),
+    "blame-for-the-storage": Mutant(
+        "nodes are unfit because ranks can't be killed anywhere",
+        f"{_CORE}.outage",
+        "    return len(found) > few(gt)",
+        "    return len(found) > 100 * few(gt)",
+    ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
         f"{_CORE}.outage",

@@ -185,3 +185,12 @@ def agent_error(world: World, gang: str) -> None:
         if id == gang and (everyone or node == agent.node) and other.alive:
             other.failure = "no space left on device"
             other.changed()
+
+
+def stuck_storage(world: World, gang: str) -> None:
+    """Shared storage stands still: no rank anywhere can be killed for a while; one exits."""
+    world.note("FAULT: shared storage stands still")
+    until = world.schedule.now + 12.0 + 20.0 * world.chance.random()
+    for machine in world.machines.values():
+        machine.stuck_until = max(machine.stuck_until, until)
+    kill_rank(world, gang)

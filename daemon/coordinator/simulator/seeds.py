@@ -92,6 +92,8 @@ class Run:
             faults.row(self.world)
         if random.Random(f"echo {seed}").random() < 0.1:
             faults.echo(self.world)
+        if random.Random(f"stuck {seed}").random() < 0.05:
+            faults.stuck_storage(self.world)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
