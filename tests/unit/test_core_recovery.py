@@ -718,3 +718,11 @@ def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
     world.world.stall_coordinator(20.0)
     world.run_until(recovered(world))
     assert verbs(world) == []
+
+
+def test_an_accusation_of_a_name_that_nobody_has_leaves_nothing_behind() -> None:
+    world = training()
+    for number in range(50):
+        world.post(e.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
+    seen = world.core.sight.gang("g")
+    assert (seen.closed, seen.suspected) == ({}, {})

@@ -43,6 +43,8 @@ class Core:
 
         Returns: the facts, to be journaled before anything is done about them; the probes to make; when to tick.
         """
+        if isinstance(event, e.NeighbourAccused) and not self._is_member(event):
+            return Outcome(due=self._due.nearest)  # whom nobody knows nobody would ever forget
         observe(self.sight, event, now)
         if isinstance(event, e.AgentHeard | e.NodeHeard | e.NodeGone) and not _returns(self.ledger, event):
             return Outcome(due=self._due.nearest)  # moves no gang
@@ -60,6 +62,10 @@ class Core:
             self._due.set(ECHO, echo.look_at(self.ledger, self.sight, now))
         turn.outcome.due = self._due.nearest
         return turn.outcome
+
+    def _is_member(self, event: e.NeighbourAccused) -> bool:
+        gang = self.ledger.gangs.get(event.gang)
+        return gang is not None and event.node in gang.members
 
     def _arm(self, gang: Gang, turn: Turn) -> None:
         due, before = turn.outcome.due, self._due.get(gang.id)
