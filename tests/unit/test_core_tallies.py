@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core import silence
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.events import Silence
 from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.core.tallies import Tallies
 from muster.daemon.coordinator.core.tally import Tally
+from muster.daemon.coordinator.core.turn import GangTurn, Turn
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 
-HOW_FAR = ("quiet_at", "lease_at", "marked", "_ranks", "_by_fabric", "_serial", "_behind")
+HOW_FAR = ("quiet_at", "said", "lease_at", "marked", "_ranks", "_by_fabric", "_serial", "_behind")
 """What says how far counting has come, not what was counted."""
 CORE = "coordinator/core/"
 
@@ -80,6 +82,10 @@ def _idle(world: Rehearsal) -> bool:
 
 def _steps(core: Core, event: e.Event, now: float) -> int:
     """Lines of the core, turns of loops among them, that a decision takes; not what is tidied up meanwhile."""
+    return _lines(lambda: core.decide(event, now))
+
+
+def _lines(call: Callable[[], object]) -> int:
     count = 0
 
     def trace(frame: FrameType, what: str, _: object) -> Any:
@@ -90,7 +96,7 @@ def _steps(core: Core, event: e.Event, now: float) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        core.decide(event, now)
+        call()
     finally:
         sys.settrace(before)
     return count
@@ -135,6 +141,23 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
         answers = [e.AgentReported("g", n, f"{n}-r0", e.Status(fenced=1)) for n in ("n0", "n1")]
         world.core.decide(answers[0], world.now)
         return _steps(world.core, answers[1], world.now)
+
+    assert cost(8) == cost(40)
+
+
+def test_once_a_silence_has_passed_a_report_costs_the_same_in_a_gang_of_any_size() -> None:
+    def cost(nodes: int) -> int:
+        world = Rehearsal(nodes, 0, pool_nodes=1)  # nobody is in the pool: it waits
+        world.run_until(lambda: world.gang.stepped == 1)
+        world.power_off("n1")
+        world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+        world.run_for(5.0)
+        core = world.core
+        core.decide(e.AgentReported("g", "n2", "n2-r0", core.sight.gang("g").status("n2")), world.now)
+        gt = GangTurn(Turn(core.ledger, core.sight, core.tallies, world.now), world.gang)
+        assert gt.tally.quiet_at <= world.now
+        gt.tally.said.add("n2")
+        return _lines(lambda: silence.passed_at(gt))
 
     assert cost(8) == cost(40)
 

@@ -4,6 +4,8 @@ The other half of the agents' bargain (daemon/agent/silence.py): who hears neith
 gang for `SILENT_S` kills its ranks.
 """
 
+from collections.abc import Iterable
+
 from muster.daemon.bargain import SILENT_S
 from muster.daemon.coordinator.core.ledger import Member
 from muster.daemon.coordinator.core.turn import GangTurn
@@ -30,15 +32,18 @@ def passed_at(gt: GangTurn) -> float:
     if tally.behind(gang, gt.seen):
         return gt.now + ACK_S
     if gt.now >= tally.quiet_at:  # what was reported since is looked at before anything starts
-        tally.quiet_at = max(_last_contact(gt, member.node) for member in silent) + SILENT_S + KILL_MARGIN_S
+        speakers = tally.said if tally.quiet_at else gt.seen.agents.keys()
+        quiet_at = max(_last_contact(gt, member.node, speakers) for member in silent) + SILENT_S + KILL_MARGIN_S
+        tally.quiet_at = max(tally.quiet_at, quiet_at)
+        tally.said.clear()
     return tally.quiet_at
 
 
-def _last_contact(gt: GangTurn, node: str) -> float:
-    """When anybody of the gang, or the coordinator, may last have answered `node`."""
+def _last_contact(gt: GangTurn, node: str, speakers: Iterable[str]) -> float:
+    """When any of these agents, or the coordinator, may last have answered `node`."""
     # Its ranks did not run before the generation did, and count the silence from their start on.
     last = max(gt.turn.sight.heard_at(gt.gang.id, node), gt.gang.started_at)
-    for agent in gt.seen.agents.values():
+    for agent in [agent for name in speakers if (agent := gt.seen.agents.get(name))]:
         ages = [said[node] for said in (agent.status.heard_s, agent.status.answered_s) if node in said]
         if ages and agent.node != node:
             last = max(last, agent.reported_at - min(ages))

@@ -50,6 +50,8 @@ class Tallies:
         """Mark what `event`, which was observed, changes."""
         if isinstance(event, e.AgentAttached | e.AgentReported | e.AgentGone):
             self._mark(event.gang, event.node)
+        if isinstance(event, e.AgentAttached | e.AgentReported) and event.gang in self._gangs:
+            self._gangs[event.gang].said.add(event.node)
         if isinstance(event, e.AgentGone | e.NeighbourAccused) and event.gang in self._gangs:
             self._gangs[event.gang].quiet_at = 0.0  # a closed connection may be the proof that was missing
 

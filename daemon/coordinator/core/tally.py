@@ -87,6 +87,8 @@ class Tally:
     writers: frozenset[str] = frozenset()
     quiet_at: float = 0.0
     """Before that ranks may run on nodes that left in silence; 0: that was not looked at yet."""
+    said: set[str] = field(default_factory=set)
+    """Whose status has come since that was looked at."""
     lease_at: float = 0.0
     """Before that no agent that is in touch can have been mute for too long; 0: that was not looked at yet."""
     _ranks: dict[str, RankCount] = field(default_factory=dict)
