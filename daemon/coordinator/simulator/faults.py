@@ -47,6 +47,16 @@ DISTURBERS: tuple[Fault, ...] = (
     service.storage,
     service.storage,
 )
+SOON: tuple[tuple[Fault, float, float], ...] = (
+    (wire.blind_phase, 0.06, 2.5),
+    (hardware.echo, 0.1, 3.0),
+    (process.stuck_storage, 0.1, 3.0),
+    (process.hang_rank, 0.03, 3.0),
+    (service.storage, 0.04, 3.0),
+    (hardware.unfit_then_worse, 0.03, 3.0),
+)
+"""What strikes the first gang soon after it runs, before much else can have happened: in which share of the seeds, and
+after how many seconds."""
 EARLY = (
     *[Phase.SUBMITTED] * 3, *[Phase.GATHERING] * 2, *[Phase.PREFLIGHT] * 5, *[Phase.STARTING] * 5,
     *[Phase.RUNNING] * 2, *[Phase.RECOVERING] * 2,
@@ -84,35 +94,9 @@ def come_and_go(world: World) -> None:
     world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(2.0, _count, world, service.preempt, gang)))
 
 
-def amid_a_step(world: World) -> None:
-    """Agent and daemon of a node stand still, and its ranks go on making steps that take long."""
-    world.ambushes.append(
-        (Phase.RUNNING, lambda gang: world.schedule.later(8.0, _count, world, process.stop_services, gang))
-    )
-
-
-def blind_phase(world: World) -> None:
-    """A node and the coordinator lose each other soon after the first gang that runs has begun a declared phase."""
-    world.ambushes.append(
-        (Phase.RUNNING, lambda gang: world.schedule.later(2.5, _count, world, wire.blind_phase, gang))
-    )
-
-
-def row(world: World) -> None:
-    """Nodes of all gangs fall silent at once, soon after the first of them runs."""
-    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(4.0, _count, world, wire.row, gang)))
-
-
-def echo(world: World) -> None:
-    """A node of the first gang that runs is lost, and a peer echoes that."""
-    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(3.0, _count, world, hardware.echo, gang)))
-
-
-def stuck_storage(world: World) -> None:
-    """Soon after the first gang runs its ranks can't be killed."""
-    world.ambushes.append(
-        (Phase.RUNNING, lambda gang: world.schedule.later(3.0, _count, world, process.stuck_storage, gang))
-    )
+def soon(world: World, fault: Fault, after_s: float) -> None:
+    """So long after the first gang runs it is struck."""
+    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(after_s, _count, world, fault, gang)))
 
 
 def _count(world: World, fault: Fault, gang: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.simulator import faults
+from muster.daemon.coordinator.simulator import faults, process_faults, wire_faults
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.jobs import Wanted
 from muster.daemon.coordinator.simulator.laws import Violation
@@ -82,23 +82,24 @@ class Run:
         self.world.depots.damage = 0.02
         self.world.reserves = chance.random() < 0.2
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
-        if random.Random(f"come and go {seed}").random() < 0.15:  # of its own: the other seeds stay as they are
+        if random.Random(f"come and go {seed}").random() < 0.17:  # of its own: the other seeds stay as they are
             faults.come_and_go(self.world)
-        if self.world.timing.step() > 1.0:
-            faults.amid_a_step(self.world)
-        if random.Random(f"blind phase {seed}").random() < 0.06:
-            faults.blind_phase(self.world)
-        if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.3:
-            faults.row(self.world)
-        if random.Random(f"echo {seed}").random() < 0.1:
-            faults.echo(self.world)
-        if random.Random(f"stuck {seed}").random() < 0.05:
-            faults.stuck_storage(self.world)
+        self._lie_in_wait(seed)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
                 faults.ambush(self.world, phases)
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, spec)
+
+    def _lie_in_wait(self, seed: int) -> None:
+        """What would come about too seldom. Each of a chance of its own: the other seeds stay as they are."""
+        for fault, share, after_s in faults.SOON:
+            if random.Random(f"{fault.__name__} {seed}").random() < share:
+                faults.soon(self.world, fault, after_s)
+        if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.3:
+            faults.soon(self.world, wire_faults.row, 4.0)
+        if self.world.timing.step() > 1.0:
+            faults.soon(self.world, process_faults.stop_services, 8.0)
 
     def _submit(self, gang: str, spec: GangSpec) -> None:
         world, chance = self.world, self._chance
