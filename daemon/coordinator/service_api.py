@@ -120,9 +120,13 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
         """See api.proto."""
         gang = self._find(request, steer=True)
-        if gang.final:
+        if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
+        over = gang.final
         self._post(e.CancelAsked(gang.id, _name(current_caller())))
+        if over:
+            words = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
+            return pb.CancelReply(text=words)
         return pb.CancelReply(text=f"{gang.name or gang.id} (job {gang.job}) is {gang.phase}: {gang.reason}")
 
     @answers

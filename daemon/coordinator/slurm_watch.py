@@ -118,7 +118,10 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> e.JobSeen:
     end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
     limit_at = None if end is None else end + ahead_s
     limit_s = float(found.time_limit_s or 0)
-    return e.JobSeen(gang.id, gang.job, found.nodes, found.restart_count, ended, limit_at, limit_s)
+    # A requeued job counts as restarted at once, and shows the nodes of its last run until that is over.
+    queued = found.state is JobState.PENDING
+    nodes, waits = ((), found.reason) if queued else (found.nodes, "")
+    return e.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, waits)
 
 
 def node_seen(name: str, found: Node | Gone) -> e.NodeSeen:

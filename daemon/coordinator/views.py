@@ -8,6 +8,7 @@ from muster.daemon.coordinator.core.events import RankState
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, Member, Recovery
 from muster.daemon.coordinator.core.sight import GangSight, Sight
 from muster.daemon.coordinator.core.states import ACTIVE, Phase, Verdict
+from muster.daemon.coordinator.core.suspicion import LEASE_S
 from muster.daemon.coordinator.text import call_words
 from muster.v1 import api_pb2, common_pb2
 
@@ -50,7 +51,7 @@ def node_view(ledger: Ledger, sight: Sight, name: str, now: float) -> api_pb2.No
         verdict=node.verdict.value,
         role="absent",
         reason="" if node.verdict is Verdict.FIT else node.reason,
-        musterd_attached=bool(seen and seen.attached and node.verdict not in _SILENT),
+        musterd_attached=bool(seen and seen.attached and now - seen.heard_at < LEASE_S and node.verdict not in _SILENT),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
     )
 
@@ -67,7 +68,7 @@ def _phase_words(seen: GangSight, gang: Gang) -> str:
     spec = gang.spec
     match gang.phase:
         case Phase.SUBMITTED | Phase.REQUEUED:
-            return f"Slurm to start job {gang.job}"
+            return f"Slurm to start job {gang.job}" + (f" ({seen.waits})" if seen.waits else "")
         case Phase.GATHERING:
             here = sum(seen.attached(member.node) for member in gang.present())
             late = sorted(name for name in gang.job_nodes if not seen.attached(name))

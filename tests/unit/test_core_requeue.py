@@ -156,3 +156,31 @@ def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> Non
     for node, restarts, incarnation in (("n0", 0, "a"), ("n2", 1, "b"), ("n1", 0, "a")):
         core.decide(e.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", e.Status()), 1.0)
     assert list(core.ledger.gangs["g"].members) == ["n2"]
+
+
+def test_nobody_starts_while_srun_still_waits_for_a_spare_that_hangs() -> None:
+    """srun would give up in the end, and take all agents with it."""
+    world = Rehearsal(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world.run_for(1)
+    world.pause("n2")
+    world.run_for(60)
+    assert world.gang.phase is Phase.GATHERING
+    world.launch_again("n0", "n1")
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)
+
+
+def test_agents_that_all_end_at_once_speak_against_none_of_their_nodes() -> None:
+    world = training(nodes=3, spares=0)
+    for node in ("n0", "n1", "n2"):
+        world.kill_agent(node)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    assert calls(world, "requeue")[0].exclude == ()
+    assert "3 of 3 agents are gone" in calls(world, "requeue")[0].text
+
+
+def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> None:
+    world = training(nodes=2, spares=0)
+    world.finish()
+    world.run_until(lambda: world.gang.final)
+    world.post(e.CancelAsked("g", "uid 1000"))
+    assert [call.job for call in calls(world, "cancel")] == [world.gang.job]

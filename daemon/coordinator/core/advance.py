@@ -27,6 +27,10 @@ from muster.daemon.coordinator.core.turn import GangTurn
 
 SPARE_WAIT_S = 30.0
 """How long a complete set of rank nodes waits for its spares before it starts without."""
+LAUNCH_S = 120.0
+"""srun has given up a node that does not answer by then: in 40 s with a MessageTimeout of 10 s, Slurm's default."""
+LOOK_S = 1.0
+"""So often it is looked who is silent, while a complete set of nodes waits."""
 STORE_S = 45.0
 """A node that opens no rendezvous store in this time (its first imports included) is passed over."""
 STORE_TRIES = 14
@@ -48,6 +52,8 @@ EXIT_NO_NODES = 94
 """No node is left to go on with, and the job may not be requeued."""
 EXIT_NEVER_GATHERED = 95
 """The nodes did not all report in time."""
+WORDS_MOST = 200
+"""Characters of a rank's last line that are told as a reason."""
 EXIT_AGENT = 96
 """Most agents met an error that no other node would mend."""
 EXIT_NOT_DURABLE = 97
@@ -132,6 +138,9 @@ def _batch_host_dead(gang: Gang) -> bool:
 def _see_job_out(gt: GangTurn) -> None:
     """A final gang's job ends with its batch script; where that does not happen, its host has died unseen."""
     gang = gt.gang
+    if gt.seen.cancel and not gang.job_over:
+        gt.turn.owe("cancel", gang.id, gang.job, f"muster: cancelled by {gt.seen.cancel}")
+        gt.seen.cancel = ""
     over = gang.job_over or gang.completed or gang.phase is Phase.CANCELLED
     if over and not gang.pool:
         return
@@ -149,6 +158,7 @@ def _outside_end(gt: GangTurn) -> bool:
     state = gt.job_ended
     if gt.seen.cancel:
         end(gt, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gt.seen.cancel}")
+        gt.seen.cancel = ""
     elif state and not _ended_before_the_requeue(gt, state) and not stopping.saves(gt):
         end_as_slurm(gt, state)
     return gt.gang.final or stopping.given_up(gt)
@@ -196,12 +206,12 @@ def _gather(gt: GangTurn) -> None:
     elif here >= _awaited_nodes(gt, waited):
         _call_roll(gt)
     elif waited > spec.gather_timeout_s and (dead := _dead(gt)) and spec.requeue and not gt.turn.limits.observe:
-        _requeue(gt, f"{', '.join(dead)} did not attach, and are silent", dead)
+        _requeue(gt, f"neither agent nor daemon is heard of {', '.join(dead)}", dead)
     elif waited > spec.gather_timeout_s:
         end(gt, Phase.FAILED, EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
     else:
         complete = here >= spec.nodes
-        gt.turn.wake(since + min(SPARE_WAIT_S if complete else spec.gather_timeout_s, spec.gather_timeout_s))
+        gt.turn.wake(gt.now + LOOK_S if complete else since + spec.gather_timeout_s)
 
 
 def _awaited_nodes(gt: GangTurn, waited: float) -> int:
@@ -209,7 +219,17 @@ def _awaited_nodes(gt: GangTurn, waited: float) -> int:
     spec = gt.gang.spec
     if waited > spec.gather_timeout_s and not gt.turn.limits.observe:
         return spec.fewest
-    return spec.nodes if waited > min(SPARE_WAIT_S, spec.gather_timeout_s) else spec.nodes + spec.spares
+    long = LAUNCH_S if _srun_waits(gt) else SPARE_WAIT_S
+    return spec.nodes if waited > min(long, spec.gather_timeout_s) else spec.nodes + spec.spares
+
+
+def _srun_waits(gt: GangTurn) -> bool:
+    """A node hangs that srun still tries to reach, whatever Slurm makes of the node meanwhile. When srun gives up, it
+    ends all agents that it has started. They come back without that node; what had begun meanwhile would be lost."""
+    seen, since = gt.seen, gt.gang.phase_at
+    if _dead(gt):
+        seen.dead_at = gt.now
+    return seen.dead_at > since > seen.launched_at
 
 
 def _never_enough(gt: GangTurn) -> bool:
@@ -420,7 +440,7 @@ def _crash_words(gt: GangTurn) -> str:
 def _no_nodes(gt: GangTurn) -> None:
     gang = gt.gang
     lost = ", ".join(sorted(_bad(gt)))
-    words = f"no spare is left for {lost}" if lost else f"{len(gang.job_nodes)} nodes are left in the job"
+    words = f"no spare is left for {lost}" if lost else _few_words(gt)
     if gt.turn.limits.observe:
         end(gt, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued")
         return
@@ -430,13 +450,23 @@ def _no_nodes(gt: GangTurn) -> None:
     reason = f"{words}: requeue"
     if gang.phase is Phase.RECOVERING and flushing.begin(gt, reason, Phase.REQUEUED):
         return
-    _requeue(gt, reason)
+    _requeue(gt, reason, _dead(gt))
+
+
+def _few_words(gt: GangTurn) -> str:
+    gone = [member for member in gt.gang.members.values() if member.out]
+    if not gone:
+        return f"{len(gt.gang.job_nodes)} nodes are left in the job"
+    return f"{len(gone)} of {len(gt.gang.members)} agents are gone ({gone[0].out})"
 
 
 def _bad(gt: GangTurn) -> set[str]:
     """Nodes of this run of the job that it shall not start on again."""
-    gang = gt.gang
-    return {m.node for m in gang.members.values() if m.out} | (set(gang.job_nodes) & gt.turn.tallies.out)
+    gang, unfit = gt.gang, gt.turn.tallies.out
+    left = {member.node for member in gang.members.values() if member.out}
+    if 2 * len(left - unfit) > len(gang.members):
+        left &= unfit  # most agents are gone from nodes that nothing is known against: it was what they share
+    return left | (set(gang.job_nodes) & unfit)
 
 
 def _requeue(gt: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
@@ -562,7 +592,7 @@ def _exit_words(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
     tail = rank.stderr_tail.strip().splitlines()
-    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()}" if tail else "")
+    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:WORDS_MOST]}" if tail else "")
 
 
 def _release(gt: GangTurn) -> None:

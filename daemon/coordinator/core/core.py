@@ -178,6 +178,8 @@ def _join(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
         member = None  # it comes back from the pool, repaired
     if member is not None and (member.out or member.incarnation == event.incarnation):
         return
+    if member is not None:
+        turn.sight.gang(gang.id).launched_at = turn.now
     carried = member is not None and any(s.node == event.node for s in gang.seats)
     if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
         gt = GangTurn(turn, gang)

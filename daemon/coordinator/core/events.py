@@ -204,7 +204,8 @@ class FlushAsked:
 @dataclass(frozen=True, slots=True)
 class JobSeen:
     """Slurm's view of a job, when it changed. `ended` is Slurm's word for how a job ended, or None while it has not;
-    `limit_at`: when its time limit of `limit_s` seconds ends it, None while it does not run or has no limit."""
+    `limit_at`: when its time limit of `limit_s` seconds ends it, None while it does not run or has no limit; `waits`:
+    Slurm's word for why it is not started."""
 
     gang: str
     job: int
@@ -213,6 +214,7 @@ class JobSeen:
     ended: str | None
     limit_at: float | None = None
     limit_s: float = 0.0
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)

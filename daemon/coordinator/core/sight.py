@@ -72,8 +72,14 @@ class GangSight:
     limit_at: float | None = None
     limit_s: float = 0.0
     """When the job's time limit ends it, and how long that limit is in all."""
+    waits: str = ""
+    """Why Slurm does not start the job, in its own word."""
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
+    dead_at: float = 0.0
+    """When a node of the job that has not attached was last seen to be silent."""
+    launched_at: float = 0.0
+    """When an agent of this run of the job was started anew: srun had ended, and goes without whom it waited for."""
     moved_at: float = 0.0
     """When a step that was new to the gang was last reported, and which (generation, step)."""
     moved_to: tuple[int, int] = (0, 0)
@@ -178,6 +184,7 @@ def _attached(seen: GangSight, event: e.AgentAttached, now: float) -> None:
 def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
     seen.job_ended, seen.job_restarts = event.ended, event.restart_count
     seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
+    seen.waits = event.waits
     seen.job_nodes = event.nodes
     if event.ended or not event.nodes:
         seen.granted = None

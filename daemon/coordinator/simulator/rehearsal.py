@@ -214,6 +214,15 @@ class Rehearsal:
         """The agent's process ends, and its ranks with it."""
         self.world.end_agent(self.agent(node))
 
+    def launch_again(self, *nodes: str) -> None:
+        """srun has given up, which ends its agents; another one starts them on these nodes alone."""
+        before = [self.agent(node) for node in nodes]
+        for agent in before:
+            self.world.end_agent(agent)
+        for agent in before:
+            post = replace(agent.post, incarnation=f"{agent.post.incarnation}-again")
+            self.world.add_agent(Agent(self.world, agent.machine, post))
+
     def signal(self, node: str, judgement: str = "unfit", reason: str = "Xid 79") -> None:
         """The node's daemon sees a hardware signal."""
         self.machines[node].faulty = True
