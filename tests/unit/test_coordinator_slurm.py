@@ -157,6 +157,18 @@ async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slur
     assert slurm.cluster.jobs()[1].restart_count == 1
 
 
+async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_later_call(slurm: FakeSlurm) -> None:
+    owing = Owing(slurm, Phase.REQUEUED)
+    verbs: tuple[f.SlurmVerb, ...] = ("admit", "requeue")  # Slurm has started the job on its own: it does not wait now
+    for call, verb in enumerate(verbs, 1):
+        apply(owing.ledger, f.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
+        owing.calls.start_owed(owing.ledger)
+    for call in (1, 2):
+        answered = await asyncio.wait_for(owing.answers.get(), 5)
+        assert answered == e.SlurmAnswered("g", call, None)
+    assert slurm.cluster.jobs()[1].restart_count == 1
+
+
 async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -> None:
     owing, seen = Owing(slurm), list[e.Event]()
     watch = SlurmWatch(slurm, owing.ledger, seen.append)

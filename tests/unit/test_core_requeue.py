@@ -133,10 +133,10 @@ def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody
     world.signal("n1")
     steps(world, 2)
     small = next(iter(world.gang.pool.values())).job
-    for node in world.gang.members:
-        world.post(e.AgentGone("g", node, world.gang.members[node].incarnation))
     world.post(e.JobSeen("g", 1, (), 1, None))
-    assert world.gang.phase is Phase.REQUEUED
+    for node in world.gang.members:
+        world.kill_agent(node)
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert not world.gang.pool
     assert [call.job for call in calls(world, "cancel")] == [small]
 

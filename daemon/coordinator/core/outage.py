@@ -51,6 +51,11 @@ def many_stuck(gt: GangTurn) -> bool:
 
 
 def _stuck(gt: GangTurn) -> set[str]:
-    """Nodes whose agents are reached, and do not say that their ranks have ended."""
+    """Nodes whose agents are reached, or were until just now, and do not say that their ranks have ended."""
     reached = gt.seen.own_probes
-    return {node for node in gt.tally.unfenced if gt.seen.attached(node) and reached.get(node, (False, 0.0))[0]}
+    return {node for node in gt.tally.unfenced if _in_touch(gt, node) and reached.get(node, (False, 0.0))[0]}
+
+
+def _in_touch(gt: GangTurn, node: str) -> bool:
+    agent = gt.seen.agents.get(node)
+    return agent is not None and (agent.attached or gt.now - agent.gone_at < WINDOW_S)

@@ -127,6 +127,8 @@ class Sight:
     nodes: dict[str, NodeSight] = field(default_factory=dict)
     gangs: dict[str, GangSight] = field(default_factory=dict)
     probes: int = 0
+    stuck_at: float = 0.0
+    """When ranks on many nodes were last seen to outlive their kill."""
 
     def node(self, name: str) -> NodeSight:
         """The sight of that node, made if there is none."""

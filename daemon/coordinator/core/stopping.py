@@ -88,7 +88,8 @@ def _can_save(gt: GangTurn) -> bool:
         return False  # its ranks have done nothing yet
     if gt.gang.phase not in ACTIVE | {Phase.DRAINING}:
         return False
-    return bool(gt.tally.here) or flushing.unsaved(gt) is not None  # who is out can write as well
+    # An agent that is out of touch for a moment is asked after, and given up when it is known to have ended.
+    return bool(gt.tally.present) or flushing.unsaved(gt) is not None  # who is out can write as well
 
 
 def overdue(gt: GangTurn) -> bool:

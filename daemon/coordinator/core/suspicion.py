@@ -161,8 +161,11 @@ def _suspect_unfenced(gt: GangTurn, member: Member) -> None:
 
 def _is_held(gt: GangTurn) -> bool:
     """Nobody is to blame for ranks that can't be killed before a minute has passed, where many can't."""
-    since = max(gt.gang.phase_at, gt.turn.sight.since)
-    return gt.now - since < HOLD_S and outage.many_stuck(gt)
+    since, sight = max(gt.gang.phase_at, gt.turn.sight.since), gt.turn.sight
+    if outage.many_stuck(gt):
+        sight.stuck_at = gt.now
+    # What held them all lets go of one after another.
+    return gt.now - since < HOLD_S and gt.now - sight.stuck_at < outage.LATE_S
 
 
 def _judge(gt: GangTurn, member: Member) -> None:

@@ -49,10 +49,15 @@ DISTURBERS: tuple[Fault, ...] = (
 )
 SOON: tuple[tuple[Fault, float, float], ...] = (
     (wire.blind_phase, 0.06, 2.5),
+    (wire.fabric, 0.15, 6.0),
+    (wire.spare_alone, 0.2, 4.0),
     (hardware.echo, 0.1, 3.0),
-    (process.stuck_storage, 0.1, 3.0),
-    (process.hang_rank, 0.03, 3.0),
-    (service.storage, 0.04, 3.0),
+    (process.stuck_storage, 0.3, 3.0),
+    (process.declared_phase, 0.06, 4.0),
+    (process.hang_rank, 0.04, 3.0),
+    (process.sick_node, 0.07, 3.0),
+    (process.agent_error, 0.03, 3.0),
+    (service.storage, 0.07, 3.0),
     (hardware.unfit_then_worse, 0.03, 3.0),
 )
 """What strikes the first gang soon after it runs, before much else can have happened: in which share of the seeds, and

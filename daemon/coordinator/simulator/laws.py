@@ -98,6 +98,7 @@ class Laws:
         self._crashed_on: dict[str, int] = {}
         self._taken: list[str] = []
         self._fenced_at: dict[str, float] = {}
+        self._out_before: set[tuple[str, str]] = set()
         self._jobs: dict[str, int] = {}
         self._requeued: set[tuple[str, int]] = set()
         self._since = world.schedule.now
@@ -116,6 +117,8 @@ class Laws:
             self.journal.append((at, fact))
             self._world.note(fact)
             self._edges(fact)
+            if isinstance(fact, f.MemberJoined):
+                self._out_before.discard((fact.gang, fact.node))
             self._check(core, fact, at)
         for gang in core.ledger.gangs.values():
             self._serials[gang.id] = gang.serial
@@ -236,6 +239,7 @@ class Laws:
                 self._fenced_at[fact.gang] = at
                 self._fenced_for_one(fact, at)
             case f.MemberOut():
+                self._out_before.add((fact.gang, fact.node))
                 self._member_out(fact)
             case f.SlurmOwed() if fact.verb in ("drain", "down"):
                 self._within_limits(fact)
@@ -505,17 +509,14 @@ class Laws:
         """Where ranks on many nodes can't be killed, it is none of these nodes' fault."""
         if "could not be killed" not in fact.reason:
             return
-        known, gangs = max(len(core.ledger.nodes), 1), core.ledger.gangs.values()
-        held = max(at - self._fenced_at.get(gang.id, at) for gang in gangs if fact.node in gang.members)
-        stuck = {
-            rank.agent.node
-            for agent in self._world.agents.values()
-            for rank in agent.ranks.values()
-            if rank.alive
-            and rank.doomed
-            and agent.awake()
-            and not self._blind(COORDINATOR, agent.post.gang, agent.node)
-        }
+        known, gangs = len(core.ledger.nodes), core.ledger.gangs
+        held = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
+        stuck = {fact.node}
+        for (id, node), agent in self._world.agents.items():
+            member = id in gangs and node in gangs[id].members and (id, node) not in self._out_before
+            reached = agent.awake() and not self._blind(COORDINATOR, id, node)
+            if member and reached:
+                stuck |= {node for rank in agent.ranks.values() if rank.alive and rank.doomed}
         self._must(
             len(stuck) <= max(2, known // 10) or held >= HOLD_S,
             f"law 5: {fact.node} is called UNFIT after {held:.1f} s, and ranks on {sorted(stuck)} can't be killed",

@@ -202,8 +202,8 @@ MUTANTS: dict[str, Mutant] = {
     "ignore-a-phase": Mutant(
         "ranks hang that are in a declared phase",
         f"{_CORE}.hang",
-        " and not tally.in_phase and",
-        " and",
+        "    return known and not tally.unattached and not tally.in_phase\n",
+        "    return known and not tally.unattached\n",
     ),
     "judge-without-an-answer": Mutant(
         "a generation hangs though an agent has not answered",

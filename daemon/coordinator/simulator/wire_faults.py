@@ -106,6 +106,16 @@ def split(world: World, gang: str) -> None:
     cut(world, [pair for a in half for b in rest for pair in ((a, b), (b, a))], aim.a_while(world, 25.0))
 
 
+def spare_alone(world: World, gang: str) -> None:
+    """A node that waits for its turn reaches nobody, while the others train on."""
+    known = world.gang(gang)
+    if known is not None and known.spares:
+        node = world.chance.choice(known.spares).node
+        hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
+        pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
+        cut(world, pairs, world.chance.choice([6.0, 10.0, 80.0]))
+
+
 def flap(world: World, gang: str) -> None:
     """A node's link goes down and up again and again."""
     node = aim.node(world, gang)
