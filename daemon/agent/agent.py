@@ -272,7 +272,7 @@ class Agent:
     def _progressed(self) -> None:
         self._converge()
         self._changed()
-        if self._told_to_stop.is_set() and not self._stopped and not any(rank.alive for rank in self._crew.ranks()):
+        if self._told_to_stop.is_set() and not self._stopped and not self._any_alive():
             self._stopped = True
             # What follows may take longer than Slurm lets us live: its SIGKILL finds the memory with musterd.
             self._start(self._leave_memory(), vital=False)
@@ -426,10 +426,13 @@ class Agent:
         self._hands_over = True  # nobody has had it written, or has said that the job doesn't come back
         self._leave(_EXIT_TERM, self._failure)
 
+    def _any_alive(self) -> bool:
+        return any(rank.alive for rank in self._crew.ranks())
+
     async def _ranks_end(self, timeout: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout
         while asyncio.get_running_loop().time() < deadline:
-            if not any(rank.alive for rank in self._crew.ranks()):
+            if not self._any_alive():
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
 

@@ -64,18 +64,16 @@ def batch(options: argparse.Namespace) -> int:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
     start_logging(options.log_level)
-    if (text := os.environ.get("MUSTER_SPEC", "")) and (folder := read_spec(text).durable_dir):
-        os.environ[durable_place.VARIABLE] = durable_place.claim(folder)
+    spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
+    if spec and spec.durable_dir:
+        os.environ[durable_place.VARIABLE] = durable_place.claim(spec.durable_dir)
     remote = Remote(site.coordinator, site.credentials(), options.gang)
-    return asyncio.run(run_batch(options.command, remote, _allocation()))
+    return asyncio.run(run_batch(options.command, remote, _allocation(spec) if spec else None))
 
 
-def _allocation() -> Allocation:
-    """What Slurm and the job's script say in the environment."""
-    given, text = os.environ, os.environ.get("MUSTER_SPEC", "")
-    if not text:
-        return Allocation()
-    spec = read_spec(text)
+def _allocation(spec: JobSpec) -> Allocation:
+    """What Slurm says in the environment, for this job."""
+    given = os.environ
     job, nodes = int(given.get("SLURM_JOB_ID", 0)), int(given.get("SLURM_JOB_NUM_NODES", 0))
     host, restarts = given.get("SLURMD_NODENAME", ""), int(given.get("SLURM_RESTART_COUNT", 0))
     return Allocation(job, nodes, spec.min_nodes or spec.nodes, spec.requeue, host, restarts)

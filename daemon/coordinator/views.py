@@ -7,14 +7,12 @@ import json
 from muster.daemon.coordinator.core.events import RankState
 from muster.daemon.coordinator.core.ledger import Gang, Ledger, Member, Recovery
 from muster.daemon.coordinator.core.sight import GangSight, Sight
-from muster.daemon.coordinator.core.states import ACTIVE, Phase, Verdict
+from muster.daemon.coordinator.core.states import ACTIVE, SILENT, Phase, Verdict
 from muster.daemon.coordinator.core.suspicion import LEASE_S
 from muster.daemon.coordinator.text import call_words
 from muster.v1 import api_pb2, common_pb2
 
 _UNPROVEN = (Verdict.FIT, Verdict.DEGRADED)
-# The streams of a node that fell silent stay open on this side for a while.
-_SILENT = (Verdict.LOST, Verdict.HUNG)
 
 
 def gang_view(ledger: Ledger, sight: Sight, gang: Gang, now: float) -> api_pb2.GangView:
@@ -51,7 +49,7 @@ def node_view(ledger: Ledger, sight: Sight, name: str, now: float) -> api_pb2.No
         verdict=node.verdict.value,
         role="absent",
         reason="" if node.verdict is Verdict.FIT else node.reason,
-        musterd_attached=bool(seen and seen.attached and now - seen.heard_at < LEASE_S and node.verdict not in _SILENT),
+        musterd_attached=bool(seen and seen.attached and now - seen.heard_at < LEASE_S and node.verdict not in SILENT),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
     )
 
@@ -152,7 +150,7 @@ def _member_view(ledger: Ledger, sight: Sight, gang: Gang, name: str, now: float
     view.role = _role(gang, member)
     view.reason = view.reason or (member.out if member else "")
     view.leaf = member.leaf if member else ""
-    view.agent_attached = seen.attached(name) and ledger.node(name).verdict not in _SILENT
+    view.agent_attached = seen.attached(name) and ledger.node(name).verdict not in SILENT
     view.warm = seen.status(name).warm
     return view
 

@@ -227,9 +227,7 @@ def _uid(line: socket.socket) -> int:
 
 def _has_it(line: socket.socket) -> bool:
     """Waits for the agent's word, or its end."""
-    data, fds = packet.receive_bytes(line, 0)
-    for fd in fds:
-        os.close(fd)
+    data, _ = packet.receive_bytes(line, 0)
     try:
         return json_format.Parse(data, MemoryRequest()).WhichOneof("body") == "taken"
     except (json_format.ParseError, UnicodeDecodeError):

@@ -57,14 +57,11 @@ def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> 
 
 def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins_after_it() -> None:
     world = training()
-    rank = next(iter(world.agent("n2").ranks.values()))
     world.hang_rank("n1")
-    rank.declared = "evaluation"
-    world.agent("n2").changed()
+    world.declare("n2", "evaluation")
     world.run_for(500.0)
     assert found(world) == []
-    rank.declared = ""
-    world.agent("n2").changed()
+    world.declare("n2", "")
     ended = world.now
     world.run_until(lambda: bool(found(world)), 100.0)
     assert 60.0 < world.now - ended < 63.0

@@ -123,10 +123,8 @@ def test_where_the_others_are_done_the_word_of_one_is_waited_for_half_a_minute()
 
 def test_its_own_last_word_that_it_is_in_a_phase_holds_for_long_but_not_for_ever() -> None:
     world = training()
-    rank = next(iter(world.agent("n2").ranks.values()))
     world.hang_rank("n2")
-    rank.declared = "saving"
-    world.agent("n2").changed()
+    world.declare("n2", "saving")
     world.run_for(1.0)
     world.hide("n2", 290.0)
     assert fenced(world) == []

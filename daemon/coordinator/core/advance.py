@@ -11,6 +11,7 @@ from muster.daemon.coordinator.core import (
     doubt,
     flushing,
     hang,
+    patience,
     placement,
     pool,
     restore,
@@ -550,7 +551,7 @@ def _run(gt: GangTurn) -> None:
     # Training moves only with every rank, though one may be out of the coordinator's reach.
     if (whole or tally.progressed) and gang.phase is Phase.STARTING:
         gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if tally.progressed and not _stepped(gt):
+    if tally.progressed and not patience.stepped(gt):
         watched = gt.turn.sight.since <= gang.started_at
         gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt), watched))
     doubt.blame(gt)
@@ -559,10 +560,6 @@ def _run(gt: GangTurn) -> None:
     elif not stopping.overdue(gt) and not hang.watch(gt):
         _release(gt)
         flushing.on_request(gt)
-
-
-def _stepped(gt: GangTurn) -> bool:
-    return gt.gang.stepped == gt.gang.generation
 
 
 def _first_step(gt: GangTurn) -> int:
@@ -601,7 +598,7 @@ def _release(gt: GangTurn) -> None:
     leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
     if not leaving or gang.phase is not Phase.RUNNING or gt.turn.limits.observe:
         return
-    if not _stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
+    if not patience.stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
         gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
         return
     for member in leaving:

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.sight import Sight, observe
-from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, Phase, Verdict
+from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, SILENT, Phase, Verdict
 from muster.daemon.coordinator.core.tallies import Tallies
 from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
 
@@ -222,7 +222,7 @@ def _returns(ledger: Ledger, event: e.Event) -> bool:
     """The event is a sign of life of a node that was given up. Its stream may have outlived a short silence."""
     if not isinstance(event, e.NodeAttached | e.NodeHeard):
         return False
-    return ledger.node(event.node).verdict in (Verdict.LOST, Verdict.HUNG)
+    return ledger.node(event.node).verdict in SILENT
 
 
 def _node(turn: Turn, event: e.NodeAttached | e.NodeHeard | e.NodeSignalled | e.NodeSeen) -> None:

@@ -8,6 +8,7 @@ a pause that only lasts, and that passes elsewhere because each hang in one plac
 from muster.daemon.coordinator.core import breaker
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import RankState
+from muster.daemon.coordinator.core.patience import stepped
 from muster.daemon.coordinator.core.states import Verdict
 from muster.daemon.coordinator.core.tally import of_generation
 from muster.daemon.coordinator.core.turn import GangTurn
@@ -62,7 +63,7 @@ def examine(gt: GangTurn) -> None:
 def blame(gt: GangTurn) -> None:
     """The ranks crashed on one node twice, and have come further without it."""
     gang, node = gt.gang, gt.gang.doubted
-    if not node or gang.stepped != gang.generation or gt.seen.moved_to[0] != gang.generation:
+    if not node or not stepped(gt) or gt.seen.moved_to[0] != gang.generation:
         return
     if gt.seen.moved_to[1] <= gang.reached + 1:
         return  # a rank that has finished a step says of the others that they have finished the one before

@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Echo, Gang, Ledger
 from muster.daemon.coordinator.core.patience import HOLD_S
 from muster.daemon.coordinator.core.sight import Sight
-from muster.daemon.coordinator.core.states import WATCHED, Verdict
+from muster.daemon.coordinator.core.states import SILENT, WATCHED
 from muster.daemon.coordinator.core.suspicion import REATTACH_S
 from muster.daemon.coordinator.core.turn import Turn
 
@@ -67,7 +67,7 @@ def _lost_peer(turn: Turn, node: str, at: float) -> str:
     """A node of the same gang that was found dead at that time or later; empty: there is none."""
     peers = {peer for gang in _homes(turn, node, at) for peer in turn.tallies.out & gang.members.keys()} - {node}
     found = (turn.ledger.node(peer) for peer in sorted(peers))
-    dead = (n for n in found if n.verdict in (Verdict.LOST, Verdict.HUNG) and n.judged_at > at - BEFORE_S)
+    dead = (n for n in found if n.verdict in SILENT and n.judged_at > at - BEFORE_S)
     return next((n.name for n in dead), "")
 
 

@@ -4,7 +4,7 @@ before the cause is told apart, or a minute has passed.
 What befalls a site is no gang's affair alone: all gangs' nodes count together.
 """
 
-from muster.daemon.coordinator.core.states import FENCING, WATCHED, Verdict
+from muster.daemon.coordinator.core.states import FENCING, SILENT, WATCHED
 from muster.daemon.coordinator.core.turn import GangTurn
 
 WINDOW_S = 10.0
@@ -25,7 +25,7 @@ def many_silent(gt: GangTurn) -> bool:
     most, found = few(gt), set(gt.seen.suspected)  # who answers is cleared at once
     if len(found) <= most:
         out = [gt.turn.ledger.node(name) for name in gt.turn.tallies.out]
-        found |= {n.name for n in out if n.verdict in (Verdict.LOST, Verdict.HUNG) and gt.now - n.judged_at < WINDOW_S}
+        found |= {n.name for n in out if n.verdict in SILENT and gt.now - n.judged_at < WINDOW_S}
     return len(found) > most or _others_silent(gt, found, most)
 
 

@@ -62,6 +62,8 @@ class Verdict(StrEnum):
 
 
 OUT_OF_SERVICE = frozenset({Verdict.UNFIT, Verdict.HUNG, Verdict.LOST, Verdict.RETURNING})
+SILENT = frozenset({Verdict.LOST, Verdict.HUNG})
+"""Nothing comes from such a node; its streams may stay open on this side for a while."""
 RESUMABLE = frozenset({Verdict.UNFIT, Verdict.RETURNING})
 """Who is fit again as soon as Slurm has the node in service: an operator has resumed it."""
 

@@ -204,6 +204,12 @@ class Rehearsal:
         rank = next(rank for rank in training.ranks.values() if rank.agent.node == node)
         training.hang(rank, how == "behind")
 
+    def declare(self, node: str, phase: str) -> None:
+        """A rank of a node says that it is in a phase; empty: that it is in none."""
+        agent = self.agent(node)
+        next(iter(agent.ranks.values())).declared = phase
+        agent.changed()
+
     def rest(self, seconds: str) -> None:
         """All ranks are in a declared phase for so long."""
         training = self.world.newest_training("g")
