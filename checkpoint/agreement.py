@@ -45,7 +45,7 @@ class Agreement:
         dial: a stub for a peer's address.
         spawn: runs a coroutine beside, as a task, on behalf of a generation: it is cancelled when that is fenced.
         settled: called when a version's fate is known.
-        now: the newest step that a rank of this node has finished.
+        now: the newest step that some rank of this node can't keep any more.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Verdict:
 class Ballot:
     """One generation's count.
 
-    In all calls `now` is the newest step that the leader's own ranks have finished.
+    In all calls `now` is the newest step that some rank of the leader's own can't keep any more.
     """
 
     generation: int

@@ -91,6 +91,8 @@ class Keeper:
         self._recall = Recall(gang_id, node, self._shelf, self._slots, dial, self._work)
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._progress: dict[int, int] = {}
+        self._open: set[int] = set()
+        """Whose newest step is neither kept nor skipped yet."""
         self._phases: dict[int, str] = {}
         self._digesting: set[tuple[int, Stamp]] = set()
 
@@ -106,7 +108,7 @@ class Keeper:
         Said before the ranks of a generation start; saying it again changes nothing.
         """
         if self._agreement.enlist(order):
-            self._progress, self._phases = {}, {}
+            self._progress, self._phases, self._open = {}, {}, set()
             wards = {m.node for m in order.members if m.buddy == self._node}
             self._copies.expect(p.rank for p in order.places if p.node in wards)
             self._recall.start(order, sorted(self._agreement.local))
@@ -296,7 +298,9 @@ class Keeper:
     def _progressed(self, rank: int, stamp: Stamp, skipped: bool) -> None:
         if stamp.generation != self._agreement.order.generation:
             return
-        self._progress[rank] = max(stamp.step, self._progress.get(rank, 0))
+        if stamp.step >= self._progress.get(rank, 0):
+            self._progress[rank] = stamp.step
+            (self._open.discard if skipped else self._open.add)(rank)
         if self._progress.keys() >= self._agreement.local:
             self._agreement.stepped()
         if skipped and not self._refused:
@@ -318,6 +322,7 @@ class Keeper:
         if self._agreement.unwanted(stamp):
             self._slots.free(slot)
             return
+        self._open.discard(rank)
         self._agreement.filled(rank, stamp)
         # Not bound to its generation: what was filled before a fence counts.
         self._digesting.add((rank, stamp))
@@ -346,7 +351,9 @@ class Keeper:
     # Small questions.
 
     def _now(self) -> int:
-        return max(self._progress.values(), default=0)
+        """The newest step that some rank can't keep any more. One that has not said what became of its newest may wait
+        for a slot to keep it in."""
+        return max((step - (rank in self._open) for rank, step in self._progress.items()), default=0)
 
     def _offer(self, rank: int, *, at_once: bool = False) -> None:
         """Lend a rank one free slot, for the step that all ranks keep next."""

@@ -138,21 +138,26 @@ class AgentLink:
         while self.alive and self._receive(0.0)[0] is not None:
             pass
 
-    def granted_slot(self, step: int, every: int) -> int | None:
+    def granted_slot(self, step: int, every: int, wait_s: float = 0.0) -> int | None:
         """The slot for the snapshot of `step`, where that is the step that all ranks keep; None where it is not.
 
         Args:
             step: finished, and due: steps that `every` divides are.
             every: steps between snapshots.
+            wait_s: seconds to wait for what is kept already to be settled, before which no step is named.
         """
-        self.listen()
-        for slot, start in sorted(self._free.items()):
-            if start > step:
-                continue
-            if not self._missed(start, step, every):
-                return slot
-            del self._free[slot]
-        return None
+        end = time.monotonic() + wait_s
+        while True:
+            self.listen()
+            for slot, start in sorted(self._free.items()):
+                if start > step:
+                    continue
+                if not self._missed(start, step, every):
+                    return slot
+                del self._free[slot]
+            if self._free or not self._may_come(end):
+                return None
+            self._receive(end)
 
     def any_slot(self, step: int, every: int, wait_s: float) -> int | None:
         """Any slot that may be written, whatever step it was meant for; None where none comes within `wait_s` seconds.
@@ -166,9 +171,13 @@ class AgentLink:
                 slot = min(self._free)
                 self._missed(self._free[slot], step, every)
                 return slot
-            if not self.alive or not self.slots or time.monotonic() >= end:
+            if not self._may_come(end):
                 return None
             self._receive(end)
+
+    def _may_come(self, end: float) -> bool:
+        """A slot may still come before the monotonic time `end`."""
+        return self.alive and bool(self.slots) and time.monotonic() < end
 
     def _missed(self, start: int, step: int, every: int) -> bool:
         """A slot for the due step from `start` on came too late: say so, for all others have kept that step, and have

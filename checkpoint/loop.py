@@ -9,6 +9,7 @@ Outside Muster the same lines run: nothing is kept in memory, and `restore` begi
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from muster.checkpoint.published import Publication, agree, place
 from muster.checkpoint.snapshot import Snapshots
 from muster.checkpoint.states import STRUCTURE, Captured, Leaf, States
 from muster.checkpoint.stop import Stop
+from muster.checkpoint.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +47,30 @@ class Checkpoint:
         every: snapshot each time that many steps are finished.
         per_rank: names of the states that differ from rank to rank; None: all but models, optimizers, schedulers and
             gradient scalers.
+        wait_share: of the training time that may go into waiting for commits, 1 s in one go at most. Where it is used
+            up, a step is skipped whose turn comes before the last one is committed.
         link: the line to the agent; by default the one that the environment names, if any.
         states: whatever has state_dict() and load_state_dict(), by name. The random generators need no naming.
 
     Raises:
-        CheckpointError: a state has no state_dict, or a name can't be used.
+        CheckpointError: a state has no state_dict, or a name or a number can't be used.
     """
 
     def __init__(
-        self, *, every: int = 1, per_rank: Collection[str] | None = None, link: AgentLink | None = None, **states: Any
+        self,
+        *,
+        every: int = 1,
+        per_rank: Collection[str] | None = None,
+        wait_share: float = 0.05,
+        link: AgentLink | None = None,
+        **states: Any,
     ) -> None:
         if every < 1:
             raise CheckpointError(f"every={every}: a snapshot can be taken every 1 step or more")
+        if not 0 <= wait_share <= 1:
+            raise CheckpointError(f"wait_share={wait_share}: a share of the time, 0 (never wait) to 1")
         self._every = every
+        self._waiting = Waiting(wait_share)
         self._states = States(states, per_rank)
         self._link = link or AgentLink.from_environment()
         self._snapshots: Snapshots | None = None
@@ -118,7 +131,7 @@ class Checkpoint:
 
         Args:
             n: finished steps, counted from the start of the training.
-            final: this is the last step: wait for a free slot rather than skip. What follows it is no hang.
+            final: this is the last step: it is kept whatever was skipped before. What follows it is no hang.
 
         Returns:
             True: go on. False: a planned stop; the state is kept, leave with status 0.
@@ -174,7 +187,10 @@ class Checkpoint:
         return self._stop.due(bool(self._link.stop_reason), n)
 
     def _snapshot(self, n: int, wait_s: float) -> None:
-        """Copy the present state into a free slot; where none comes within `wait_s` seconds, say that it is skipped."""
+        """Copy the present state into a free slot; where none comes in time, say that it is skipped.
+
+        `wait_s`: any slot will do, and is waited for so long; 0: the step is kept in turn, as `_granted` says.
+        """
         assert self._link is not None
         # Said before the copy: whoever waits for the first step need not wait for planning.
         self._link.progress(n)
@@ -191,7 +207,7 @@ class Checkpoint:
         assert self._link is not None
         every = self._every
         while self._snapshots is not None:
-            slot = self._link.any_slot(n, every, wait_s) if wait_s else self._link.granted_slot(n, every)
+            slot = self._link.any_slot(n, every, wait_s) if wait_s else self._granted(n)
             if slot is None:
                 return False
             try:
@@ -206,6 +222,14 @@ class Checkpoint:
             self._link.filled(slot, n)
             return True
         return False
+
+    def _granted(self, n: int) -> int | None:
+        """The slot for step `n`; a commit under way is waited for, for a while."""
+        assert self._link is not None
+        asked_at = time.monotonic()
+        slot = self._link.granted_slot(n, self._every, self._waiting.left_s(asked_at))
+        self._waiting.spent(time.monotonic() - asked_at)
+        return slot
 
     def _lay_out(self, captured: Captured, publication: Publication) -> None:
         """Lay the state out and get slots for it."""

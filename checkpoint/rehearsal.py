@@ -69,10 +69,11 @@ class RehearsedRank:
         footer = layout.Footer(self._cut, self._header, len(self._index), 0, len(self.durable))
         layout.write_footer(view, footer)
 
-    def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0) -> bool:
-        """Finish a step and snapshot it, out of turn where `wait_s` is given; False where no slot was free."""
+    def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0, *, in_turn: bool = False) -> bool:
+        """Finish a step and snapshot it, out of turn where `wait_s` is given alone; False where no slot was free."""
         self.link.progress(step)
-        slot = self.link.any_slot(step, 1, wait_s) if wait_s else self.link.granted_slot(step, 1)
+        out_of_turn = wait_s > 0 and not in_turn
+        slot = self.link.any_slot(step, 1, wait_s) if out_of_turn else self.link.granted_slot(step, 1, wait_s)
         if slot is None:
             self.link.progress(step, skipped=True)
             return False

@@ -21,6 +21,7 @@ torch.set_num_threads(1)
 from muster.checkpoint import Checkpoint, CheckpointError, items, layout  # noqa: E402
 from muster.checkpoint.keeper import Keeper  # noqa: E402
 from muster.checkpoint.link import AgentLink  # noqa: E402
+from muster.checkpoint.waiting import Waiting  # noqa: E402
 from muster.v1 import agent_pb2, common_pb2  # noqa: E402
 
 pytestmark = [
@@ -301,8 +302,9 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     assert Job(None).checkpoint.restore(durable=tmp_path) == 0
 
 
-def test_a_step_without_a_free_slot_is_skipped_not_waited_for(agent: Agent) -> None:
-    job = Job(agent.link())
+@pytest.mark.parametrize("wait_share", [0.0, 0.05])
+def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent: Agent, wait_share: float) -> None:
+    job = Job(agent.link(), wait_share=wait_share)
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1)
@@ -319,6 +321,25 @@ def test_a_step_without_a_free_slot_is_skipped_not_waited_for(agent: Agent) -> N
     job.checkpoint.step(6, final=True)
     agent.await_committed(6)
     job.checkpoint.close()
+
+
+def test_a_step_that_is_due_while_the_last_commit_is_under_way_waits_for_it(agent: Agent) -> None:
+    job = Job(agent.link())
+    job.checkpoint._waiting = Waiting(1.0, most_s=20.0)  # however slow the machine is
+    job.checkpoint.restore()
+    for n in range(1, 40):
+        job.train(n)
+        job.checkpoint.step(n)
+        assert agent.keeper.committed().step >= n - 1
+    agent.await_committed(39)
+    job.checkpoint.close()
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"wait_share": -0.1}, {"wait_share": 5}, {"wait_share": float("nan")}])
+def test_numbers_that_cannot_be_are_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(CheckpointError, match=f"^{name}="):
+        Checkpoint(model=nn.Linear(1, 1), **bad)
 
 
 def test_only_every_nth_step_is_kept(agent: Agent) -> None:

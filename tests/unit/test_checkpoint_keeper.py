@@ -278,6 +278,36 @@ async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang
         assert step < 5000, kept
 
 
+async def test_ranks_that_wait_for_the_commit_before_keep_every_step(gang: Gang) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(1, replica(1))
+    for step in range(2, 30):
+        kept = await asyncio.gather(
+            *(
+                asyncio.to_thread(one.step, step, replica(step % 8)(rank), own(rank, step), 10.0, in_turn=True)
+                for rank, one in gang.ranks.items()
+            )
+        )
+        assert all(kept), step
+        assert gang.nodes["n0"].keeper.committed().step >= step - 1
+    await gang.committed(Stamp(1, 29))
+
+
+async def test_a_commit_that_does_not_come_is_waited_for_only_so_long(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    gang.nodes["n1"].service.flowing.clear()
+    for rank, one in gang.ranks.items():
+        assert await asyncio.to_thread(one.step, 1, sharded(1)(rank), own(rank, 1), 5.0)
+    first = gang.ranks[0]
+    assert not await asyncio.to_thread(first.step, 2, sharded(2)(0), own(0, 2), 0.02, in_turn=True)
+    gang.nodes["n1"].service.flowing.set()
+    await gang.committed(Stamp(1, 1))
+    # All that waited for step 2 would have been told to keep it; rank 0 has gone on, so a later one is named.
+    assert await asyncio.to_thread(first.step, 3, sharded(3)(0), own(0, 3), 5.0, in_turn=True)
+
+
 async def test_who_did_not_hear_of_a_commit_is_told_again(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
