@@ -376,10 +376,22 @@ def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None]
             _check_end(lane, wanted, say)
         chaos.check_drained()
         nothing_left(cluster)
+    except (Broken, WaitTimeout):
+        say(evidence(cluster))
+        raise
     finally:
         for lane in lanes:
             lane.training.close()
     return chaos
+
+
+def evidence(cluster: Cluster) -> str:
+    """What tells how a promise came to be broken: what Slurm and the coordinators logged, and the jobs' own output."""
+    said = [cluster.sh(CONTROLLER, "sinfo -N; squeue -a; tail -n 300 /var/log/muster/slurmctld.log")]
+    said += [f"==> {host} <==\n{cluster.logs(host, COORDINATOR)[-40_000:]}" for host in cluster.spec.coordinators]
+    outputs = sorted(cluster.shared.glob("jobs/*/slurm-*.out"))
+    said += [f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}" for output in outputs]
+    return "\n".join(said)
 
 
 def _next_job(chaos: Chaos, lane: Lane, wanted: str) -> None:
@@ -416,15 +428,7 @@ def main() -> int:
     say(f"seed {seed}")
     try:
         with Cluster.up(ClusterSpec(nodes=10, requeue_delay=1, standby=True)) as cluster:
-            try:
-                chaos = play(cluster, args.minutes, seed, say)
-            except (Broken, WaitTimeout):
-                print(cluster.sh(CONTROLLER, "sinfo -N; squeue -a"), file=sys.stderr)
-                for host in cluster.spec.coordinators:
-                    print(f"==> {host} <==", cluster.logs(host, COORDINATOR)[-40_000:], sep="\n", file=sys.stderr)
-                for output in sorted(cluster.shared.glob("jobs/*/slurm-*.out")):
-                    print(f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}", file=sys.stderr)
-                raise
+            chaos = play(cluster, args.minutes, seed, say)
     except KeyboardInterrupt:
         return 130
     except (Broken, EngineError, WaitTimeout) as error:
