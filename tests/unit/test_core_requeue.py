@@ -110,6 +110,19 @@ def test_a_node_that_dies_before_it_attaches_costs_a_requeue_and_not_the_job() -
     assert world.gang.phase is Phase.REQUEUED, world.gang.reason
 
 
+def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_job() -> None:
+    """srun dies with it: nobody starts the agents that are missing."""
+    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.members) == 2)
+    assert world.gang.batch_host is not None
+    host = world.gang.batch_host.node
+    world.power_off(host)
+    world.run_until(lambda: host not in world.gang.job_nodes, 120)
+    world.run_until(lambda: world.gang.phase is not Phase.GATHERING, 40)
+    assert world.gang.phase is Phase.REQUEUED, world.gang.reason
+    assert "their batch host is lost" in calls(world, "requeue")[0].text
+
+
 @pytest.mark.parametrize("seen", ["runs again", "is back in the queue"])
 def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself(seen: str) -> None:
     world = training(nodes=2, spares=0)

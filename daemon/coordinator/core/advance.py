@@ -203,7 +203,9 @@ def _gather(gt: GangTurn) -> None:
     waited = gt.now - since
     here = len(gt.tally.here)
     if _never_enough(gt):
-        _no_nodes(gt)
+        _no_nodes(gt, _few_words(gt))
+    elif here < spec.nodes and _nobody_launches(gt):
+        _no_nodes(gt, f"{here} agents have attached, and their batch host is lost, which started them")
     elif here >= _awaited_nodes(gt, waited):
         _call_roll(gt)
     elif waited > spec.gather_timeout_s and (dead := _dead(gt)) and spec.requeue and not gt.turn.limits.observe:
@@ -240,6 +242,17 @@ def _never_enough(gt: GangTurn) -> bool:
     if not nodes or len(nodes) - len(out) >= gang.spec.fewest:
         return False
     return sum(node not in out for node in nodes) < gang.spec.fewest
+
+
+def _nobody_launches(gt: GangTurn) -> bool:
+    """srun and the batch script have died with the batch host: no agent will come that is not on its way."""
+    gang = gt.gang
+    if gang.batch_host is None or not _batch_host_dead(gang):
+        return False
+    came_at = max((agent.attached_at for agent in gt.seen.agents.values()), default=0.0)
+    on_their_way_until = max(came_at, gang.phase_at, gt.turn.sight.since) + SPARE_WAIT_S
+    gt.turn.wake(on_their_way_until)
+    return gt.now >= on_their_way_until
 
 
 def _dead(gt: GangTurn) -> list[str]:
@@ -298,7 +311,7 @@ def _recover(gt: GangTurn) -> None:
     if pool.awaited(gt):
         return
     if len(gt.tally.present) - len(gt.tally.unfit) < min(len(gang.seats) or gang.spec.nodes, gang.spec.fewest):
-        _no_nodes(gt)
+        _no_nodes(gt, _few_words(gt))
     elif _store_opens(gt):
         return  # who sits where is looked at once, not with every report that comes meanwhile
     elif ranked := _next_seats(gt):
@@ -438,10 +451,11 @@ def _crash_words(gt: GangTurn) -> str:
     return f"{gang.failures} generations running ended without progress; last: {last}"
 
 
-def _no_nodes(gt: GangTurn) -> None:
+def _no_nodes(gt: GangTurn, why: str) -> None:
+    """Requeue the gang, or end it where it may not be. `why`: unless nodes are known to be bad."""
     gang = gt.gang
     lost = ", ".join(sorted(_bad(gt)))
-    words = f"no spare is left for {lost}" if lost else _few_words(gt)
+    words = f"no spare is left for {lost}" if lost else why
     if gt.turn.limits.observe:
         end(gt, Phase.FAILED, EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued")
         return
