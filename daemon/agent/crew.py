@@ -187,12 +187,15 @@ class Crew:
         self._go(berth, rank, place)
 
     def _go(self, berth: _Berth, rank: RankProcess, place: environ.Place) -> None:
+        if not rank.alive:
+            return  # fenced while the imports went on
         if berth.refused:
             self._fail(rank, berth.refused)
             return
-        if rank.doomed or berth.warm is None:
-            rank.fail("ended before it was started", -9)
+        if berth.warm is None:
+            rank.kill()
             return
+        rank.forked = True
         berth.children[rank.id.key] = rank
         # Rank 0's node has the store; ranks elsewhere are clients either way.
         hosted = self.store.hosted if self.store is not None else berth.warm.torch

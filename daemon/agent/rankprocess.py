@@ -31,6 +31,7 @@ class RankProcess:
     """A rank as its warm process tells of it. `changed` is called after every change worth a status.
 
     alive: a process of it, or one that it has started, may still be there.
+    forked: a warm process was told to fork it. Before that there is nothing to kill, and nothing to wait for.
     doomed: it has been (or, when its pid is known, will be) sent SIGKILL.
     refused: why it could not begin, for the user; empty: it could.
     """
@@ -38,6 +39,7 @@ class RankProcess:
     def __init__(self, identity: RankId, changed: Callable[[], None]) -> None:
         self.id = identity
         self.alive = True
+        self.forked = False
         self.doomed = False
         self.refused = ""
         self._changed = changed
@@ -72,7 +74,9 @@ class RankProcess:
     def kill(self) -> None:
         """SIGKILL it and its process group now, or as soon as its pid is known."""
         self.doomed = True
-        if self._pid and self.running:
+        if not self.forked:
+            self.fail("ended before it was started", -signal.SIGKILL)
+        elif self._pid and self.running:
             process.kill(self._pid)
 
     def tell(self, signum: int) -> None:
