@@ -4,10 +4,10 @@ import pytest
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import EXCLUDED_S
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.limits import Limits
+from muster.daemon.coordinator.core.requeues import EXCLUDED_S
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
 from muster.daemon.coordinator.simulator.world import POOL

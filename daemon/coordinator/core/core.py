@@ -4,8 +4,9 @@ steps of a recovery."""
 from muster.daemon.coordinator.core import breaker, echo, pool, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import EXIT_NO_NODES, advance, end, end_as_slurm
+from muster.daemon.coordinator.core.advance import advance
 from muster.daemon.coordinator.core.deadlines import Deadlines
+from muster.daemon.coordinator.core.ends import EXIT_NO_NODES, end, end_as_slurm
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.sight import Sight, observe

@@ -21,8 +21,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.ends import EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.events import Status, Version
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase, Verdict

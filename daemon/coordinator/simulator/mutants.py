@@ -170,7 +170,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "stop-without-saving": Mutant(
         "a gang that was stopped by plan leaves its last steps behind",
-        f"{_CORE}.advance",
+        f"{_CORE}.leaving",
         "    kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)",
         "    kept = False",
     ),
