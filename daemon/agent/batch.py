@@ -26,7 +26,7 @@ from muster.daemon.agent.launch import REQUEUES, Allocation, Srun, requeue
 from muster.daemon.channel import reach
 from muster.daemon.identity import Credentials
 from muster.daemon.site import split_addresses
-from muster.v1.api_pb2 import GangRef, GangView
+from muster.v1.api_pb2 import BatchRef, GangView
 from muster.v1.api_pb2_grpc import MusterStub
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _CALL_S = 5.0
 _SIGNALS = 128
 LAUNCHES = 3
 """srun is started so often, where nothing tells which node it is that takes it down."""
-# Phases in which no agent has done anything yet (docs/STATES.md).
+# Phases in which no agent of this run of the job has done anything yet (docs/STATES.md).
 _BEFORE = frozenset({"SUBMITTED", "GATHERING"})
 
 
@@ -56,17 +56,17 @@ class Coordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The coordinator at `address` (or at one of several, with commas), asked about the gang `gang_id`."""
+    """The coordinator at `address` (or at one of several, with commas), asked by the batch process of `run`."""
 
     address: str
     credentials: Credentials
-    gang_id: str
+    run: BatchRef
 
     async def view(self) -> GangView | Absence:
         """See Coordinator.view."""
         async with await reach(split_addresses(self.address), self.credentials) as channel:
             try:
-                return await MusterStub(channel).Describe(GangRef(gang_id=self.gang_id), timeout=_CALL_S)
+                return await MusterStub(channel).Attend(self.run, timeout=_CALL_S)
             except grpc.aio.AioRpcError as error:
                 log.info("the coordinator at %s: %s", self.address, error.details())
                 return Absence.UNKNOWN if error.code() is grpc.StatusCode.NOT_FOUND else Absence.SILENT
@@ -82,6 +82,8 @@ class Pace:
     srun_ends: float = 3.0
     # Two minutes: an agent on its way is let in within one, though Slurm be slow to tell the coordinator who it is.
     unknown: int = 120
+    # As many that agents were there and none is: after a coordinator's restart they attach anew within seconds.
+    gone: int = 20
 
 
 _PACE = Pace()
@@ -94,7 +96,7 @@ async def batch(
 
     Where srun finds nodes of `allocation` dead, it is started again without them, or the job is requeued where too few
     are left. A launch that a dying node took down is tried again, too, for a while. Where it fails otherwise and the
-    coordinator knows of no agent that ever attached, or where srun has ended and the coordinator goes on knowing no
+    coordinator knows of no agent that attached to stay, or where srun has ended and the coordinator goes on knowing no
     such gang: srun's own exit code, with the reason logged.
     """
     allocation, lost, launches = allocation or Allocation(), set[str](), 0
@@ -150,29 +152,34 @@ async def _final_beside(srun: Srun, coordinator: Coordinator, pace: Pace) -> Gan
     """The gang's view if it becomes final while srun runs; None when srun has ended first."""
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
-        await asyncio.wait([ended], timeout=pace.ask_beside_srun)
-        if not ended.done() and isinstance(view := await coordinator.view(), GangView) and view.final:
+        # At once as well: what has been heard can be missed, where this host dies.
+        if isinstance(view := await coordinator.view(), GangView) and view.final and not ended.done():
             return view
+        await asyncio.wait([ended], timeout=pace.ask_beside_srun)
     return None
 
 
 async def _after_srun(code: int, coordinator: Coordinator, pace: Pace, more: bool) -> int | None:
     """The exit code; None: nothing was ever started, and srun may be tried once more."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
-    unknown = 0
+    unknown = gone = 0
     while True:
         view = await coordinator.view()
         unknown = unknown + 1 if view is Absence.UNKNOWN else 0
         if isinstance(view, GangView) and view.final:
             return _say_end(view)
-        if isinstance(view, GangView) and code != 0 and _never_started(view):
+        left = isinstance(view, GangView) and _gathers_without_agents(view)
+        gone = gone + 1 if left else 0
+        if isinstance(view, GangView) and code != 0 and left and (gone >= pace.gone or not _came(view)):
+            when = "and its agents are gone" if _came(view) else "before any agent attached"
             if more and _killed(code):
-                log.warning("srun was taken down with status %d before any agent attached: it is started again", code)
+                log.warning("srun was taken down with status %d %s: it is started again", code, when)
                 return None
             log.error(
-                "srun failed with status %d before any agent attached: see srun's message above; "
+                "srun failed with status %d %s: see srun's message above; "
                 "is muster-agent installed on every node of the job?",
                 code,
+                when,
             )
             return _exit_code(code)
         if unknown >= pace.unknown:
@@ -191,10 +198,13 @@ def _killed(code: int) -> bool:
     return code < 0 or code > _SIGNALS
 
 
-def _never_started(view: GangView) -> bool:
-    return (
-        view.phase.upper() in _BEFORE and view.generation == 0 and not any(node.agent_attached for node in view.nodes)
-    )
+def _gathers_without_agents(view: GangView) -> bool:
+    return view.phase.upper() in _BEFORE and not any(node.agent_attached for node in view.nodes)
+
+
+def _came(view: GangView) -> bool:
+    """An agent of this run of the job has attached, be it gone again."""
+    return any(node.role != "absent" for node in view.nodes)
 
 
 def _say_end(view: GangView) -> int:

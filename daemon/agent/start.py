@@ -28,6 +28,7 @@ from muster.daemon.agent.warmth import PRELOAD, Recipe
 from muster.daemon.site import Site, node_name, split_address, split_addresses, start_logging
 from muster.launcher.script import PoolJob
 from muster.slurm.client.cli import CliSlurm
+from muster.v1.api_pb2 import BatchRef
 from muster.v1.common_pb2 import JobSpec
 
 
@@ -67,7 +68,10 @@ def batch(options: argparse.Namespace) -> int:
     spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
     if spec and spec.durable_dir:
         os.environ[durable_place.VARIABLE] = durable_place.claim(spec.durable_dir)
-    remote = Remote(site.coordinator, site.credentials(), options.gang)
+    run = BatchRef(
+        gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restarts()
+    )
+    remote = Remote(site.coordinator, site.credentials(), run)
     return asyncio.run(run_batch(options.command, remote, _allocation(spec) if spec else None))
 
 

@@ -128,7 +128,7 @@ class Engine:
         now = self.clock.now()
         self._wake_up(now)
         take(self.core, self.journal, self, event, now, _cause)
-        if not isinstance(event, e.AgentHeard | e.NodeHeard):
+        if not isinstance(event, e.AgentHeard | e.BatchHeard | e.NodeHeard):
             self.watchers.touch(getattr(event, "gang", ""))
 
     # -- what `turnover.take` has carried out --

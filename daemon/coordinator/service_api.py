@@ -73,6 +73,16 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto."""
         return self._view(self._find(request))
 
+    @answers
+    async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
+        """See api.proto."""
+        ref = pb.GangRef(gang_id=request.gang_id)
+        gang = self._find(ref)
+        if not self._rights.is_agent(current_caller(), gang.owner_uid):
+            raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
+        self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
+        return self._view(gang)
+
     @streams
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
         """See api.proto. Ages alone are no change."""

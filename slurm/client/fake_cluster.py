@@ -10,6 +10,8 @@ The rules (docs of the project's Slurm facts hold the measurements):
 - the batch host is never rewritten while the job runs; without it the job can't shrink, and nobody reports
   its end;
 - the end of a batch script ends its job, also when its node was set DOWN and the job runs on elsewhere;
+- a batch script that has died with its host is missed when the host's slurmd registers again, but not within 20 s
+  of the job's start (BatchStartTimeout and MessageTimeout); after that nobody asks for half an hour;
 - DRAIN outlives a slurmd that registers again, DOWN alone does not (ReturnToService=2);
 - a requeued job that was not told otherwise waits 121 s.
 """
@@ -30,6 +32,7 @@ from muster.slurm.client.types import Job, Node, Topology, excluding
 NOT_RESPONDING_AFTER: Final = 16.0
 DOWN_AFTER: Final = 29.0
 REQUEUE_DELAY: Final = 121.0
+SCRIPT_STARTS_S: Final = 20.0
 
 
 @dataclass(slots=True)
@@ -102,7 +105,7 @@ class FakeCluster:
         """The slurmd of `node` registers again: back to service unless DRAIN was set.
 
         A batch script of a job that has lost the node meanwhile is killed, and the job runs on; a job that still
-        has the node but whose batch script is no more is requeued or fails.
+        has the node but whose batch script is no more is requeued or fails, unless that may be about to start.
         """
         host = self._host("recover a node", node)
         self.settle()
@@ -111,7 +114,7 @@ class FakeCluster:
         for entry in self._batch_on(node):
             if node not in entry.job.nodes:
                 entry.script_lives = False
-            elif not entry.script_lives:
+            elif not entry.script_lives and self._now() - (entry.job.start_time or 0.0) > SCRIPT_STARTS_S:
                 self._fail(entry)
         self.settle()
 

@@ -105,3 +105,18 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         assert state(healthy, job) == "RUNNING"
         training.cancel()
         wait_until(lambda: state(healthy, job) == "CANCELLED", 30, f"job {job} is cancelled")
+
+
+def test_a_batch_host_that_dies_before_the_gang_has_gathered_costs_a_requeue(healthy: Cluster) -> None:
+    """It is back at once, so Slurm misses nothing: the job keeps its nodes, and nobody would start agents on them."""
+    spec = TrainingSpec("at-once", nodes=4, spares=1, steps=40, arguments=SMALL, settings=("gather_timeout = 60",))
+    with Training(healthy, spec) as training:
+        job = training.submit()
+        host = f"squeue -h -j {job} -t R -o %B"
+        wait_until(lambda: healthy.sh(CONTROLLER, host) != "", 30, f"job {job} runs")
+        dies = healthy.sh(CONTROLLER, host).strip()
+        healthy.crash(dies)
+        healthy.start_node(dies)
+        view = training.wait_final(180)
+        assert view["phase"] == "DONE", view.get("reason")
+        training.wait_gone()

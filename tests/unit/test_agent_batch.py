@@ -13,7 +13,7 @@ import pytest
 from muster.daemon.agent.batch import LAUNCHES, Absence, Pace, Remote, batch
 from muster.daemon.agent.launch import REQUEUES, Allocation, Srun
 from muster.daemon.coordinator.scripted_world import World
-from muster.v1.api_pb2 import GangView, NodeView
+from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
 RUNNING = GangView(phase="RUNNING", generation=1)
 DONE = GangView(phase="DONE", final=True, exit_code=0)
@@ -21,10 +21,12 @@ FAILED = GangView(phase="FAILED", final=True, exit_code=93, reason="no progress 
 KILLED = GangView(phase="FAILED", final=True, exit_code=-9)
 GATHERING = GangView(phase="GATHERING")
 ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
+GONE = GangView(phase="GATHERING", nodes=[NodeView(node="n0", role="spare")])
+ABSENT = GangView(phase="GATHERING", generation=4, nodes=[NodeView(node="n0", role="absent")])
 SILENT, UNKNOWN = Absence.SILENT, Absence.UNKNOWN
 
 
-FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, unknown=3)
+FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, unknown=3, gone=5)
 
 
 class Answers:
@@ -61,6 +63,12 @@ def _signals() -> Iterator[None]:
         ("exit 1", [SILENT, SILENT, SILENT, SILENT, FAILED], 93),
         # agents are on their way, or were there
         ("exit 1", [ATTACHED, DONE], 0),
+        # or are about to be back: the coordinator was started anew
+        ("exit 1", [GONE, GONE, GONE, ATTACHED, DONE], 0),
+        # they are gone for good
+        ("exit 3", [GONE], 3),
+        # the runs before had agents
+        ("exit 3", [ABSENT], 3),
         # nothing was ever started
         ("exit 3", [GATHERING], 3),
         ("exit 3", [SILENT, SILENT, GATHERING], 3),
@@ -167,6 +175,15 @@ async def test_a_launch_that_a_dying_node_took_down_is_tried_again(tmp_path: Pat
     assert len(calls(tmp_path)) == LAUNCHES + 1
 
 
+@pytest.mark.parametrize("view", [GONE, ABSENT])
+async def test_a_launch_that_took_its_agents_down_is_tried_again(tmp_path: Path, view: GangView) -> None:
+    """In a run of the job after the first one as well."""
+    srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
+    given = Allocation(7, nodes=4, needed=3)
+    assert await batch(["sh", "-c", srun], Answers(view), given, FAST) == 128 + 9
+    assert len(calls(tmp_path)) == LAUNCHES
+
+
 async def test_an_agent_that_leaves_by_itself_is_not_tried_again(tmp_path: Path) -> None:
     given = Allocation(7, nodes=4, needed=3)
     assert await batch(["sh", "-c", f"echo once >> {tmp_path}/calls; exit 78"], Answers(GATHERING), given, FAST) == 78
@@ -192,7 +209,7 @@ async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers(UNKNOWN)
     await batch(["false"], answers, pace=FAST)
-    assert answers.asked == FAST.unknown
+    assert answers.asked == 1 + FAST.unknown  # beside srun, and after its end
     assert "srun has ended with status 1, and the coordinator goes on knowing no such gang" in caplog.text
     assert "is muster-agent installed on every node of the job?" in caplog.text
 
@@ -200,7 +217,7 @@ async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFi
 async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path: Path) -> None:
     world = World.make(tmp_path)
     await world.begin()
-    remote = Remote(world.address, world.credentials, "g1")
+    remote = Remote(world.address, world.credentials, BatchRef(gang_id="g1", slurm_job_id=1))
     assert await remote.view() is UNKNOWN
     await world.join(["n1"])
     await world.ordered("HOLD 0", ["n1"])

@@ -295,6 +295,19 @@ async def test_what_describe_tells(world: World, api: Any) -> None:
     assert [gang.gang_id for gang in (await api.List(api_pb2.ListRequest())).gangs] == ["g1"]
 
 
+async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: World, api: Any) -> None:
+    await _running(world)
+    assert world.coordinator
+    seen = world.coordinator.engine.core.sight.gang("g1")
+    assert seen.batch is None
+    view = await api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2))
+    assert (view.gang_id, view.phase) == ("g1", "RUNNING")
+    assert seen.batch is not None
+    assert seen.batch[:2] == (1, 2)
+    unknown = api_pb2.BatchRef(gang_id="nobody")
+    assert (await _refusal(api.Attend(unknown)))[0] is grpc.StatusCode.NOT_FOUND
+
+
 async def test_watch_ends_with_the_gang(world: World, api: Any) -> None:
     await _running(world)
     phases = []

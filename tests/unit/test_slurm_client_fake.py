@@ -117,9 +117,18 @@ def test_a_short_partition_changes_nothing(cluster: FakeCluster, clock: Clock) -
 def test_a_batch_host_that_reboots_quickly_fails_its_job(cluster: FakeCluster, clock: Clock) -> None:
     job = cluster.submit(JobRequest(nodes=3, no_kill=True, requeue=False))
     cluster.lose("n1")
-    clock.time = 20
+    clock.time = 21
     cluster.recover("n1")
     assert cluster.jobs()[job].state is JobState.NODE_FAIL
+
+
+def test_a_batch_host_that_reboots_as_its_job_starts_is_not_missed(cluster: FakeCluster, clock: Clock) -> None:
+    job = cluster.submit(JobRequest(nodes=3, no_kill=True, requeue=False))
+    cluster.lose("n1")
+    clock.time = 19
+    cluster.recover("n1")
+    assert cluster.jobs()[job].state is JobState.RUNNING
+    assert not cluster.finish(job)
 
 
 def test_time_limit_ends_a_job(cluster: FakeCluster, clock: Clock) -> None:

@@ -67,10 +67,10 @@ def _once(gt: GangTurn) -> None:
     flushing.progress(gt)
     match gang.phase:
         case Phase.SUBMITTED:
-            gathering.await_agents(gt)
+            gathering.look_for_job(gt)
         case Phase.REQUEUED:
             requeues.admit(gt)
-            gathering.await_agents(gt)
+            gathering.look_for_job(gt)
         case Phase.GATHERING:
             gathering.gather(gt)
         case Phase.PREFLIGHT | Phase.RECOVERING:

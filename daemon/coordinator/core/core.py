@@ -1,7 +1,7 @@
 """The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
 steps of a recovery."""
 
-from muster.daemon.coordinator.core import breaker, echo, pool, suspicion
+from muster.daemon.coordinator.core import breaker, echo, gathering, pool, suspicion
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.advance import advance
@@ -21,6 +21,7 @@ CANCELLED = "Job is cancelled"
 ECHO = ""
 """Key of the deadlines that belong to no gang."""
 
+_MOVES_NOBODY = e.AgentHeard | e.BatchHeard | e.NodeHeard | e.NodeGone
 _ABOUT_A_NODE = e.AgentAttached | e.AgentGone | e.AgentReported | e.NeighbourAccused | e.Probed | e.NodeEvent
 
 
@@ -47,8 +48,8 @@ class Core:
         if isinstance(event, e.NeighbourAccused) and not self._is_member(event):
             return Outcome(due=self._due.nearest)  # whom nobody knows nobody would ever forget
         observe(self.sight, event, now)
-        if isinstance(event, e.AgentHeard | e.NodeHeard | e.NodeGone) and not _returns(self.ledger, event):
-            return Outcome(due=self._due.nearest)  # moves no gang
+        if isinstance(event, _MOVES_NOBODY) and not _returns(self.ledger, event):
+            return Outcome(due=self._due.nearest)
         self.tallies.note(event)
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
         turn = Turn(self.ledger, self.sight, self.tallies, now, about, self._limits)
@@ -152,10 +153,7 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
     if event.restart_count > gang.restart_count or event.job != gang.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
-        turn.record(f.JobRestarted(gang.id, event.job, event.restart_count))
-        seen = turn.sight.gang(gang.id)
-        if seen.job_nodes and seen.job_restarts == event.restart_count:
-            turn.record(f.JobChanged(gang.id, seen.job_nodes))  # Slurm told of them before anybody attached
+        gathering.begin(GangTurn(turn, gang), event.job, event.restart_count)
     elif gang.phase is Phase.REQUEUED:
         return  # an agent of the run that is being ended
     _join(turn, gang, event)
@@ -172,15 +170,17 @@ def _joins_from_pool(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
 
 
 def _join(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
-    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
-        turn.record(f.PhaseChanged(gang.id, Phase.GATHERING, ""))
+    if gang.phase is Phase.SUBMITTED:
+        gathering.begin(GangTurn(turn, gang), gang.job, gang.restart_count)
+    seen = turn.sight.gang(gang.id)
+    seen.came_at = seen.came_at or turn.now
     member = gang.members.get(event.node)
     if member is not None and member.job != event.job:
         member = None  # it comes back from the pool, repaired
     if member is not None and (member.out or member.incarnation == event.incarnation):
         return
     if member is not None:
-        turn.sight.gang(gang.id).launched_at = turn.now
+        seen.launched_at = turn.now
     carried = member is not None and any(s.node == event.node for s in gang.seats)
     if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
         gt = GangTurn(turn, gang)

@@ -153,6 +153,15 @@ class AgentHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchHeard:
+    """The batch process of a run of the gang's job has asked after its gang."""
+
+    gang: str
+    job: int
+    restart_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentReported:
     """An agent's new status."""
 
@@ -276,7 +285,7 @@ class Tick:
 
 
 GangEvent = (
-    GangSubmitted | AgentAttached | AgentGone | AgentHeard | AgentReported | NeighbourAccused | Probed
+    GangSubmitted | AgentAttached | AgentGone | AgentHeard | AgentReported | BatchHeard | NeighbourAccused | Probed
     | CancelAsked | FlushAsked | JobSeen | SlurmAnswered
 )  # fmt: skip
 NodeEvent = NodeAttached | NodeGone | NodeHeard | NodeSignalled | NodeSeen

@@ -12,22 +12,43 @@ SPARE_WAIT_S = 30.0
 """How long a complete set of rank nodes waits for its spares before it starts without."""
 LAUNCH_S = 120.0
 """srun has given up a node that does not answer by then: in 40 s with a MessageTimeout of 10 s, Slurm's default."""
+BATCH_S = 15.0
+"""A batch process asks after its gang every other second; it is gone where it has not for so long."""
+IN_VAIN = 2
+"""After so many runs of a job in a row that never came to a start, a further one is held to mend nothing."""
+ASKS_S = 6.0
+"""One that lives has asked within so long, if it reaches the coordinator."""
+LEAVE_S = 2.0
+"""A gang that was requeued stays so for so long: agents that Slurm has not ended yet are told to leave."""
 LOOK_S = 1.0
 """So often it is looked who is silent, while a complete set of nodes waits."""
 
 
-def await_agents(gt: GangTurn) -> None:
-    """A job that runs while no agent of it attaches will not gather."""
+def look_for_job(gt: GangTurn) -> None:
+    """Where Slurm has started the job, its agents are expected from now on, though none may ever come."""
     gang = gt.gang
     if gt.seen.granted is None:
         return
-    restarts, since = gt.seen.granted
-    if gang.phase is Phase.REQUEUED and restarts <= gang.restart_count:
-        return  # Slurm has not taken it back yet
-    if gt.now - since > gang.spec.gather_timeout_s:
-        ends.end(gt, Phase.FAILED, ends.EXIT_NEVER_GATHERED, _missing(gang, []))
+    restarts, _ = gt.seen.granted
+    if gang.phase is Phase.SUBMITTED:
+        begin(gt, gang.job, max(restarts, gang.restart_count))
+    elif restarts <= gang.restart_count:
+        return  # it is the run before that Slurm tells of
+    elif gt.now < gang.phase_at + LEAVE_S:
+        gt.turn.wake(gang.phase_at + LEAVE_S)
     else:
-        gt.turn.wake(since + gang.spec.gather_timeout_s + 0.01)
+        begin(gt, gang.job, restarts)
+
+
+def begin(gt: GangTurn, job: int, restarts: int) -> None:
+    """Slurm has started the job: its agents may attach."""
+    gang, seen = gt.gang, gt.seen
+    if (job, restarts) != (gang.job, gang.restart_count):
+        gt.turn.record(f.JobRestarted(gang.id, job, restarts))
+        if seen.job_nodes and seen.job_restarts == restarts:
+            gt.turn.record(f.JobChanged(gang.id, seen.job_nodes))  # Slurm told of them before anybody attached
+    gt.turn.record(f.PhaseChanged(gang.id, Phase.GATHERING, ""))
+    seen.came_at = 0.0
 
 
 def gather(gt: GangTurn) -> None:
@@ -36,22 +57,52 @@ def gather(gt: GangTurn) -> None:
     if gang.stop is not None:
         leaving.leave(gt)
         return
-    since = max(gang.phase_at, gt.turn.sight.since)  # after a restart every agent has to attach anew
+    since = _since(gt)
     waited = gt.now - since
     here = len(gt.tally.here)
     if _never_enough(gt):
         requeues.no_nodes(gt, requeues.few_words(gt))
-    elif here < spec.nodes and _nobody_launches(gt):
-        requeues.no_nodes(gt, f"{here} agents have attached, and their batch host is lost, which started them")
+    elif here < spec.nodes and gang.in_vain < IN_VAIN and _launcher_lost(gt):
+        requeues.no_nodes(gt, f"{here} agents have attached, and the batch script is heard no more, which started them")
     elif here >= _awaited_nodes(gt, waited):
         _call_roll(gt)
-    elif waited > spec.gather_timeout_s and (dead := requeues.dead(gt)) and spec.requeue and not gt.turn.limits.observe:
-        requeues.requeue(gt, f"neither agent nor daemon is heard of {', '.join(dead)}", dead)
     elif waited > spec.gather_timeout_s:
-        ends.end(gt, Phase.FAILED, ends.EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
+        _give_up(gt)
     else:
         complete = here >= spec.nodes
         gt.turn.wake(gt.now + LOOK_S if complete else since + spec.gather_timeout_s)
+
+
+def _since(gt: GangTurn) -> float:
+    """After a coordinator's restart every agent has to attach anew."""
+    return max(gt.gang.phase_at, gt.turn.sight.since)
+
+
+def _give_up(gt: GangTurn) -> None:
+    """The nodes have had their time. What another start of the job may mend goes back into the queue."""
+    gang, dead = gt.gang, requeues.dead(gt)
+    why = _may_mend(gt, dead)
+    if why and gang.spec.requeue and not gt.turn.limits.observe:
+        requeues.requeue(gt, why, dead)
+    else:
+        ends.end(gt, Phase.FAILED, ends.EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
+
+
+def _may_mend(gt: GangTurn, dead: list[str]) -> str:
+    """What has happened to those who have not come, where they may come next time; else empty."""
+    gang = gt.gang
+    gone = [member.node for member in gang.present() if member.node not in gt.tally.here]
+    if dead:
+        return f"neither agent nor daemon is heard of {', '.join(dead)}"
+    if gang.in_vain >= IN_VAIN:
+        return ""
+    if gone:
+        return f"the agents on {', '.join(gone)} have ended, and none were started anew"
+    heard_at = _batch_heard_at(gt)
+    if heard_at is None or gt.now - heard_at > ASKS_S:
+        few = f"{len(gt.tally.here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s"
+        return f"{few}, and nothing is heard of the job's batch script"
+    return ""
 
 
 def _awaited_nodes(gt: GangTurn, waited: float) -> int:
@@ -60,7 +111,8 @@ def _awaited_nodes(gt: GangTurn, waited: float) -> int:
     if waited > spec.gather_timeout_s and not gt.turn.limits.observe:
         return spec.fewest
     long = LAUNCH_S if _srun_waits(gt) else SPARE_WAIT_S
-    return spec.nodes if waited > min(long, spec.gather_timeout_s) else spec.nodes + spec.spares
+    first = gt.seen.came_at or gt.now  # Slurm may take long to start the first of them
+    return spec.nodes if gt.now - first > min(long, spec.gather_timeout_s) else spec.nodes + spec.spares
 
 
 def _srun_waits(gt: GangTurn) -> bool:
@@ -81,15 +133,20 @@ def _never_enough(gt: GangTurn) -> bool:
     return sum(node not in out for node in nodes) < gang.spec.fewest
 
 
-def _nobody_launches(gt: GangTurn) -> bool:
-    """srun and the batch script have died with the batch host: no agent will come that is not on its way."""
-    gang = gt.gang
-    if gang.batch_host is None or not ends.batch_host_dead(gang):
-        return False
-    came_at = max((agent.attached_at for agent in gt.seen.agents.values()), default=0.0)
-    on_their_way_until = max(came_at, gang.phase_at, gt.turn.sight.since) + SPARE_WAIT_S
-    gt.turn.wake(on_their_way_until)
-    return gt.now >= on_their_way_until
+def _launcher_lost(gt: GangTurn) -> bool:
+    """The batch script is heard no more, and so srun has died as well: no agent will come that is not on its way."""
+    gang, heard_at, since = gt.gang, _batch_heard_at(gt), _since(gt)
+    if not gang.spec.requeue or (heard_at is None and gang.batch_host is None):
+        return False  # nothing is gained by an early end; or the batch script may not have begun
+    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gt.seen.attached_at, since) + SPARE_WAIT_S)
+    gt.turn.wake(lost_at)
+    return gt.now >= lost_at
+
+
+def _batch_heard_at(gt: GangTurn) -> float | None:
+    """When the batch process of this run of the job was last heard; None: it never was."""
+    job, restarts, at = gt.seen.batch or (0, 0, 0.0)
+    return at if (job, restarts) == (gt.gang.job, gt.gang.restart_count) else None
 
 
 def _call_roll(gt: GangTurn) -> None:

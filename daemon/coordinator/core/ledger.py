@@ -170,6 +170,8 @@ class Gang:
     """The newest, the last one last."""
     failures: int = 0
     """Generations in a row that the software ended and that came no further than those before."""
+    in_vain: int = 0
+    """Runs of the job in a row in which the gang gathered, and never started."""
     reached: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
@@ -365,8 +367,15 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
 
 def _phase(gang: Gang, to: Phase, at: float) -> None:
     if to != gang.phase:
+        gang.in_vain = _in_vain(gang, to)
         gang.phase = move_gang(gang.phase, to)
         gang.phase_at = at
+
+
+def _in_vain(gang: Gang, to: Phase) -> int:
+    if gang.phase is Phase.GATHERING:
+        return gang.in_vain + (to is Phase.REQUEUED)
+    return 0 if to is Phase.STARTING else gang.in_vain
 
 
 def _join(gang: Gang, fact: f.MemberJoined) -> None:

@@ -76,6 +76,12 @@ class GangSight:
     """Why Slurm does not start the job, in its own word."""
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
+    batch: tuple[int, int, float] | None = None
+    """Of which run of which job (its restart count) a batch process was last heard, and when."""
+    came_at: float = 0.0
+    """When the first agent of this run of the job was seen; 0: none was."""
+    attached_at: float = 0.0
+    """When an agent last attached."""
     dead_at: float = 0.0
     """When a node of the job that has not attached was last seen to be silent."""
     launched_at: float = 0.0
@@ -160,6 +166,8 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
             if agent := seen.agents.get(event.node):
                 agent.heard_at = now
                 seen.answered(event.node)
+        case e.BatchHeard():
+            sight.gang(event.gang).batch = (event.job, event.restart_count, now)
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():
@@ -180,6 +188,7 @@ def _attached(seen: GangSight, event: e.AgentAttached, now: float) -> None:
     seen.pace.note(seen.status(event.node), event.status, now)
     seen.moved_to = max(seen.moved_to, _newest_step(event.status))  # not made now: it is no sign of life
     seen.agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now, attached_at=now)
+    seen.attached_at = now
     clear(seen, event.node, now)
 
 

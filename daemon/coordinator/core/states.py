@@ -11,14 +11,14 @@ from enum import StrEnum
 class Phase(StrEnum):
     """Where a gang is."""
 
-    SUBMITTED = "SUBMITTED"  # registered; no agent seen
-    GATHERING = "GATHERING"  # agents attach
+    SUBMITTED = "SUBMITTED"  # registered; Slurm has not started its job
+    GATHERING = "GATHERING"  # Slurm has started the job; its agents attach
     PREFLIGHT = "PREFLIGHT"  # all present; the first rendezvous store opens
     STARTING = "STARTING"  # a generation was ordered to run
     RUNNING = "RUNNING"  # every rank runs
     RECOVERING = "RECOVERING"  # fence, place, restore
     DRAINING = "DRAINING"  # ranks are gone, the last checkpoint goes to durable storage
-    REQUEUED = "REQUEUED"  # Slurm has it back; its agents will attach anew
+    REQUEUED = "REQUEUED"  # Slurm has it back, and will start it anew
     DONE = "DONE"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"

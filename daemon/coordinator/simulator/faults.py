@@ -96,12 +96,12 @@ def ambush(world: World, phases: Sequence[Phase]) -> None:
 def come_and_go(world: World) -> None:
     """The first gang that runs is preempted after a few steps, before much else can have happened: it comes back to
     nodes that have kept its memory."""
-    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(2.0, _count, world, service.preempt, gang)))
+    soon(world, service.preempt, 2.0)
 
 
-def soon(world: World, fault: Fault, after_s: float) -> None:
-    """So long after the first gang runs it is struck."""
-    world.ambushes.append((Phase.RUNNING, lambda gang: world.schedule.later(after_s, _count, world, fault, gang)))
+def soon(world: World, fault: Fault, after_s: float, phase: Phase = Phase.RUNNING) -> None:
+    """So long after the first gang has come to this phase it is struck."""
+    world.ambushes.append((phase, lambda gang: world.schedule.later(after_s, _count, world, fault, gang)))
 
 
 def _count(world: World, fault: Fault, gang: str) -> None:

@@ -27,6 +27,15 @@ def go_down(world: World, node: str, closes: bool) -> None:
             world.schedule.later(3.0 + 40.0 * world.chance.random(), _boot, world, node)
 
 
+def launcher(world: World, gang: str) -> None:
+    """The batch host goes down with srun, and is back before Slurm has noticed."""
+    job = world.jobs.running(gang)
+    if job is not None and world.machines[job.batch_host].kernel:
+        world.note(f"FAULT: {job.batch_host} crashes, which starts the agents of {gang}")
+        world.power_off(job.batch_host, closes=True)
+        world.schedule.later(1.0 + 4.0 * world.chance.random(), _boot, world, job.batch_host)
+
+
 def _boot(world: World, node: str) -> None:
     world.note(f"{node} boots")
     world.boot(node)

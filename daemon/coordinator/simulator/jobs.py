@@ -44,7 +44,11 @@ class Jobs:
         self._world = world
         self._wanted: dict[int, Wanted] = {}
         self._seen: dict[int, Job] = {}
+        self._begun_in: dict[int, int] = {}
+        """In which of its batch host's lives the newest run of a job began."""
         self.ids: dict[str, int] = {}
+        self.batch_heard_at: dict[int, float] = {}
+        """By job, when its batch process last reached a coordinator."""
         self.never_start: set[str] = set()
         """Nodes whose agent does not start."""
         self.sbatch_fails = 0.0
@@ -127,9 +131,15 @@ class Jobs:
     def _begin(self, job: Job) -> None:
         world = self._world
         world.note(f"Slurm starts job {job.id} (restart {job.restart_count}) on {' '.join(job.nodes)}")
+        self._begun_in[job.id] = world.machines[job.batch_host].boot
         for node in job.nodes:
             world.schedule.later(world.timing.launch(), self._launch, job, node, 0)
-        world.schedule.later(_ASK_S, self._batch, job)
+        world.schedule.later(world.timing.launch(), self._batch, job)
+
+    def launches(self, job: Job) -> bool:
+        """The batch process of this run of the job, and its srun, may still live, or begin."""
+        host = self._world.machines[job.batch_host]
+        return host.kernel and host.boot == self._begun_in[job.id]
 
     def _holds(self, job: Job, node: str) -> bool:
         now = self._seen[job.id]
@@ -138,7 +148,7 @@ class Jobs:
     def _launch(self, job: Job, node: str, tries: int) -> None:
         """srun starts the agent, once nothing of the run before is left on any node: Slurm calls it completing."""
         world = self._world
-        if not self._holds(job, node) or node in self.never_start:
+        if not self._holds(job, node) or node in self.never_start or not self.launches(job):
             return
         wanted, machine = self._wanted[job.id], world.machines[node]
         gang = wanted.gang
@@ -147,7 +157,7 @@ class Jobs:
             for (id, _), agent in world.agents.items()
             if id == gang
         )
-        if left or not (machine.kernel and not machine.frozen):
+        if left or not (machine.kernel and not machine.frozen) or world.machines[job.batch_host].frozen:
             if tries < 180:
                 world.schedule.later(_AGAIN_S, self._launch, job, node, tries + 1)
             return
@@ -179,7 +189,7 @@ class Jobs:
             world.end_agent(agent)
 
     def _batch(self, job: Job) -> None:
-        """The batch script waits for its gang to be final."""
+        """The batch script asks after its gang until that is final."""
         world = self._world
         now = self._seen[job.id]
         if now.state is not JobState.RUNNING or now.restart_count != job.restart_count:
@@ -188,10 +198,15 @@ class Jobs:
         if self._wanted[job.id].pool:
             self._batch_of_pool(job)
             return
-        reached = host.kernel and not host.frozen and world.network.both(COORDINATOR, host.name)
+        if not self.launches(job):
+            return
+        reached = not host.frozen and world.network.both(COORDINATOR, host.name)
         gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
-        if reached and gang is not None and gang.final:
-            world.cluster.finish(job.id, gang.exit_code)
+        if reached and gang is not None:
+            self.batch_heard_at[job.id] = world.schedule.now
+            coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
+            if gang.final:
+                world.cluster.finish(job.id, gang.exit_code)
         world.schedule.later(_ASK_S, self._batch, job)
 
     def _batch_of_pool(self, job: Job) -> None:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.ends import EXIT_NO_REQUEUE, EXIT_STOPPED
+from muster.daemon.coordinator.core.ends import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.events import Status, Version
+from muster.daemon.coordinator.core.gathering import BATCH_S, IN_VAIN
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.journal import Journal
@@ -217,6 +218,8 @@ class Laws:
             case f.Withheld():
                 self._world.tally.count("rung", "withheld")
             case f.SlurmOwed() if fact.verb == "requeue":
+                if "batch script" in fact.text:
+                    self._world.tally.count("rung", "requeue what nobody starts")
                 flushed = self._phases.get(fact.gang) is Phase.DRAINING
                 self._world.tally.count("rung", "flush, then requeue" if flushed else "requeue")
 
@@ -243,6 +246,11 @@ class Laws:
                 self._member_out(fact)
             case f.SlurmOwed() if fact.verb in ("drain", "down"):
                 self._within_limits(fact)
+            case f.SlurmOwed() if fact.verb == "requeue" and "which started them" in fact.text:
+                silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
+                self._must(
+                    silent_s >= BATCH_S, f"law 3: a batch script is given up that was heard {silent_s:.1f} s ago"
+                )
             case f.Flushed() if fact.path:
                 self._flushed(core.ledger.gangs[fact.gang], fact)
             case f.JobRestarted():
@@ -257,6 +265,8 @@ class Laws:
                     self._saved(core.ledger.gangs[fact.gang])
                 if fact.exit_code == EXIT_NO_REQUEUE:
                     self._software_failed(core.ledger.gangs[fact.gang])
+                if fact.exit_code == EXIT_NEVER_GATHERED:
+                    self._somebody_launched(core.ledger.gangs[fact.gang])
                 self._world.tally.count("rung", _RUNG_OF_CODE.get(fact.exit_code, fact.phase))
             case _:
                 pass
@@ -413,6 +423,14 @@ class Laws:
         self._must(
             len(crashes) >= gang.spec.max_failures,
             f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
+        )
+
+    def _somebody_launched(self, gang: Gang) -> None:
+        job = self._world.jobs.running(gang.id)
+        mends = gang.spec.requeue and not self._world.limits.observe and gang.in_vain < IN_VAIN
+        self._must(
+            not mends or job is None or job.restart_count != gang.restart_count or self._world.jobs.launches(job),
+            f"law 4: {gang.id} fails because its nodes don't come, and who would have started them died with its host",
         )
 
     # -- 2: state --

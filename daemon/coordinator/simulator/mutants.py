@@ -259,6 +259,18 @@ MUTANTS: dict[str, Mutant] = {
         "self.kept.owner != owner else None",
         "self.kept.owner.job > owner.job else None",
     ),
+    "wait-for-who-starts-agents": Mutant(
+        "a gang gathers though nobody is left who would start its agents",
+        f"{_CORE}.gathering",
+        "    return gt.now >= lost_at\n",
+        "    return False\n",
+    ),
+    "give-up-on-who-starts-agents": Mutant(
+        "a batch script that has been silent for a moment is given up",
+        f"{_CORE}.gathering",
+        "    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gt.seen.attached_at, since) + SPARE_WAIT_S)\n",
+        "    lost_at = max(heard_at or 0.0, since) + 1.0\n",
+    ),
     "forget-what-is-owed": Mutant(
         "a snapshot lacks the calls that Slurm is owed",
         f"{_CORE}.ledger",

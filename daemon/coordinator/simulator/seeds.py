@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.simulator import faults, process_faults, wire_faults
+from muster.daemon.coordinator.simulator import faults, hardware_faults, process_faults, wire_faults
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.jobs import Wanted
 from muster.daemon.coordinator.simulator.laws import Violation
@@ -96,6 +96,8 @@ class Run:
         for fault, share, after_s in faults.SOON:
             if random.Random(f"{fault.__name__} {seed}").random() < share:
                 faults.soon(self.world, fault, after_s)
+        if random.Random(f"launcher {seed}").random() < 0.15:
+            faults.soon(self.world, hardware_faults.launcher, 0.4, Phase.GATHERING)
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.3:
             faults.soon(self.world, wire_faults.row, 4.0)
         if self.world.timing.step() > 1.0:

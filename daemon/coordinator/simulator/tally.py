@@ -16,6 +16,7 @@ RUNGS = (
     "fewer replicas",
     "resume from memory",
     "flush, then requeue",
+    "requeue what nobody starts",
     "requeue",
     "fail: the software",
     "fail: no nodes",

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/api.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"Z\n\x0fRegisterRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12 \n\x04spec\x18\x03 \x01(\x0b\x32\x12.muster.v1.JobSpec\"\x0f\n\rRegisterReply\";\n\x07GangRef\x12\x16\n\x0cslurm_job_id\x18\x01 \x01(\rH\x00\x12\x11\n\x07gang_id\x18\x02 \x01(\tH\x00\x42\x05\n\x03ref\"n\n\x08RankView\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x16\n\x0e\x64\x65\x63lared_phase\x18\x06 \x01(\t\"\xaa\x01\n\x08NodeView\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0c\n\x04leaf\x18\x05 \x01(\t\x12\x16\n\x0e\x61gent_attached\x18\x06 \x01(\x08\x12\x18\n\x10musterd_attached\x18\x07 \x01(\x08\x12\x13\n\x0bheard_s_ago\x18\x08 \x01(\x01\x12\x0c\n\x04warm\x18\t \x01(\r\"\xf6\x01\n\x0cRecoveryView\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x11\n\tnodes_out\x18\x04 \x03(\t\x12\x10\n\x08nodes_in\x18\x05 \x03(\t\x12\x13\n\x0bsuspected_s\x18\x06 \x01(\x01\x12\x12\n\ndetected_s\x18\x07 \x01(\x01\x12\x10\n\x08\x66\x65nced_s\x18\x08 \x01(\x01\x12\x11\n\tstarted_s\x18\t \x01(\x01\x12\x14\n\x0c\x66irst_step_s\x18\n \x01(\x01\x12\x13\n\x0bstep_before\x18\x0b \x01(\x04\x12\x15\n\rstep_restored\x18\x0c \x01(\x04\"\xf8\x02\n\x08GangView\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rslurm_job_ids\x18\x03 \x03(\r\x12\x11\n\towner_uid\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12%\n\tcommitted\x18\x08 \x01(\x0b\x32\x12.muster.v1.Version\x12\"\n\x05ranks\x18\t \x03(\x0b\x32\x13.muster.v1.RankView\x12\"\n\x05nodes\x18\n \x03(\x0b\x32\x13.muster.v1.NodeView\x12+\n\nrecoveries\x18\x0b \x03(\x0b\x32\x17.muster.v1.RecoveryView\x12\r\n\x05\x66inal\x18\x0c \x01(\x08\x12\x11\n\texit_code\x18\r \x01(\x11\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x0f\n\x07run_dir\x18\x0f \x01(\t\x12\x13\n\x0bwaiting_for\x18\x10 \x01(\t\"\r\n\x0bListRequest\"/\n\tListReply\x12\"\n\x05gangs\x18\x01 \x03(\x0b\x32\x13.muster.v1.GangView\"P\n\rEventsRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"z\n\x0b\x45ventRecord\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0f\n\x07gang_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0c\n\x04json\x18\x06 \x01(\t\x12\x10\n\x08sentinel\x18\x07 \x01(\x08\"\x1b\n\x0b\x43\x61ncelReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1c\n\nFlushReply\x12\x0e\n\x06serial\x18\x01 \x01(\x04\"0\n\nNodesReply\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.muster.v1.NodeView2\xc9\x03\n\x06Muster\x12@\n\x08Register\x12\x1a.muster.v1.RegisterRequest\x1a\x18.muster.v1.RegisterReply\x12\x33\n\x08\x44\x65scribe\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView\x12\x32\n\x05Watch\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView0\x01\x12\x34\n\x04List\x12\x16.muster.v1.ListRequest\x1a\x14.muster.v1.ListReply\x12<\n\x06\x45vents\x12\x18.muster.v1.EventsRequest\x1a\x16.muster.v1.EventRecord0\x01\x12\x34\n\x06\x43\x61ncel\x12\x12.muster.v1.GangRef\x1a\x16.muster.v1.CancelReply\x12\x32\n\x05\x46lush\x12\x12.muster.v1.GangRef\x1a\x15.muster.v1.FlushReply\x12\x36\n\x05Nodes\x12\x16.muster.v1.ListRequest\x1a\x15.muster.v1.NodesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/api.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"Z\n\x0fRegisterRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12 \n\x04spec\x18\x03 \x01(\x0b\x32\x12.muster.v1.JobSpec\"\x0f\n\rRegisterReply\";\n\x07GangRef\x12\x16\n\x0cslurm_job_id\x18\x01 \x01(\rH\x00\x12\x11\n\x07gang_id\x18\x02 \x01(\tH\x00\x42\x05\n\x03ref\"N\n\x08\x42\x61tchRef\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x14\n\x0cslurm_job_id\x18\x02 \x01(\r\x12\x1b\n\x13slurm_restart_count\x18\x03 \x01(\r\"n\n\x08RankView\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x16\n\x0e\x64\x65\x63lared_phase\x18\x06 \x01(\t\"\xaa\x01\n\x08NodeView\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0c\n\x04leaf\x18\x05 \x01(\t\x12\x16\n\x0e\x61gent_attached\x18\x06 \x01(\x08\x12\x18\n\x10musterd_attached\x18\x07 \x01(\x08\x12\x13\n\x0bheard_s_ago\x18\x08 \x01(\x01\x12\x0c\n\x04warm\x18\t \x01(\r\"\xf6\x01\n\x0cRecoveryView\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x11\n\tnodes_out\x18\x04 \x03(\t\x12\x10\n\x08nodes_in\x18\x05 \x03(\t\x12\x13\n\x0bsuspected_s\x18\x06 \x01(\x01\x12\x12\n\ndetected_s\x18\x07 \x01(\x01\x12\x10\n\x08\x66\x65nced_s\x18\x08 \x01(\x01\x12\x11\n\tstarted_s\x18\t \x01(\x01\x12\x14\n\x0c\x66irst_step_s\x18\n \x01(\x01\x12\x13\n\x0bstep_before\x18\x0b \x01(\x04\x12\x15\n\rstep_restored\x18\x0c \x01(\x04\"\xf8\x02\n\x08GangView\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rslurm_job_ids\x18\x03 \x03(\r\x12\x11\n\towner_uid\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12%\n\tcommitted\x18\x08 \x01(\x0b\x32\x12.muster.v1.Version\x12\"\n\x05ranks\x18\t \x03(\x0b\x32\x13.muster.v1.RankView\x12\"\n\x05nodes\x18\n \x03(\x0b\x32\x13.muster.v1.NodeView\x12+\n\nrecoveries\x18\x0b \x03(\x0b\x32\x17.muster.v1.RecoveryView\x12\r\n\x05\x66inal\x18\x0c \x01(\x08\x12\x11\n\texit_code\x18\r \x01(\x11\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x0f\n\x07run_dir\x18\x0f \x01(\t\x12\x13\n\x0bwaiting_for\x18\x10 \x01(\t\"\r\n\x0bListRequest\"/\n\tListReply\x12\"\n\x05gangs\x18\x01 \x03(\x0b\x32\x13.muster.v1.GangView\"P\n\rEventsRequest\x12 \n\x04gang\x18\x01 \x01(\x0b\x32\x12.muster.v1.GangRef\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"z\n\x0b\x45ventRecord\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0f\n\x07gang_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0c\n\x04json\x18\x06 \x01(\t\x12\x10\n\x08sentinel\x18\x07 \x01(\x08\"\x1b\n\x0b\x43\x61ncelReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1c\n\nFlushReply\x12\x0e\n\x06serial\x18\x01 \x01(\x04\"0\n\nNodesReply\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.muster.v1.NodeView2\xfd\x03\n\x06Muster\x12@\n\x08Register\x12\x1a.muster.v1.RegisterRequest\x1a\x18.muster.v1.RegisterReply\x12\x33\n\x08\x44\x65scribe\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView\x12\x32\n\x06\x41ttend\x12\x13.muster.v1.BatchRef\x1a\x13.muster.v1.GangView\x12\x32\n\x05Watch\x12\x12.muster.v1.GangRef\x1a\x13.muster.v1.GangView0\x01\x12\x34\n\x04List\x12\x16.muster.v1.ListRequest\x1a\x14.muster.v1.ListReply\x12<\n\x06\x45vents\x12\x18.muster.v1.EventsRequest\x1a\x16.muster.v1.EventRecord0\x01\x12\x34\n\x06\x43\x61ncel\x12\x12.muster.v1.GangRef\x1a\x16.muster.v1.CancelReply\x12\x32\n\x05\x46lush\x12\x12.muster.v1.GangRef\x1a\x15.muster.v1.FlushReply\x12\x36\n\x05Nodes\x12\x16.muster.v1.ListRequest\x1a\x15.muster.v1.NodesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,28 +38,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERREPLY']._serialized_end=165
   _globals['_GANGREF']._serialized_start=167
   _globals['_GANGREF']._serialized_end=226
-  _globals['_RANKVIEW']._serialized_start=228
-  _globals['_RANKVIEW']._serialized_end=338
-  _globals['_NODEVIEW']._serialized_start=341
-  _globals['_NODEVIEW']._serialized_end=511
-  _globals['_RECOVERYVIEW']._serialized_start=514
-  _globals['_RECOVERYVIEW']._serialized_end=760
-  _globals['_GANGVIEW']._serialized_start=763
-  _globals['_GANGVIEW']._serialized_end=1139
-  _globals['_LISTREQUEST']._serialized_start=1141
-  _globals['_LISTREQUEST']._serialized_end=1154
-  _globals['_LISTREPLY']._serialized_start=1156
-  _globals['_LISTREPLY']._serialized_end=1203
-  _globals['_EVENTSREQUEST']._serialized_start=1205
-  _globals['_EVENTSREQUEST']._serialized_end=1285
-  _globals['_EVENTRECORD']._serialized_start=1287
-  _globals['_EVENTRECORD']._serialized_end=1409
-  _globals['_CANCELREPLY']._serialized_start=1411
-  _globals['_CANCELREPLY']._serialized_end=1438
-  _globals['_FLUSHREPLY']._serialized_start=1440
-  _globals['_FLUSHREPLY']._serialized_end=1468
-  _globals['_NODESREPLY']._serialized_start=1470
-  _globals['_NODESREPLY']._serialized_end=1518
-  _globals['_MUSTER']._serialized_start=1521
-  _globals['_MUSTER']._serialized_end=1978
+  _globals['_BATCHREF']._serialized_start=228
+  _globals['_BATCHREF']._serialized_end=306
+  _globals['_RANKVIEW']._serialized_start=308
+  _globals['_RANKVIEW']._serialized_end=418
+  _globals['_NODEVIEW']._serialized_start=421
+  _globals['_NODEVIEW']._serialized_end=591
+  _globals['_RECOVERYVIEW']._serialized_start=594
+  _globals['_RECOVERYVIEW']._serialized_end=840
+  _globals['_GANGVIEW']._serialized_start=843
+  _globals['_GANGVIEW']._serialized_end=1219
+  _globals['_LISTREQUEST']._serialized_start=1221
+  _globals['_LISTREQUEST']._serialized_end=1234
+  _globals['_LISTREPLY']._serialized_start=1236
+  _globals['_LISTREPLY']._serialized_end=1283
+  _globals['_EVENTSREQUEST']._serialized_start=1285
+  _globals['_EVENTSREQUEST']._serialized_end=1365
+  _globals['_EVENTRECORD']._serialized_start=1367
+  _globals['_EVENTRECORD']._serialized_end=1489
+  _globals['_CANCELREPLY']._serialized_start=1491
+  _globals['_CANCELREPLY']._serialized_end=1518
+  _globals['_FLUSHREPLY']._serialized_start=1520
+  _globals['_FLUSHREPLY']._serialized_end=1548
+  _globals['_NODESREPLY']._serialized_start=1550
+  _globals['_NODESREPLY']._serialized_end=1598
+  _globals['_MUSTER']._serialized_start=1601
+  _globals['_MUSTER']._serialized_end=2110
 # @@protoc_insertion_point(module_scope)

@@ -87,6 +87,34 @@ class GangRef(_message.Message):
 Global___GangRef: _TypeAlias = GangRef  # noqa: Y015
 
 @_typing.final
+class BatchRef(_message.Message):
+    """Which run of which job a batch process belongs to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GANG_ID_FIELD_NUMBER: _builtins.int
+    SLURM_JOB_ID_FIELD_NUMBER: _builtins.int
+    SLURM_RESTART_COUNT_FIELD_NUMBER: _builtins.int
+    gang_id: _builtins.str
+    slurm_job_id: _builtins.int
+    slurm_restart_count: _builtins.int
+    """How often Slurm had restarted the job when this process was started."""
+    def __init__(
+        self,
+        *,
+        gang_id: _builtins.str = ...,
+        slurm_job_id: _builtins.int = ...,
+        slurm_restart_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang_id", b"gang_id", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchRef: _TypeAlias = BatchRef  # noqa: Y015
+
+@_typing.final
 class RankView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -44,6 +44,11 @@ class MusterStub:
                 request_serializer=muster_dot_v1_dot_api__pb2.GangRef.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_api__pb2.GangView.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_unary(
+                '/muster.v1.Muster/Attend',
+                request_serializer=muster_dot_v1_dot_api__pb2.BatchRef.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_api__pb2.GangView.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/muster.v1.Muster/Watch',
                 request_serializer=muster_dot_v1_dot_api__pb2.GangRef.SerializeToString,
@@ -88,6 +93,13 @@ class MusterServicer:
 
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attend(self, request, context):
+        """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -142,6 +154,11 @@ def add_MusterServicer_to_server(servicer, server):
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=muster_dot_v1_dot_api__pb2.GangRef.FromString,
+                    response_serializer=muster_dot_v1_dot_api__pb2.GangView.SerializeToString,
+            ),
+            'Attend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=muster_dot_v1_dot_api__pb2.BatchRef.FromString,
                     response_serializer=muster_dot_v1_dot_api__pb2.GangView.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
@@ -228,6 +245,33 @@ class Muster:
             target,
             '/muster.v1.Muster/Describe',
             muster_dot_v1_dot_api__pb2.GangRef.SerializeToString,
+            muster_dot_v1_dot_api__pb2.GangView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.Muster/Attend',
+            muster_dot_v1_dot_api__pb2.BatchRef.SerializeToString,
             muster_dot_v1_dot_api__pb2.GangView.FromString,
             options,
             channel_credentials,

@@ -34,6 +34,8 @@ class MusterStub:
     Register: _grpc.UnaryUnaryMultiCallable[_api_pb2.RegisterRequest, _api_pb2.RegisterReply]
     """Called by `muster submit` after sbatch, as the job's owner."""
     Describe: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
+    Attend: _grpc.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]
+    """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life."""
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
     """Sends the view whenever it changes, until the gang is final."""
     List: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.ListReply]
@@ -50,6 +52,8 @@ class MusterAsyncStub(MusterStub):
     Register: _aio.UnaryUnaryMultiCallable[_api_pb2.RegisterRequest, _api_pb2.RegisterReply]  # type: ignore[assignment]
     """Called by `muster submit` after sbatch, as the job's owner."""
     Describe: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
+    Attend: _aio.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]  # type: ignore[assignment]
+    """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life."""
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
     """Sends the view whenever it changes, until the gang is final."""
     List: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.ListReply]  # type: ignore[assignment]
@@ -75,6 +79,14 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.GangRef,
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.GangView, _abc.Awaitable[_api_pb2.GangView]]: ...
+
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request: _api_pb2.BatchRef,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.GangView, _abc.Awaitable[_api_pb2.GangView]]:
+        """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life."""
 
     @_abc_1.abstractmethod
     def Watch(
