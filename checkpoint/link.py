@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from muster.checkpoint.errors import CheckpointError, RestoreError
@@ -146,38 +146,39 @@ class AgentLink:
             every: steps between snapshots.
             wait_s: seconds to wait for what is kept already to be settled, before which no step is named.
         """
-        end = time.monotonic() + wait_s
-        while True:
-            self.listen()
-            for slot, start in sorted(self._free.items()):
-                if start > step:
-                    continue
-                if not self._missed(start, step, every):
-                    return slot
-                del self._free[slot]
-            if self._free or not self._may_come(end):
-                return None
-            self._receive(end)
+        return self._slot(lambda: self._of(step, every), wait_s)
 
     def any_slot(self, step: int, every: int, wait_s: float) -> int | None:
         """Any slot that may be written, whatever step it was meant for; None where none comes within `wait_s` seconds.
 
         For a `step` that all ranks keep out of turn: the first one, the last one. `every`: as in `granted_slot`.
         """
+        return self._slot(lambda: self._any(step, every), wait_s)
+
+    def _slot(self, pick: Callable[[], int | None], wait_s: float) -> int | None:
         end = time.monotonic() + wait_s
         while True:
             self.listen()
-            if self._free:
-                slot = min(self._free)
-                self._missed(self._free[slot], step, every)
+            slot = pick()
+            may_come = self.alive and bool(self.slots) and time.monotonic() < end
+            if slot is not None or self._free or not may_come:
                 return slot
-            if not self._may_come(end):
-                return None
             self._receive(end)
 
-    def _may_come(self, end: float) -> bool:
-        """A slot may still come before the monotonic time `end`."""
-        return self.alive and bool(self.slots) and time.monotonic() < end
+    def _of(self, step: int, every: int) -> int | None:
+        for slot, start in sorted(self._free.items()):
+            if start > step:
+                continue
+            if not self._missed(start, step, every):
+                return slot
+            del self._free[slot]
+        return None
+
+    def _any(self, step: int, every: int) -> int | None:
+        slot = min(self._free, default=None)
+        if slot is not None:
+            self._missed(self._free[slot], step, every)
+        return slot
 
     def _missed(self, start: int, step: int, every: int) -> bool:
         """A slot for the due step from `start` on came too late: say so, for all others have kept that step, and have
