@@ -125,7 +125,7 @@ def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_j
     world.run_for(3)
     world.world.boot("n0")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 40)
-    assert f"{left} agents have attached, and the batch script is heard no more" in world.slurm[0].text
+    assert f"{left} of 3 nodes are here, and their batch script is heard no more" in world.slurm[0].text
     assert world.slurm[0].exclude == ()
 
 

@@ -63,7 +63,7 @@ def gather(gt: GangTurn) -> None:
     if _never_enough(gt):
         requeues.no_nodes(gt, requeues.few_words(gt))
     elif here < spec.nodes and gang.in_vain < IN_VAIN and _launcher_lost(gt):
-        requeues.no_nodes(gt, f"{here} agents have attached, and the batch script is heard no more, which started them")
+        requeues.no_nodes(gt, f"{here} of {spec.nodes} nodes are here, and their batch script is heard no more")
     elif here >= _awaited_nodes(gt, waited):
         _call_roll(gt)
     elif waited > spec.gather_timeout_s:

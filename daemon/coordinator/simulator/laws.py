@@ -246,7 +246,7 @@ class Laws:
                 self._member_out(fact)
             case f.SlurmOwed() if fact.verb in ("drain", "down"):
                 self._within_limits(fact)
-            case f.SlurmOwed() if fact.verb == "requeue" and "which started them" in fact.text:
+            case f.SlurmOwed() if fact.verb == "requeue" and "is heard no more" in fact.text:
                 silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
                 self._must(
                     silent_s >= BATCH_S, f"law 3: a batch script is given up that was heard {silent_s:.1f} s ago"

@@ -131,6 +131,8 @@ class Player:
 
 
 def _value(text: str) -> object:
+    if "," in text:
+        return text.split(",")
     if text in ("true", "false"):
         return text == "true"
     return float(text) if "." in text else int(text) if text.isdigit() else text
