@@ -160,7 +160,7 @@ async def _final_beside(srun: Srun, coordinator: Coordinator, pace: Pace) -> Gan
 
 
 async def _after_srun(code: int, coordinator: Coordinator, pace: Pace, more: bool) -> int | None:
-    """The exit code; None: nothing was ever started, and srun may be tried once more."""
+    """The exit code; None: no agent is left, and srun may be tried once more."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = gone = 0
     while True:

@@ -80,6 +80,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self._find(ref)
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
+        if request.slurm_job_id == gang.job and request.slurm_restart_count < gang.restart_count:
+            words = f"job {gang.job} was started again (restart {gang.restart_count}): this run of it is over"
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, words)
         self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         return self._view(gang)
 

@@ -140,11 +140,12 @@ async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
 
 async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
-    if gang is None or gang.phase is not Phase.REQUEUED:
-        return  # its agents are back already: it was done, and the answer was lost with an earlier coordinator
+    starts = gang is not None and gang.phase is Phase.GATHERING and not gang.members
+    if gang is None or (gang.phase is not Phase.REQUEUED and not (starts and call.verb == "admit")):
+        return  # it runs again already: it was done, and the answer was lost with an earlier coordinator
     if call.verb == "admit" and _is_requeued_again(call, ledger):
         return  # it ran meanwhile; what goes back to the queue next says on which nodes it may start
-    if call.verb == "admit" and not await _waits(slurm, call.job):
+    if call.verb == "admit" and (starts or not await _waits(slurm, call.job)):
         # Slurm has started it on its own, and no agent has come yet: should it go back, the nodes are still excluded.
         raise SlurmUnavailable(f"job {call.job} does not wait for nodes now")
     await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)

@@ -25,6 +25,7 @@ SAME_LIMIT_S = 3.0
 _log = logging.getLogger(__name__)
 
 _BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
+_HOLDS_NODES = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 _OUT_OF_SERVICE = frozenset(
     {
         NodeState.DOWN, NodeState.DRAIN, NodeState.FAIL, NodeState.ERROR, NodeState.UNKNOWN, NodeState.FUTURE,
@@ -119,8 +120,8 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> e.JobSeen:
     limit_at = None if end is None else end + ahead_s
     limit_s = float(found.time_limit_s or 0)
     # A requeued job counts as restarted at once, and shows the nodes of its last run until that is over.
-    queued = found.state is JobState.PENDING
-    nodes, waits = ((), found.reason) if queued else (found.nodes, "")
+    nodes = found.nodes if found.state in _HOLDS_NODES else ()
+    waits = found.reason if found.state is JobState.PENDING else ""
     return e.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, waits)
 
 

@@ -304,6 +304,10 @@ async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: Worl
     assert (view.gang_id, view.phase) == ("g1", "RUNNING")
     assert seen.batch is not None
     assert seen.batch[:2] == (1, 2)
+    assert world.coordinator.engine.core.ledger.gangs["g1"].restart_count == 0
+    world.coordinator.engine.core.ledger.gangs["g1"].restart_count = 3
+    over = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2)
+    assert "this run of it is over" in (await _refusal(api.Attend(over)))[1]
     unknown = api_pb2.BatchRef(gang_id="nobody")
     assert (await _refusal(api.Attend(unknown)))[0] is grpc.StatusCode.NOT_FOUND
 

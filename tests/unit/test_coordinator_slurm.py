@@ -12,9 +12,10 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.slurm_calls import BUG_TRIES, SlurmCalls
+from muster.daemon.coordinator.slurm_calls import BUG_TRIES, SlurmCalls, give
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
+from muster.slurm.client.errors import SlurmUnavailable
 from muster.slurm.client.fake import FakeSlurm
 from muster.slurm.client.fake_cluster import FakeCluster
 from muster.slurm.client.sbatch_request import JobRequest
@@ -155,6 +156,21 @@ async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slur
     assert slurm.cluster.jobs()[1].nodes == ("n2", "n3", "n4")
     assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
     assert slurm.cluster.jobs()[1].restart_count == 1
+
+
+async def test_nodes_are_not_admitted_to_a_job_that_starts_until_it_is_known_to_run(slurm: FakeSlurm) -> None:
+    """Should it go back into the queue, they would be excluded still."""
+    ledger, call = Ledger(), f.SlurmOwed("g", 1, "admit", 1, "", "muster: why", admit=("n1",))
+    for fact in (
+        f.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
+        f.PhaseChanged("g", Phase.GATHERING, ""),
+        call,
+    ):
+        apply(ledger, fact, 1.0)
+    with pytest.raises(SlurmUnavailable):
+        await give(slurm, call, ledger)
+    apply(ledger, f.MemberJoined("g", "n1", 1, "i", "n1:1", True, ""), 1.0)
+    await give(slurm, call, ledger)
 
 
 async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_later_call(slurm: FakeSlurm) -> None:

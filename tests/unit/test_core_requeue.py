@@ -1,5 +1,7 @@
 """A job that is requeued: on which nodes it may not start, until when, and what keeps it from gathering."""
 
+from dataclasses import replace
+
 import pytest
 
 from muster.daemon.coordinator.core import events as e
@@ -9,8 +11,9 @@ from muster.daemon.coordinator.core.ledger import Ledger
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.requeues import EXCLUDED_S
 from muster.daemon.coordinator.core.states import Phase, Verdict
+from muster.daemon.coordinator.simulator.jobs import Wanted
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
-from muster.daemon.coordinator.simulator.world import POOL
+from muster.daemon.coordinator.simulator.world import NO_LIMITS, POOL
 from muster.slurm.client.types import excluding
 
 
@@ -141,6 +144,77 @@ def test_where_nobody_may_start_its_agents_any_more_it_is_requeued_in_the_end() 
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 2)
     words = "0 of 3 nodes attached within 50 s, and nothing is heard of the job's batch script"
     assert world.slurm[0].text == f"muster: {words}"
+
+
+def test_a_batch_script_that_begins_long_after_its_job_is_missed_as_soon() -> None:
+    world = Rehearsal(3, 1, absent=NOBODY, gather_timeout_s=300.0, launch_s=8.0)
+    world.run_for(13)
+    assert world.core.sight.gang("g").batch is not None
+    world.crash("n0")
+    world.run_for(3)
+    world.world.boot("n0")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 60)
+
+
+def test_a_batch_script_of_the_run_before_does_not_hide_the_one_that_runs() -> None:
+    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
+    world.run_until(lambda: len(world.gang.members) == 2)
+    world.requeue()
+    world.run_until(lambda: world.gang.restart_count == 1 and len(world.gang.members) == 2)
+    for _ in range(60):
+        world.run_for(1)
+        world.post(e.BatchHeard("g", 1, 0))
+    assert world.gang.phase is Phase.GATHERING
+
+
+def test_in_observe_mode_late_agents_have_all_their_time() -> None:
+    limits = replace(NO_LIMITS, observe=True)
+    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0, limits=limits)
+    world.run_until(lambda: len(world.gang.members) == 2)
+    world.cut(("n0", "coordinator"), ("coordinator", "n0"))
+    world.run_for(100)
+    assert world.gang.phase is Phase.GATHERING
+
+
+def test_nodes_have_their_time_from_the_first_of_them_on() -> None:
+    world = Rehearsal(2, 0, absent=["n1"], gather_timeout_s=40.0, launch_s=30.0)
+    world.run_for(69)
+    assert world.gang.phase is Phase.GATHERING
+    world.run_until(lambda: world.gang.final, 5)
+    assert world.gang.exit_code == 95
+
+
+def test_a_job_that_waits_after_all_is_not_given_up() -> None:
+    """Slurm's controller has gone back to what it had saved."""
+    world = Rehearsal(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
+    world.run_until(lambda: world.gang.phase is Phase.GATHERING)
+    world.post(e.JobSeen("g", 1, (), 0, None))
+    world.run_for(100)
+    assert world.gang.phase is Phase.GATHERING
+    world.post(e.JobSeen("g", 1, ("n0", "n1"), 0, None))
+    world.run_for(39)
+    assert world.gang.phase is Phase.GATHERING
+
+
+@pytest.mark.parametrize("after_s", [0, 1, 2, 3, 4])
+def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) -> None:
+    """Slurm starts it at once; that the node is in service is seen a few seconds later."""
+    world = Rehearsal(1, 0, idle=1, launch_s=4.0)
+    world.run_until(lambda: world.runs(1))
+    world.signal("n1")
+    world.run_until(lambda: world.world.cluster.nodes()["n1"].drained)
+    world.world.submit(Wanted("h", e.GangSpec(1, 0, requeue=False)))
+    world.run_for(10 + after_s)
+    world.repair("n1")
+    world.run_until(lambda: world.core.ledger.gangs["h"].stepped == 1, 30)
+
+
+def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
+    world = Rehearsal(2, 1, absent=["n1", "n2"], gather_timeout_s=40.0)
+    world.run_until(lambda: len(world.gang.members) == 1)
+    world.signal("n0")
+    world.run_until(lambda: world.gang.final, 50)
+    assert "have ended" not in world.gang.reason
 
 
 def test_a_job_whose_agents_nobody_ever_starts_is_not_requeued_for_ever() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core import ends, leaving, placement, requeues
+from muster.daemon.coordinator.core import ends, leaving, placement, requeues, suspicion
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.core.states import Phase
@@ -13,13 +13,15 @@ SPARE_WAIT_S = 30.0
 LAUNCH_S = 120.0
 """srun has given up a node that does not answer by then: in 40 s with a MessageTimeout of 10 s, Slurm's default."""
 BATCH_S = 15.0
-"""A batch process asks after its gang every other second; it is gone where it has not for so long."""
+"""A batch process asks after its gang every other second, or oftener; it is gone where it has not for so long."""
 IN_VAIN = 2
 """After so many runs of a job in a row that never came to a start, a further one is held to mend nothing."""
 ASKS_S = 6.0
 """One that lives has asked within so long, if it reaches the coordinator."""
 LEAVE_S = 2.0
 """A gang that was requeued stays so for so long: agents that Slurm has not ended yet are told to leave."""
+REPAIRED_S = 12.0
+"""Slurm's nodes are looked at every 5 s, and it may be slow to answer."""
 LOOK_S = 1.0
 """So often it is looked who is silent, while a complete set of nodes waits."""
 
@@ -57,9 +59,11 @@ def gather(gt: GangTurn) -> None:
     if gang.stop is not None:
         leaving.leave(gt)
         return
+    here = len(gt.tally.here)
+    if gt.seen.queued and not here:
+        return  # Slurm has gone back on its word, and will start it yet
     since = _since(gt)
     waited = gt.now - since
-    here = len(gt.tally.here)
     if _never_enough(gt):
         requeues.no_nodes(gt, requeues.few_words(gt))
     elif here < spec.nodes and gang.in_vain < IN_VAIN and _launcher_lost(gt):
@@ -74,8 +78,10 @@ def gather(gt: GangTurn) -> None:
 
 
 def _since(gt: GangTurn) -> float:
-    """After a coordinator's restart every agent has to attach anew."""
-    return max(gt.gang.phase_at, gt.turn.sight.since)
+    """The nodes have their time from the first of them on, for Slurm may take long to start that one; and after a
+    coordinator's restart every agent has to attach anew."""
+    _, granted_at = gt.seen.granted or (0, 0.0)
+    return max(gt.gang.phase_at, granted_at, gt.seen.came_at, gt.turn.sight.since)
 
 
 def _give_up(gt: GangTurn) -> None:
@@ -91,7 +97,7 @@ def _give_up(gt: GangTurn) -> None:
 def _may_mend(gt: GangTurn, dead: list[str]) -> str:
     """What has happened to those who have not come, where they may come next time; else empty."""
     gang = gt.gang
-    gone = [member.node for member in gang.present() if member.node not in gt.tally.here]
+    gone = [member.node for member in gang.present() if not gt.seen.attached(member.node)]
     if dead:
         return f"neither agent nor daemon is heard of {', '.join(dead)}"
     if gang.in_vain >= IN_VAIN:
@@ -111,8 +117,8 @@ def _awaited_nodes(gt: GangTurn, waited: float) -> int:
     if waited > spec.gather_timeout_s and not gt.turn.limits.observe:
         return spec.fewest
     long = LAUNCH_S if _srun_waits(gt) else SPARE_WAIT_S
-    first = gt.seen.came_at or gt.now  # Slurm may take long to start the first of them
-    return spec.nodes if gt.now - first > min(long, spec.gather_timeout_s) else spec.nodes + spec.spares
+    in_time = waited <= min(long, spec.gather_timeout_s) or not gt.seen.came_at
+    return spec.nodes + spec.spares if in_time else spec.nodes
 
 
 def _srun_waits(gt: GangTurn) -> bool:
@@ -130,14 +136,26 @@ def _never_enough(gt: GangTurn) -> bool:
     nodes = gang.job_nodes
     if not nodes or len(nodes) - len(out) >= gang.spec.fewest:
         return False
-    return sum(node not in out for node in nodes) < gang.spec.fewest
+    bad, since = [node for node in nodes if node in out], max(gang.phase_at, gt.turn.sight.since)
+    if gt.now < since + REPAIRED_S:  # Slurm starts nothing on a bad node: its repair may not have been seen yet
+        bad = [node for node in bad if gt.turn.ledger.node(node).judged_at >= since]
+        gt.turn.wake(since + REPAIRED_S)
+    return len(nodes) - len(bad) < gang.spec.fewest
 
 
 def _launcher_lost(gt: GangTurn) -> bool:
     """The batch script is heard no more, and so srun has died as well: no agent will come that is not on its way."""
-    gang, heard_at, since = gt.gang, _batch_heard_at(gt), _since(gt)
-    if not gang.spec.requeue or (heard_at is None and gang.batch_host is None):
-        return False  # nothing is gained by an early end; or the batch script may not have begun
+    gang, heard_at, host, since = gt.gang, _batch_heard_at(gt), gt.gang.batch_host, _since(gt)
+    if not gang.spec.requeue or gt.turn.limits.observe:
+        return False  # nothing is gained by an early end
+    if heard_at is None and host is None:
+        gt.turn.wake(gt.now + BATCH_S)  # it may not have begun
+        return False
+    if host is not None and gt.seen.attached(host.node):
+        silent_at = gt.turn.sight.heard_at(gang.id, host.node) + suspicion.LEASE_S
+        if gt.now < silent_at:  # it has not died with its host, and by itself it would have ended the job
+            gt.turn.wake(silent_at)
+            return False
     lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gt.seen.attached_at, since) + SPARE_WAIT_S)
     gt.turn.wake(lost_at)
     return gt.now >= lost_at

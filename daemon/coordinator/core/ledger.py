@@ -171,7 +171,7 @@ class Gang:
     failures: int = 0
     """Generations in a row that the software ended and that came no further than those before."""
     in_vain: int = 0
-    """Runs of the job in a row in which the gang gathered, and never started."""
+    """Runs of the job in a row that were given up while the gang gathered."""
     reached: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped: int = 0
@@ -284,6 +284,7 @@ def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
             elif fact.verb == "requeue":
                 gang = ledger.gangs[fact.gang]
                 gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
+                gang.in_vain += gang.phase is Phase.GATHERING
             elif fact.verb == "admit":
                 gang = ledger.gangs[fact.gang]
                 gang.admitted += fact.admit
@@ -367,15 +368,8 @@ def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
 
 def _phase(gang: Gang, to: Phase, at: float) -> None:
     if to != gang.phase:
-        gang.in_vain = _in_vain(gang, to)
         gang.phase = move_gang(gang.phase, to)
         gang.phase_at = at
-
-
-def _in_vain(gang: Gang, to: Phase) -> int:
-    if gang.phase is Phase.GATHERING:
-        return gang.in_vain + (to is Phase.REQUEUED)
-    return 0 if to is Phase.STARTING else gang.in_vain
 
 
 def _join(gang: Gang, fact: f.MemberJoined) -> None:
@@ -454,7 +448,7 @@ def _ran_long(gang: Gang, at: float) -> bool:
 def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
     before = {seat.node for seat in gang.seats}
     _phase(gang, Phase.STARTING, at)
-    gang.generation, gang.started_at = fact.generation, at
+    gang.generation, gang.started_at, gang.in_vain = fact.generation, at, 0
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.sizes[fact.generation] = gang.ranks

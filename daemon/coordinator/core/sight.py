@@ -74,6 +74,8 @@ class GangSight:
     """When the job's time limit ends it, and how long that limit is in all."""
     waits: str = ""
     """Why Slurm does not start the job, in its own word."""
+    queued: bool = False
+    """Slurm says that the job waits to be started."""
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
     batch: tuple[int, int, float] | None = None
@@ -167,7 +169,9 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
                 agent.heard_at = now
                 seen.answered(event.node)
         case e.BatchHeard():
-            sight.gang(event.gang).batch = (event.job, event.restart_count, now)
+            seen = sight.gang(event.gang)
+            if seen.batch is None or seen.batch[0] != event.job or seen.batch[1] <= event.restart_count:
+                seen.batch = (event.job, event.restart_count, now)  # else it has outlived its run
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():
@@ -197,6 +201,7 @@ def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
     seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
     seen.waits = event.waits
     seen.job_nodes = event.nodes
+    seen.queued = not event.ended and not event.nodes
     if event.ended or not event.nodes:
         seen.granted = None
     elif seen.granted is None or seen.granted[0] != event.restart_count:

@@ -54,7 +54,7 @@ SOON: tuple[tuple[Fault, float, float], ...] = (
     (hardware.echo, 0.1, 3.0),
     (process.stuck_storage, 0.3, 3.0),
     (process.declared_phase, 0.06, 4.0),
-    (process.hang_rank, 0.04, 3.0),
+    (process.hang_rank, 0.1, 8.0),
     (process.sick_node, 0.07, 3.0),
     (process.agent_error, 0.03, 3.0),
     (service.storage, 0.07, 3.0),

@@ -24,7 +24,7 @@ from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.ends import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.events import Status, Version
-from muster.daemon.coordinator.core.gathering import BATCH_S, IN_VAIN
+from muster.daemon.coordinator.core.gathering import BATCH_S, IN_VAIN, SPARE_WAIT_S
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase, Verdict
 from muster.daemon.coordinator.journal import Journal
@@ -246,11 +246,8 @@ class Laws:
                 self._member_out(fact)
             case f.SlurmOwed() if fact.verb in ("drain", "down"):
                 self._within_limits(fact)
-            case f.SlurmOwed() if fact.verb == "requeue" and "is heard no more" in fact.text:
-                silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
-                self._must(
-                    silent_s >= BATCH_S, f"law 3: a batch script is given up that was heard {silent_s:.1f} s ago"
-                )
+            case f.SlurmOwed() if fact.verb == "requeue" and "batch script" in fact.text:
+                self._launcher_given_up(core, fact, at)
             case f.Flushed() if fact.path:
                 self._flushed(core.ledger.gangs[fact.gang], fact)
             case f.JobRestarted():
@@ -424,6 +421,21 @@ class Laws:
             len(crashes) >= gang.spec.max_failures,
             f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
         )
+
+    def _launcher_given_up(self, core: Core, fact: f.SlurmOwed, at: float) -> None:
+        """Not too soon, and not only because the nodes' time is over."""
+        gang, seen = core.ledger.gangs[fact.gang], core.sight.gang(fact.gang)
+        silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
+        if "is heard no more" in fact.text:
+            self._must(silent_s >= BATCH_S, f"law 3: a batch script is given up that was heard {silent_s:.1f} s ago")
+            return
+        _, granted_at = seen.granted or (0, 0.0)
+        quiet_s = at - max(seen.attached_at, granted_at, core.sight.since)
+        heard = seen.batch is not None and seen.batch[:2] == (fact.job, gang.restart_count)
+        # While the agent beside it is there, the batch script can't have died with its host.
+        there = gang.batch_host is not None and seen.attached(gang.batch_host.node)
+        late = heard and not there and silent_s > BATCH_S + LATE_S and quiet_s > SPARE_WAIT_S + LATE_S
+        self._must(not late, f"law 4: {gang.id} waits {silent_s:.1f} s for agents, and who starts them is not heard")
 
     def _somebody_launched(self, gang: Gang) -> None:
         job = self._world.jobs.running(gang.id)

@@ -38,17 +38,18 @@ class Rehearsal:
         idle: further nodes that carry no job: the site's shared pool.
         limits: what the coordinator may do.
         step_s: seconds that a step takes.
+        launch_s: seconds from the job's start to its processes.
         spec: more of the GangSpec.
     """
 
     def __init__(
         self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
         limit_s: int | None = None, idle: int = 0, limits: Limits = NO_LIMITS,
-        step_s: float = _PACE.step, **spec: object,
+        step_s: float = _PACE.step, launch_s: float = _PACE.launch / 2, **spec: object,
     ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle)]
-        pace = replace(_PACE, flush=2 * flush_s, step=step_s)
+        pace = replace(_PACE, flush=2 * flush_s, step=step_s, launch=2 * launch_s)
         self.world = World(Site(leaves, pace=pace, limits=limits), 0, folder)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.never_start.update(absent)

@@ -98,7 +98,8 @@ class MusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attend(self, request, context):
-        """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life.
+        """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
+        life. Refused to one whose run of the job is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,9 @@ class MusterStub:
     """Called by `muster submit` after sbatch, as the job's owner."""
     Describe: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
     Attend: _grpc.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]
-    """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life."""
+    """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
+    life. Refused to one whose run of the job is over.
+    """
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
     """Sends the view whenever it changes, until the gang is final."""
     List: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.ListReply]
@@ -53,7 +55,9 @@ class MusterAsyncStub(MusterStub):
     """Called by `muster submit` after sbatch, as the job's owner."""
     Describe: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
     Attend: _aio.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]  # type: ignore[assignment]
-    """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life."""
+    """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
+    life. Refused to one whose run of the job is over.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
     """Sends the view whenever it changes, until the gang is final."""
     List: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.ListReply]  # type: ignore[assignment]
@@ -86,7 +90,9 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.BatchRef,
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.GangView, _abc.Awaitable[_api_pb2.GangView]]:
-        """Describe as the job's batch process asks it, every other second, all its life: that it asks is its sign of life."""
+        """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
+        life. Refused to one whose run of the job is over.
+        """
 
     @_abc_1.abstractmethod
     def Watch(
