@@ -217,6 +217,18 @@ def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
     assert "have ended" not in world.gang.reason
 
 
+def test_a_coordinator_that_is_cut_off_itself_keeps_the_job_from_no_node() -> None:
+    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=90.0)
+    world.run_until(lambda: len(world.gang.members) == 2)
+    world.world.slurm_sees.update(NOBODY)
+    for node in NOBODY:
+        world.cut((node, "coordinator"), ("coordinator", node))
+    world.run_for(80)
+    assert world.gang.phase is Phase.GATHERING
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 20)
+    assert world.slurm[0].exclude == ()
+
+
 def test_a_job_whose_agents_nobody_ever_starts_is_not_requeued_for_ever() -> None:
     world = Rehearsal(3, 1, absent=NOBODY, gather_timeout_s=100.0)
     for times in (1, 2):

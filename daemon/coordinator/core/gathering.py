@@ -157,6 +157,8 @@ def _launcher_lost(gt: GangTurn) -> bool:
             gt.turn.wake(silent_at)
             return False
     lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gt.seen.attached_at, since) + SPARE_WAIT_S)
+    if gt.now >= lost_at and requeues.most_silent(gt):
+        lost_at = gt.now + BATCH_S  # the coordinator may be who is cut off
     gt.turn.wake(lost_at)
     return gt.now >= lost_at
 

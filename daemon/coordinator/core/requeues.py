@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core import ends, flushing, pool, suspicion
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.core.turn import GangTurn
 
 EXCLUDED_S = 600.0
@@ -38,7 +38,8 @@ def few_words(gt: GangTurn) -> str:
 
 def requeue(gt: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
     """Have Slurm put the job back into its queue, without the nodes that are bad, or that are `dead`."""
-    gang, bad, unfit = gt.gang, _bad(gt) | set(dead), gt.turn.tallies.out
+    gang, unfit = gt.gang, gt.turn.tallies.out
+    bad = _bad(gt) | (set() if most_silent(gt) else set(dead))
     if not gt.requeued:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
@@ -61,6 +62,12 @@ def dead(gt: GangTurn) -> list[str]:
     return [node for node in gt.gang.job_nodes if node not in gt.tally.here and _silent(gt, node)]
 
 
+def most_silent(gt: GangTurn) -> bool:
+    """So many of the job's nodes are silent that it is what they share, or the coordinator's own network."""
+    nodes = gt.gang.job_nodes
+    return 2 * sum(_silent(gt, node) for node in nodes) > len(nodes)
+
+
 def _silent(gt: GangTurn, node: str) -> bool:
     known = node in gt.turn.ledger.nodes and bool(gt.turn.ledger.node(node).probe_address)
     return known and gt.now - max(gt.turn.sight.since, gt.turn.sight.node(node).heard_at) > suspicion.LEASE_S
@@ -76,7 +83,8 @@ def admit(gt: GangTurn) -> None:
     back = []
     for node in (gt.turn.ledger.node(name) for name in gang.excluded if name not in gang.admitted):
         in_service = node.name not in gt.turn.tallies.out
-        if in_service and (node.judged_at > gang.phase_at or waited >= EXCLUDED_S):
+        repaired = node.verdict is Verdict.FIT and node.judged_at > gang.phase_at
+        if in_service and (repaired or waited >= EXCLUDED_S):
             back.append(node.name)
     if back:
         words = "muster: in service"

@@ -48,13 +48,15 @@ DISTURBERS: tuple[Fault, ...] = (
     service.storage,
 )
 SOON: tuple[tuple[Fault, float, float], ...] = (
-    (wire.blind_phase, 0.06, 2.5),
+    (wire.blind_phase, 0.15, 2.5),
+    (wire.blind_spot, 0.08, 3.5),
+    (wire.isolate, 0.15, 2.0),
     (wire.fabric, 0.15, 6.0),
     (wire.spare_alone, 0.2, 4.0),
     (hardware.echo, 0.1, 3.0),
     (process.stuck_storage, 0.3, 3.0),
-    (process.declared_phase, 0.06, 4.0),
-    (process.hang_rank, 0.1, 8.0),
+    (process.declared_phase, 0.15, 4.0),
+    (process.hang_rank, 0.04, 6.0),
     (process.sick_node, 0.07, 3.0),
     (process.agent_error, 0.03, 3.0),
     (service.storage, 0.07, 3.0),

@@ -26,7 +26,9 @@ from muster.daemon.coordinator.core.ends import EXIT_NEVER_GATHERED, EXIT_NO_REQ
 from muster.daemon.coordinator.core.events import Status, Version
 from muster.daemon.coordinator.core.gathering import BATCH_S, IN_VAIN, SPARE_WAIT_S
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
+from muster.daemon.coordinator.core.requeues import most_silent
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, WATCHED, Phase, Verdict
+from muster.daemon.coordinator.core.turn import GangTurn, Turn
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.simulator.memory import digest
 from muster.daemon.coordinator.simulator.network import COORDINATOR
@@ -435,6 +437,7 @@ class Laws:
         # While the agent beside it is there, the batch script can't have died with its host.
         there = gang.batch_host is not None and seen.attached(gang.batch_host.node)
         late = heard and not there and silent_s > BATCH_S + LATE_S and quiet_s > SPARE_WAIT_S + LATE_S
+        late = late and not most_silent(GangTurn(Turn(core.ledger, core.sight, core.tallies, at), gang))
         self._must(not late, f"law 4: {gang.id} waits {silent_s:.1f} s for agents, and who starts them is not heard")
 
     def _somebody_launched(self, gang: Gang) -> None:
@@ -687,7 +690,8 @@ class Laws:
         job = self._world.cluster.jobs().get(gang.job)
         if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
             return
-        back = [n for n in job.excluded if n not in self._out(ledger) and ledger.node(n).judged_at > gang.phase_at]
+        nodes = [ledger.node(name) for name in job.excluded]
+        back = [node.name for node in nodes if node.verdict is Verdict.FIT and node.judged_at > gang.phase_at]
         self._must(not back, f"law 4: {gang.id} waits, and its job may not start on {back}, which are in service")
 
     def _out(self, ledger: Ledger) -> set[str]:

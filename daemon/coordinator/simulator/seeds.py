@@ -102,6 +102,7 @@ class Run:
             faults.soon(self.world, wire_faults.row, 4.0)
         if self.world.timing.step() > 1.0:
             faults.soon(self.world, process_faults.stop_services, 8.0)
+            faults.soon(self.world, process_faults.stop_services, 20.0)
 
     def _submit(self, gang: str, spec: GangSpec) -> None:
         world, chance = self.world, self._chance

@@ -66,7 +66,7 @@ def blind_spot(world: World, gang: str) -> None:
     if training is not None and not training.over:
         ranks = list(training.ranks.values())
         node = world.chance.choice(ranks).agent.node
-        cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 2.0 + 6.0 * world.chance.random())
+        cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 2.0 + 11.0 * world.chance.random())
         for rank in [rank for rank in ranks if rank.agent.node != node and rank.able][:1]:
             world.schedule.later(0.1, rank.agent.rank_ends, rank, 1, "RuntimeError: NCCL error")
 
