@@ -79,3 +79,8 @@ def streams(
             await refused.abort(context)
 
     return wrapped
+
+
+def run_over(job: int, restarts: int) -> str:
+    """For a process of an older run of `job`, which Slurm has started again for the `restarts`th time."""
+    return f"job {job} was started again (restart {restarts}): this run of it is over"

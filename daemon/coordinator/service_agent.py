@@ -25,7 +25,7 @@ from muster.daemon.coordinator.core.ledger import Gang, Node
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE
 from muster.daemon.coordinator.local_slurm import LocalSlurm
 from muster.daemon.coordinator.loop import Engine
-from muster.daemon.coordinator.refused import Refused, nonsense, not_permitted, try_again
+from muster.daemon.coordinator.refused import Refused, nonsense, not_permitted, run_over, try_again
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.streams import AgentStream
 from muster.daemon.identity import Caller, current_caller
@@ -213,7 +213,7 @@ def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
             f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: submit anew with muster"
         )
     if hello.slurm_restart_count < gang.restart_count:
-        raise Dismissed(f"job {gang.job} was started again (restart {gang.restart_count}): this run of it is over")
+        raise Dismissed(run_over(gang.job, gang.restart_count))
 
 
 def _known(gang: Gang, hello: pb.AgentHello) -> bool:
@@ -224,7 +224,7 @@ def _known(gang: Gang, hello: pb.AgentHello) -> bool:
 
 def _check_run(found: Job, hello: pb.AgentHello) -> None:
     if hello.slurm_restart_count < found.restart_count:
-        raise Dismissed(f"job {found.id} was started again (restart {found.restart_count}): this run of it is over")
+        raise Dismissed(run_over(found.id, found.restart_count))
     if hello.node not in found.nodes:
         raise Dismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 

@@ -22,6 +22,7 @@ from muster.daemon.coordinator.refused import (
     nonsense,
     not_found,
     not_permitted,
+    run_over,
     streams,
     try_again,
 )  # fmt: skip
@@ -81,8 +82,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
         if request.slurm_job_id == gang.job and request.slurm_restart_count < gang.restart_count:
-            words = f"job {gang.job} was started again (restart {gang.restart_count}): this run of it is over"
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, words)
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, run_over(gang.job, gang.restart_count))
         self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         return self._view(gang)
 

@@ -693,6 +693,3 @@ class Laws:
         nodes = [ledger.node(name) for name in job.excluded]
         back = [node.name for node in nodes if node.verdict is Verdict.FIT and node.judged_at > gang.phase_at]
         self._must(not back, f"law 4: {gang.id} waits, and its job may not start on {back}, which are in service")
-
-    def _out(self, ledger: Ledger) -> set[str]:
-        return {node.name for node in ledger.nodes.values() if node.verdict in OUT_OF_SERVICE}
