@@ -176,6 +176,7 @@ class Desk:
         while self._awaited(stamp):
             left = end - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(self._news.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._news.wait()
             except TimeoutError:
                 return

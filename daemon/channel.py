@@ -216,7 +216,8 @@ async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
     """
     call = asyncio.get_running_loop().run_in_executor(_threads, what)
     try:
-        return await asyncio.wait_for(call, deadline_s)
+        async with asyncio.timeout(deadline_s):
+            return await call
     except TimeoutError:
         raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
 

@@ -166,11 +166,13 @@ class Agent:
             await self._crew.stop()
             last = self._leave_memory() if self._hands_over else self._handover.withdraw()
             with suppress(TimeoutError):
-                await asyncio.wait_for(last, _HAND_OVER_S)
+                async with asyncio.timeout(_HAND_OVER_S):
+                    await last
             # The end of the process does the same: none of it may hold that up.
             for tidy in (self._keeper.close(), self._channels.close(), server.stop(grace=None)):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(tidy, _TIDY_S)
+                    async with asyncio.timeout(_TIDY_S):
+                        await tidy
 
     def terminate(self) -> None:
         """SIGTERM has come: say so, and do as the coordinator orders; without its word wind down."""
@@ -410,7 +412,8 @@ class Agent:
 
     async def _wind_down_unless_told(self) -> None:
         try:
-            await asyncio.wait_for(self._told_to_stop.wait(), self._setting.notice_s)
+            async with asyncio.timeout(self._setting.notice_s):
+                await self._told_to_stop.wait()
         except TimeoutError:
             await self._wind_down()
 

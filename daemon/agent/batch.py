@@ -141,7 +141,8 @@ async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
 
 async def _end(srun: Srun, pace: Pace) -> None:
     try:
-        await asyncio.wait_for(srun.process.wait(), pace.srun_ends)
+        async with asyncio.timeout(pace.srun_ends):
+            await srun.process.wait()
     except TimeoutError:
         log.warning("the gang is final but srun still runs: it is ended")
         srun.process.kill()

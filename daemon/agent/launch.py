@@ -111,7 +111,8 @@ async def requeue(given: Allocation) -> str:
     argv = (given.scontrol, "requeue", str(given.job))
     try:
         asked = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
-        _, words = await asyncio.wait_for(asked.communicate(), REQUEUE_S)
+        async with asyncio.timeout(REQUEUE_S):
+            _, words = await asked.communicate()
     except (OSError, TimeoutError) as error:
         return f"scontrol: {error or 'no answer'}"
     return words.decode(errors="replace").strip() if asked.returncode else ""

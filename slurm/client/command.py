@@ -87,7 +87,8 @@ async def run(
     longest = min(deadline, within)
     process = await start(argv, cwd=cwd, env=env, stdin=asyncio.subprocess.DEVNULL, within=within + OVERTIME_S)
     try:
-        out, err = await asyncio.wait_for(process.communicate(), longest)
+        async with asyncio.timeout(longest):
+            out, err = await process.communicate()
     except TimeoutError:
         raise SlurmTimeout(f"{argv[0]}: no answer within {longest:g} s") from None
     finally:
@@ -139,6 +140,7 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     except ProcessLookupError:
         pass  # it ended by itself meanwhile
     try:
-        await asyncio.wait_for(process.wait(), _KILL_GRACE)
+        async with asyncio.timeout(_KILL_GRACE):
+            await process.wait()
     except TimeoutError:
         pass  # in uninterruptible sleep: the kernel ends it when it can, nobody waits for that

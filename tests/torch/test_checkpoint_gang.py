@@ -80,7 +80,8 @@ class Training:
         Training.running.remove(self)
 
     async def result(self) -> list[str]:
-        assert await asyncio.wait_for(self.process.wait(), 120) == 0, (self.out / "log").read_text()[-3000:]
+        async with asyncio.timeout(120):
+            assert await self.process.wait() == 0, (self.out / "log").read_text()[-3000:]
         return [(self.out / str(rank)).read_text() for rank in range(self.job["world"])]
 
 

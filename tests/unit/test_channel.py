@@ -258,6 +258,35 @@ async def test_a_stuck_munge_at_the_caller_holds_up_nothing_else(
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+class Signalling(Absent):
+    """Tells when it has made a credential."""
+
+    def __init__(self) -> None:
+        self.issued = threading.Event()
+
+    def issue(self, method: str) -> str:
+        self.issued.set()
+        return "token"
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_caller_cancelled_in_whichever_turn_its_credential_arrives_is_cancelled(turns: int) -> None:
+    munge = Signalling()
+
+    async def calls() -> None:
+        await proof(munge, LINK)
+        await asyncio.get_running_loop().create_future()  # the call
+
+    calling = asyncio.create_task(calls())
+    await asyncio.sleep(0)  # a thread is asked
+    assert munge.issued.wait(5)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.wait({calling}, timeout=5)
+    assert calling.cancelled()
+
+
 async def test_a_stuck_munge_at_the_server_ends_the_call(credentials: SecretCredentials) -> None:
     stuck = Stuck()
     async with Served(stuck, 0.1) as served, open_channel(served.address, credentials) as channel:

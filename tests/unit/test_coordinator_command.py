@@ -60,7 +60,8 @@ async def test_a_local_gang_runs_and_the_coordinator_leaves_at_sigterm(tmp_path:
     async with asyncio.timeout(DEADLINE_S):
         await agents[0].until(lambda: agents[0].duty == "RUN 1")
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+    async with asyncio.timeout(DEADLINE_S):
+        assert await process.wait() == 0
     await asyncio.gather(*tasks, return_exceptions=True)
     for agent in agents:
         await agent.die()
@@ -79,7 +80,8 @@ async def test_what_can_not_be_is_said_in_one_line(tmp_path: Path, flags: list[s
     given = ["--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"]
     process = await _start(*given, *flags)
     await _said(process, words)
-    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == status
+    async with asyncio.timeout(DEADLINE_S):
+        assert await process.wait() == status
 
 
 async def test_on_a_full_disk_it_ends_with_the_reason(tmp_path: Path) -> None:
@@ -93,7 +95,8 @@ async def test_on_a_full_disk_it_ends_with_the_reason(tmp_path: Path) -> None:
     await agent.open()
     attached = asyncio.create_task(agent.attach(f"127.0.0.1:{port}"))
     await _said(process, "muster-coordinator: not safe to go on: can't write the journal")
-    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 74
+    async with asyncio.timeout(DEADLINE_S):
+        assert await process.wait() == 74
     await asyncio.gather(attached, return_exceptions=True)
     assert agent.orders == []
     await agent.die()
@@ -108,11 +111,13 @@ async def test_a_standby_takes_over_and_leaves_when_told(tmp_path: Path) -> None
     third = await _start(*flags)
     await _said(third, "stands by:")
     third.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(third.wait(), DEADLINE_S) == 0
+    async with asyncio.timeout(DEADLINE_S):
+        assert await third.wait() == 0
     first.kill()
     assert (await _said(second, "listens on port")).endswith("term 2")
     second.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(second.wait(), DEADLINE_S) == 0
+    async with asyncio.timeout(DEADLINE_S):
+        assert await second.wait() == 0
     await first.wait()
 
 
@@ -122,13 +127,15 @@ async def test_who_finds_the_lease_taken_stops_at_once(tmp_path: Path) -> None:
     await _said(process, "listens on port")
     (tmp_path / "state" / "lease").write_text("2 0 another")
     await _said(process, "not safe to go on: the lease has passed on with term 2")
-    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 75
+    async with asyncio.timeout(DEADLINE_S):
+        assert await process.wait() == 75
 
 
 async def _refused(status: int, words: str, *flags: object, **environment: object) -> None:
     process = await _start(*flags, **environment)
     await _said(process, words)
-    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == status
+    async with asyncio.timeout(DEADLINE_S):
+        assert await process.wait() == status
 
 
 async def test_a_shared_folder_is_used_by_nobody_alone(tmp_path: Path) -> None:
@@ -183,7 +190,8 @@ async def test_a_taken_port_is_said(tmp_path: Path) -> None:
             "--listen", address, "--auth", f"secret:{tmp_path / 'secret'}", "--state-dir", tmp_path / "state"
         )  # fmt: skip
         await _said(process, f"muster-coordinator: can't listen on {address}")
-        assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 78
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.wait() == 78
 
 
 def _old_setpriv(folder: Path) -> str:

@@ -135,7 +135,8 @@ async def test_every_witness_is_asked(agent: ScriptedAgent, credentials: Credent
     order = await witness.take()
     assert order
     assert (order.term, order.probe.probe_id, order.probe.node, order.probe.deadline_ms) == (3, 7, "n1", 2000)
-    answers = [await asyncio.wait_for(posted.get(), 5) for _ in range(2)]
+    async with asyncio.timeout(5):
+        answers = [await posted.get() for _ in range(2)]
     assert {(a.witness, a.silence) for a in answers if isinstance(a, e.Probed)} == {
         ("agent", None),
         ("musterd", Silence.NO_ANSWER),

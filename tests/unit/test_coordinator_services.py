@@ -156,11 +156,17 @@ async def test_a_ping_is_answered(world: World) -> None:
 
 async def test_an_agent_that_attaches_again_replaces_its_stream(world: World) -> None:
     await _running(world)
-    again = asyncio.create_task(world.agents["n3"].attach(world.address))
-    await world.agents["n3"].until(lambda: len(world.agents["n3"].terms) >= 2)
     await world.ordered("HOLD 1", ["n3"])
+    agent, first = world.agents["n3"], _stream(world, "n3")
+    heard = len(agent.terms)
+    again = asyncio.create_task(agent.attach(world.address))
+    await agent.until(lambda: len(agent.terms) > heard)
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*world.tasks_of("n3"))  # the first stream has ended, without an error
+    assert _stream(world, "n3") is not first
     assert world.coordinator
     assert world.coordinator.engine.core.sight.gang("g1").attached("n3")
+    assert agent.duty == "HOLD 1"
     again.cancel()
     await asyncio.gather(again, return_exceptions=True)
 
@@ -323,7 +329,8 @@ async def test_watch_ends_with_the_gang(world: World, api: Any) -> None:
     watching = asyncio.create_task(watch())
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(0)
-    await asyncio.wait_for(watching, DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await watching
     assert phases[-1] == "DONE"
 
 
@@ -356,10 +363,12 @@ async def test_history_a_sentinel_then_live_events_until_the_end(world: World, a
                 live.set()
 
     following = asyncio.create_task(follow())
-    await asyncio.wait_for(live.wait(), DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await live.wait()
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(0)
-    await asyncio.wait_for(following, DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await following
     past, _, rest = " ".join(names).partition(" | ")
     assert past.startswith("GangRegistered PhaseChanged MemberJoined")
     assert "GenerationStarted" in past
@@ -458,7 +467,8 @@ async def test_a_journal_that_can_not_be_written_ends_the_coordinator(tmp_path: 
     assert world.coordinator
     world.coordinator.engine.post(e.GangSubmitted("g", 1, 0, "x", e.GangSpec(1, 0), "{}"))
     with pytest.raises(JournalError, match="disk is full"):
-        await asyncio.wait_for(world.coordinator.wait(), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            await world.coordinator.wait()
     assert not world.coordinator.engine.running
     await world.close()
 
@@ -484,7 +494,8 @@ async def test_the_stream_of_a_lost_node_is_ended_and_is_no_news(world: World) -
     await world.ordered("RUN 2", ["n1", "n3"])
     assert engine.core.ledger.node("n2").verdict in (Verdict.LOST, Verdict.HUNG)
     assert "coordinator" not in engine.core.sight.gang("g1").closed.get("n2", set())
-    await asyncio.wait_for(asyncio.gather(*world.tasks_of("n2")), DEADLINE_S)  # heals: the stream has ended there too
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*world.tasks_of("n2"))  # heals: the stream has ended there too
     assert world.agents["n2"].duty == "EXIT 1"
 
 
@@ -498,7 +509,8 @@ async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: Worl
         second = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
         await second.write(hello)
         await second.read()
-        assert await asyncio.wait_for(first.read(), DEADLINE_S) is grpc.aio.EOF
+        async with asyncio.timeout(DEADLINE_S):
+            assert await first.read() is grpc.aio.EOF
         assert world.coordinator
         assert world.coordinator.engine.core.sight.node("n1").attached
 
@@ -528,7 +540,8 @@ async def test_a_coordinator_that_stood_still_blames_nobody(tmp_path: Path) -> N
     engine = world.coordinator.engine
     before = engine.core.sight.since
     engine.clock = clock = Skipping()
-    await asyncio.wait_for(clock.jumped.wait(), DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await clock.jumped.wait()
     assert engine.core.sight.since >= before + 59.0
     await world.close()
 

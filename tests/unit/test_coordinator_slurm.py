@@ -74,7 +74,8 @@ class Owing:
         apply(self.ledger, call, 1.0)
         self.calls.start_owed(self.ledger)
         self.calls.start_owed(self.ledger)  # one that is under way is not started twice
-        answered = await asyncio.wait_for(self.answers.get(), 5)
+        async with asyncio.timeout(5):
+            answered = await self.answers.get()
         assert isinstance(answered, e.SlurmAnswered)
         assert answered.call == call.call
         return answered.error
@@ -180,7 +181,8 @@ async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_
         apply(owing.ledger, f.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
         owing.calls.start_owed(owing.ledger)
     for call in (1, 2):
-        answered = await asyncio.wait_for(owing.answers.get(), 5)
+        async with asyncio.timeout(5):
+            answered = await owing.answers.get()
         assert answered == e.SlurmAnswered("g", call, None)
     assert slurm.cluster.jobs()[1].restart_count == 1
 

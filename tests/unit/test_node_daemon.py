@@ -134,7 +134,8 @@ async def test_hello_first_then_heartbeats(coordinator: Coordinator, credentials
     async with Running(_attachment(coordinator, credentials, 0.02)):
         assert (await coordinator.heard.get()).hello.node == "n1"
         assert [(await coordinator.next("heartbeat")).heartbeat.seq for _ in range(3)] == [1, 2, 3]
-    assert await asyncio.wait_for(coordinator.ended.get(), 5)
+    async with asyncio.timeout(5):
+        assert await coordinator.ended.get()
 
 
 class Shelf:
@@ -193,7 +194,8 @@ async def test_what_was_not_answered_is_sent_again_and_nothing_else(
         coordinator.mute = False
         coordinator.forget()
         await coordinator.start()
-        again = [await asyncio.wait_for(coordinator.heard.get(), 10) for _ in range(4)]
+        async with asyncio.timeout(10):
+            again = [await coordinator.heard.get() for _ in range(4)]
     assert [message.WhichOneof("body") for message in again] == ["hello", "signal", "heartbeat", "heartbeat"]
     assert again[1].signal.code == 79
 
@@ -245,7 +247,8 @@ async def test_a_refusal_is_told_once_and_tried_again(
     coordinator.refuse = "n1 has 10.0.0.1 in Slurm, this call comes from 127.0.0.1"
     async with Running(_attachment(coordinator, credentials)):
         for _ in range(4):
-            await asyncio.wait_for(coordinator.callers.get(), 5)
+            async with asyncio.timeout(5):
+                await coordinator.callers.get()
         coordinator.refuse = ""
         await coordinator.next("heartbeat")
     assert caplog.text.count("PERMISSION_DENIED: n1 has 10.0.0.1 in Slurm") == 1
@@ -342,7 +345,8 @@ async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, t
 )
 async def test_the_command_says_what_is_wrong(flags: list[str], status: int, words: str) -> None:
     process = await _musterd(*flags)
-    _, said = await asyncio.wait_for(process.communicate(), 20)
+    async with asyncio.timeout(20):
+        _, said = await process.communicate()
     assert process.returncode == status
     assert words in said.decode()
     assert "Traceback" not in said.decode()

@@ -33,7 +33,8 @@ def _open(path: Path) -> KernelLog:
 
 
 async def _next(lines: AsyncIterator[str]) -> str:
-    return await asyncio.wait_for(anext(lines), 5)
+    async with asyncio.timeout(5):
+        return await anext(lines)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,8 @@ class Seen:
         self.queue.put_nowait(observation)
 
     async def next(self) -> Observation:
-        return await asyncio.wait_for(self.queue.get(), 5)
+        async with asyncio.timeout(5):
+            return await self.queue.get()
 
 
 class Watched:
