@@ -4,6 +4,7 @@ A door is a row of DOORS. Who needs another adds it there, with its reason.
 """
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -144,10 +145,14 @@ def names_used(source: str) -> set[str]:
     return used
 
 
+@functools.cache
+def _names_of_files() -> dict[str, set[str]]:
+    return {str(path.relative_to(ROOT)): names_used(path.read_text()) for path in _files(*PACKAGES)}
+
+
 def _uses(door: Door) -> dict[str, set[str]]:
     """The door's names that each file of the packages uses."""
-    found = {str(path.relative_to(ROOT)): names_used(path.read_text()) & set(door.names) for path in _files(*PACKAGES)}
-    return {path: names for path, names in found.items() if names}
+    return {path: found for path, names in _names_of_files().items() if (found := names & set(door.names))}
 
 
 @pytest.mark.parametrize("world", DOORS)
