@@ -72,15 +72,14 @@ def batch(options: argparse.Namespace) -> int:
         gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restarts()
     )
     remote = Remote(site.coordinator, site.credentials(), run)
-    return asyncio.run(run_batch(options.command, remote, _allocation(spec) if spec else None))
+    return asyncio.run(run_batch(options.command, remote, _allocation(spec, run) if spec else None))
 
 
-def _allocation(spec: JobSpec) -> Allocation:
-    """What Slurm says in the environment, for this job."""
-    given = os.environ
-    job, nodes = int(given.get("SLURM_JOB_ID", 0)), int(given.get("SLURM_JOB_NUM_NODES", 0))
-    host, restarts = given.get("SLURMD_NODENAME", ""), int(given.get("SLURM_RESTART_COUNT", 0))
-    return Allocation(job, nodes, spec.min_nodes or spec.nodes, spec.requeue, host, restarts)
+def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
+    """What Slurm says in the environment, for this run of the job."""
+    nodes, host = int(os.environ.get("SLURM_JOB_NUM_NODES", 0)), os.environ.get("SLURMD_NODENAME", "")
+    needed = spec.min_nodes or spec.nodes
+    return Allocation(run.slurm_job_id, nodes, needed, spec.requeue, host, run.slurm_restart_count)
 
 
 def read_spec(text: str) -> JobSpec:

@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.ledger import Ledger
+from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.text import call_words
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
@@ -116,8 +116,10 @@ async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
             await slurm.down(call.node, call.text)
         case "let_go":
             await slurm.let_go(call.job, call.node)
-        case "requeue" | "admit":
+        case "requeue":
             await _requeue(slurm, call, ledger)
+        case "admit":
+            await _admit(slurm, call, ledger)
         case "requeue_off":
             await slurm.set_requeue_flag(call.job, False)
         case "complete":
@@ -140,14 +142,25 @@ async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
 
 async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
+    if gang is not None and gang.phase is Phase.REQUEUED:
+        await _put_back(slurm, call, gang)
+    # Else it runs again already: it was done, and the answer was lost with an earlier coordinator.
+
+
+async def _admit(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
+    gang = ledger.gangs.get(call.gang)
     starts = gang is not None and gang.phase is Phase.GATHERING and not gang.members
-    if gang is None or (gang.phase is not Phase.REQUEUED and not (starts and call.verb == "admit")):
-        return  # it runs again already: it was done, and the answer was lost with an earlier coordinator
-    if call.verb == "admit" and _is_requeued_again(call, ledger):
+    if gang is None or not (starts or gang.phase is Phase.REQUEUED):
+        return  # it runs: what it was kept from no longer counts
+    if _is_requeued_again(call, ledger):
         return  # it ran meanwhile; what goes back to the queue next says on which nodes it may start
-    if call.verb == "admit" and (starts or not await _waits(slurm, call.job)):
+    if starts or not await _waits(slurm, call.job):
         # Slurm has started it on its own, and no agent has come yet: should it go back, the nodes are still excluded.
         raise SlurmUnavailable(f"job {call.job} does not wait for nodes now")
+    await _put_back(slurm, call, gang)
+
+
+async def _put_back(slurm: Slurm, call: f.SlurmOwed, gang: Gang) -> None:
     await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
 
 
