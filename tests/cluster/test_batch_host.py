@@ -11,6 +11,8 @@ from muster.slurm.cluster.training import XID, Training, TrainingSpec
 pytestmark = pytest.mark.cluster
 
 SMALL = ("--width", "64", "--layers", "2")
+PACED = (*SMALL, "--pause", "0.1")
+"""For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
 
 
 def afterok(cluster: Cluster, job: int) -> int:
@@ -25,7 +27,7 @@ def state(cluster: Cluster, job: int) -> str:
 
 def limited(name: str) -> TrainingSpec:
     settings = (f'durable_dir = "/shared/jobs/{name}/durable"', '[slurm]\ntime = "00:30:00"')
-    return TrainingSpec(name, nodes=4, spares=0, steps=100_000, arguments=SMALL, settings=settings)
+    return TrainingSpec(name, nodes=4, spares=0, steps=100_000, arguments=PACED, settings=settings)
 
 
 def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
@@ -64,7 +66,7 @@ def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_3(healthy
 
 
 def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> None:
-    spec = TrainingSpec("fails", nodes=3, spares=1, arguments=SMALL, settings=("max_failures = 1",))
+    spec = TrainingSpec("fails", nodes=3, spares=1, arguments=PACED, settings=("max_failures = 1",))
     with Training(healthy, spec) as training:
         job = training.submit()
         training.wait_step(10)
@@ -82,7 +84,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
     In that minute the job beside it comes to its time limit.
     """
     with (
-        Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=SMALL)) as training,
+        Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=PACED)) as training,
         Training(healthy, limited("limited")) as beside,
     ):
         job = training.submit()
@@ -100,7 +102,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         for node in healthy.nodes:
             healthy.restart_slurmd(node)
         step = int(training.view["step"])
-        training.wait_step(step + 60)
+        training.wait_step(step + 30)
         assert training.generation == 2
         assert state(healthy, job) == "RUNNING"
         training.cancel()

@@ -9,6 +9,8 @@ from muster.slurm.cluster.training import Training, TrainingSpec
 pytestmark = pytest.mark.cluster
 
 SMALL = ("--width", "64", "--layers", "2")
+PACED = (*SMALL, "--pause", "0.1")
+"""For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
 
 
 def leftovers(cluster: Cluster) -> str:
@@ -67,7 +69,7 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
     """One gets it, in a small job beside its own; the other one, which is elastic too, goes on with fewer replicas."""
     specs = [
-        TrainingSpec(name, nodes=3, spares=0, arguments=SMALL, settings=("elastic = true",)) for name in ("one", "two")
+        TrainingSpec(name, nodes=3, spares=0, arguments=PACED, settings=("elastic = true",)) for name in ("one", "two")
     ]
     with Training(healthy, specs[0]) as one, Training(healthy, specs[1]) as two:
         both = (one, two)
@@ -137,7 +139,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(healthy: Cluster) -> None:
 
 
 def test_cancel_frees_everything(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("cancelled", nodes=3, spares=1, arguments=SMALL)) as training:
+    with Training(healthy, TrainingSpec("cancelled", nodes=3, spares=1, arguments=PACED)) as training:
         training.submit()
         training.wait_step(5)
         training.cancel()

@@ -14,7 +14,7 @@ from muster.slurm.cluster.training import Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
 
-SMALL = ("--width", "64", "--layers", "2")
+PACED = ("--width", "64", "--layers", "2", "--pause", "0.1")
 GRACE_S = 30
 
 
@@ -33,7 +33,7 @@ def preempting(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def training_job(cluster: Cluster, name: str, steps: int, *settings: str) -> Training:
-    return Training(cluster, TrainingSpec(name, nodes=4, spares=0, steps=steps, arguments=SMALL, settings=settings))
+    return Training(cluster, TrainingSpec(name, nodes=4, spares=0, steps=steps, arguments=PACED, settings=settings))
 
 
 def durable(name: str) -> str:
@@ -54,7 +54,7 @@ def goes_on_where_it_stopped(training: Training, origin: str) -> None:
 
 
 def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> None:
-    with training_job(preempting, "requeue", 120, durable("requeue")) as training:
+    with training_job(preempting, "requeue", 80, durable("requeue")) as training:
         job = training.submit()
         training.wait_step(20)
         preempting.sh(CONTROLLER, f"scontrol requeue {job}")
@@ -62,7 +62,7 @@ def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> N
 
 
 def test_a_requeued_job_without_durable_storage_goes_on_from_its_nodes_memory(preempting: Cluster) -> None:
-    with training_job(preempting, "memory", 120) as training:
+    with training_job(preempting, "memory", 80) as training:
         job = training.submit()
         training.wait_step(20)
         preempting.sh(CONTROLLER, f"scontrol requeue {job}")
@@ -70,7 +70,7 @@ def test_a_requeued_job_without_durable_storage_goes_on_from_its_nodes_memory(pr
 
 
 def test_a_job_that_ran_in_between_on_one_node_has_that_nodes_memory(preempting: Cluster) -> None:
-    with training_job(preempting, "between", 120, durable("between")) as training:
+    with training_job(preempting, "between", 80, durable("between")) as training:
         job = training.submit()
         training.wait_step(20)
         node = training.node_of(2)
@@ -83,7 +83,7 @@ def test_a_job_that_ran_in_between_on_one_node_has_that_nodes_memory(preempting:
 
 
 def test_a_preempted_job_is_saved_within_its_grace_time_and_makes_room_at_once(preempting: Cluster) -> None:
-    with training_job(preempting, "preempted", 150, durable("preempted")) as training:
+    with training_job(preempting, "preempted", 80, durable("preempted")) as training:
         training.submit()
         training.wait_step(20)
         urgent = "sbatch --parsable -p urgent -N10 --exclusive -o /dev/null --wrap 'sleep 3'"

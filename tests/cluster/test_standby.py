@@ -13,7 +13,7 @@ from muster.slurm.cluster.training import XID, Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
 
-SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05")
+PACED = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05", "--pause", "0.1")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def wait_served(cluster: Cluster, host: str, term: str) -> None:
 
 
 def test_a_standby_takes_over_and_who_was_replaced_acts_no_more(pair: Cluster) -> None:
-    with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=SMALL)) as training:
+    with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=PACED)) as training:
         training.submit()
         training.wait_step(10)
         assert (terms(pair, CONTROLLER), terms(pair, STANDBY)) == (["1"], [])
