@@ -203,6 +203,23 @@ def _cannot_listen(address: str) -> CannotListen:
 
 # --- client -----------------------------------------------------------------------------------------------
 
+
+def told_to_end() -> bool:
+    """Whether this task was cancelled. Where a stream ends as its reader is cancelled, grpc.aio raises the stream's
+    error instead, or ends it in peace: who would go on then has to ask."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def raise_bug(task: asyncio.Task[Any]) -> None:
+    """Raise what a task that has ended ended with, unless it is the end of its call, or of itself."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, _ENDS_OF_CALLS):
+        raise error
+
+
+_ENDS_OF_CALLS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
 _T = TypeVar("_T")
 _Details = Any  # grpc.aio.ClientCallDetails, a named tuple; its stubs know neither _replace nor Metadata
 _Prove = Callable[[_Details], Awaitable[_Details]]

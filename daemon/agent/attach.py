@@ -21,7 +21,7 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
-from muster.daemon.channel import proof, reach
+from muster.daemon.channel import proof, reach, told_to_end
 from muster.daemon.identity import Credentials
 from muster.daemon.site import split_addresses
 from muster.v1.agent_pb2 import (
@@ -83,7 +83,8 @@ class Attachment:
         self._term = 0
         self._backoff = _BACKOFF_S[0]
         self._said = float("-inf")
-        self._deaf = False
+        # Why this side has ended the stream.
+        self._given_up = ""
 
     def changed(self, within: float = 0.0) -> None:
         """The status has changed: send it, once for all changes until then, `within` seconds."""
@@ -106,20 +107,22 @@ class Attachment:
         """Attach, for ever."""
         while True:
             wait = await self._attach_once()
+            if told_to_end():
+                raise asyncio.CancelledError
             await asyncio.sleep(wait)
 
     async def _attach_once(self) -> float:
         """One stream from its opening to its end; returns how long to wait before the next."""
         async with await reach(split_addresses(self._address), self._credentials) as channel:
-            self._deaf = False
+            self._given_up = ""
             try:
                 metadata = await proof(self._credentials, _ATTACH)
                 await self._talk(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
                 return self._pause("the coordinator has ended the stream")
             except asyncio.CancelledError:
-                if not self._deaf:
+                if not self._given_up:
                     raise
-                return self._pause(f"no answer for {self._deaf_s:g} s")
+                return self._pause(self._given_up)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
                     self._pause(f"the coordinator refuses this agent: {error.details()}", loud=True)
@@ -128,6 +131,7 @@ class Attachment:
 
     async def _talk(self, call: Any) -> None:
         writing = asyncio.ensure_future(self._write(call))
+        writing.add_done_callback(lambda _: self._written(call, writing))
         try:
             async for message in call:
                 self._backoff = _BACKOFF_S[0]
@@ -136,6 +140,17 @@ class Attachment:
             # Not awaited: a cancellation of this task that came meanwhile would be lost in it.
             writing.cancel()
             call.cancel()
+
+    def _written(self, call: Any, writing: asyncio.Task[None]) -> None:
+        """Nobody awaits the writer: a stream that a bug has left without one would stay open, and say nothing."""
+        error = None if writing.cancelled() else writing.exception()
+        if error is not None:
+            log.critical("a bug of Muster: what was to be said can't be: %r", error, exc_info=error)
+            self._give_up(call, "a bug of Muster")
+
+    def _give_up(self, call: Any, why: str) -> None:
+        self._given_up = why
+        call.cancel()
 
     def _pause(self, why: str, *, loud: bool = False) -> float:
         now = clock.monotonic()
@@ -162,8 +177,7 @@ class Attachment:
                     pinged = now
                     await call.write(self._ping(now))
                 if self._sent and now - max(started, self.contact) > self._deaf_s:
-                    self._deaf = True
-                    call.cancel()
+                    self._give_up(call, f"no answer for {self._deaf_s:g} s")
                     return
                 await self._sleep_until(min(pinged + self._period, self._due))
 

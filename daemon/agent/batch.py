@@ -12,6 +12,7 @@ who could register it but agents that are on their way: they get a while, then t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Sequence
@@ -140,12 +141,13 @@ async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
 
 
 async def _end(srun: Srun, pace: Pace) -> None:
-    try:
-        async with asyncio.timeout(pace.srun_ends):
-            await srun.process.wait()
-    except TimeoutError:
+    if not await srun.ends(pace.srun_ends):
         log.warning("the gang is final but srun still runs: it is ended")
-        srun.process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            srun.process.kill()
+        if not await srun.ends(pace.srun_ends):
+            log.error("srun does not end: it is left behind")
+            return
     await srun.wait()
 
 

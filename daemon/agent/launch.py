@@ -83,6 +83,15 @@ class Srun:
             self._reader.cancel()
         return status
 
+    async def ends(self, within: float) -> bool:
+        """Wait `within` seconds at most for its end; whether it has come."""
+        ended = asyncio.ensure_future(self.process.wait())
+        try:
+            await asyncio.wait([ended], timeout=within)
+            return ended.done()
+        finally:
+            ended.cancel()
+
     async def _read(self, ours: int) -> None:
         said = asyncio.StreamReader()
         with os.fdopen(ours, "rb") as pipe:
@@ -106,13 +115,18 @@ class Srun:
                 self.failed.update(name.decode(errors="replace") for name in _FAILED.findall(line))
 
 
-async def requeue(given: Allocation) -> str:
-    """Have Slurm put the job back into the queue; Slurm's words where it refuses."""
+async def requeue(given: Allocation, within: float = REQUEUE_S) -> str:
+    """Have Slurm put the job back into the queue, `within` seconds; Slurm's words where it refuses."""
     argv = (given.scontrol, "requeue", str(given.job))
     try:
         asked = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(REQUEUE_S):
+    except OSError as error:
+        return f"scontrol: {error}"
+    try:
+        async with asyncio.timeout(within):
             _, words = await asked.communicate()
-    except (OSError, TimeoutError) as error:
-        return f"scontrol: {error or 'no answer'}"
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            asked.kill()
+        return f"scontrol: no answer within {within:g} s"
     return words.decode(errors="replace").strip() if asked.returncode else ""

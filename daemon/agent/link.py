@@ -14,6 +14,7 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
+from muster.daemon.channel import told_to_end
 from muster.daemon.probe import Door, knock
 from muster.v1.peer_pb2 import LinkPing, LinkPong
 
@@ -79,6 +80,8 @@ class Link:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
                 await self._talk(await self._open_link(self.ends.address))
+            if told_to_end():
+                raise asyncio.CancelledError
             await self._after_end()
 
     async def _talk(self, call: Any) -> None:

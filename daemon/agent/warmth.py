@@ -111,13 +111,14 @@ class Warm:
         self._send({"do": "reap", "key": key})
 
     async def stop(self) -> None:
-        """Let it go: it ends its children, then itself; killed where it does not within 2 s."""
+        """Let it go: it ends its children, then itself; killed where it does not within 2 s. Waited for 2 s more: one
+        that sleeps in the kernel ends when that lets it."""
         self._close()
         if self._waiting is not None:
             done, _ = await asyncio.wait([self._waiting], timeout=_STOP_S)
             if not done:
                 self.kill()
-                await self._waiting
+                await asyncio.wait([self._waiting], timeout=_STOP_S)
 
     def kill(self) -> None:
         """End it at once; its children die of that."""

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon import clock, job_limits
+from muster.daemon.channel import raise_bug
 from muster.daemon.coordinator import convert
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core import pool
@@ -274,3 +275,5 @@ async def _until_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) 
         reader.cancel()
         writer.cancel()
         await asyncio.gather(reader, writer, return_exceptions=True)
+    for task in (reader, writer):
+        raise_bug(task)  # gRPC logs it, and the stream ends with an error

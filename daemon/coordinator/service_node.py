@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import grpc.aio
 
 from muster.daemon import clock
+from muster.daemon.channel import raise_bug
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.restore import wants_no_memory
 from muster.daemon.coordinator.loop import Engine
@@ -72,6 +73,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._streams[hello.node] = serving
         try:
             await asyncio.gather(serving, return_exceptions=True)
+            raise_bug(serving)  # gRPC logs it, and the stream ends with an error
         finally:
             serving.cancel()
             if self._streams.get(hello.node) is serving:

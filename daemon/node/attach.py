@@ -19,7 +19,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from muster.daemon.channel import proof, reach
+from muster.daemon.channel import proof, reach, told_to_end
 from muster.daemon.identity import Credentials
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensor import Observation
@@ -104,8 +104,7 @@ class Attachment:
                     async for _ in self._stream(channel, hello):
                         waits = self._patience.pauses()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
-                if _told_to_end():
-                    # Where a call ends as its reader is cancelled, gRPC raises the call's error instead.
+                if told_to_end():
                     raise asyncio.CancelledError from error
                 self._complain(_words(error))
                 await asyncio.sleep(next(waits))
@@ -202,11 +201,6 @@ async def _until(event: asyncio.Event, moment: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def _told_to_end() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _words(error: Exception) -> str:

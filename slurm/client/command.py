@@ -139,8 +139,9 @@ async def kill(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # it ended by itself meanwhile
+    # Not asyncio.timeout: within a timeout that has passed, Python 3.11.2's raises CancelledError.
+    reaped = asyncio.ensure_future(process.wait())
     try:
-        async with asyncio.timeout(_KILL_GRACE):
-            await process.wait()
-    except TimeoutError:
-        pass  # in uninterruptible sleep: the kernel ends it when it can, nobody waits for that
+        await asyncio.wait([reaped], timeout=_KILL_GRACE)
+    finally:
+        reaped.cancel()  # in uninterruptible sleep the kernel ends it when it can, nobody waits for that

@@ -136,14 +136,14 @@ class WorkerProcess:
         return lines[-1] if lines else "it said nothing"
 
     async def _kill(self) -> None:
-        if self._process is None:
+        process, self._process = self._process, None  # it is asked nothing more, whatever becomes of it
+        if process is None:
             return
-        await command.kill(self._process)
+        await command.kill(process)
         if self._errors is not None:
             self._errors.cancel()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process = None
+        if process.stdin is not None:
+            process.stdin.close()
 
     async def aclose(self) -> None:
         """Ends the process."""

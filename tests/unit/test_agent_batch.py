@@ -1,17 +1,18 @@
 """The batch script's process: it outlives srun, and takes nobody's silence for an end."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.daemon.agent.batch import LAUNCHES, Absence, Pace, Remote, batch
-from muster.daemon.agent.launch import REQUEUES, Allocation, Srun
+from muster.daemon.agent.launch import REQUEUES, Allocation, Srun, requeue
 from muster.daemon.coordinator.scripted_world import World
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
@@ -39,6 +40,16 @@ class Answers:
     async def view(self) -> GangView | Absence:
         self.asked += 1
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
+
+
+class Ends:
+    """A coordinator whose gang runs until `holds`, and then has ended with `view`."""
+
+    def __init__(self, holds: Callable[[], bool], view: GangView) -> None:
+        self._holds, self._view = holds, view
+
+    async def view(self) -> GangView | Absence:
+        return self._view if self._holds() else RUNNING
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +106,18 @@ async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out(
 
 async def test_a_final_gang_does_not_wait_for_an_srun_that_hangs(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    code = await batch(["sh", "-c", f"echo $$ > {mark}; exec sleep 100"], Answers(RUNNING, FAILED), pace=FAST)
-    assert code == 93
+    srun = f"echo $$ > {mark}.part; mv {mark}.part {mark}; exec sleep 100"
+    assert await batch(["sh", "-c", srun], Ends(mark.exists, FAILED), pace=FAST) == 93
     assert not Path("/proc", mark.read_text().strip()).exists()
+
+
+async def test_an_srun_that_ends_just_as_it_is_to_be_ended_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    hasty = dataclasses.replace(FAST, srun_ends=0.0)  # it is killed first, and waited for in vain after that
+    assert await batch(["sleep", "100"], Answers(FAILED), pace=hasty) == 93
+    assert "srun does not end: it is left behind" in caplog.text
+    ended = await Srun.start(["true"])
+    assert await ended.ends(20)
+    assert await ended.ends(0.0)
 
 
 FAKE_SRUN = """#!/bin/sh
@@ -166,6 +186,14 @@ async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     assert "job 7 can't be requeued: Requested operation is presently disabled" in caplog.text
 
 
+async def test_a_requeue_that_is_not_answered_is_told_and_ended(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $$ > {mark}\nexec sleep 100\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    asking = requeue(Allocation(7, scontrol=f"{tmp_path}/scontrol"), within=0.5)
+    assert await asking == "scontrol: no answer within 0.5 s"
+
+
 async def test_a_launch_that_a_dying_node_took_down_is_tried_again(tmp_path: Path) -> None:
     srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
     given = Allocation(7, nodes=4, needed=3)
@@ -231,14 +259,15 @@ async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path:
 async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path) -> None:
     mark = tmp_path / "ready"
     script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
-    running = asyncio.ensure_future(batch(["sh", "-c", script], Answers(RUNNING, DONE), pace=FAST))
+    told = Path(f"{mark}.term")
+    running = asyncio.ensure_future(batch(["sh", "-c", script], Ends(told.exists, DONE), pace=FAST))
     async with asyncio.timeout(20):
-        while not mark.exists():  # noqa: ASYNC110 - a file tells nobody
+        while not mark.exists() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
             await asyncio.sleep(0.01)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):
         os.kill(os.getpid(), number)
     assert await running == 0
-    assert Path(f"{mark}.term").exists()
+    assert told.exists()
 
 
 def test_the_command_says_what_is_missing() -> None:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from muster.daemon.agent.link import Ends, Hooks, Link
@@ -41,6 +43,44 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
     gc.collect()
     assert not [task for task in mine if not task.done()]
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+class Refused:
+    """A call that is refused in the very turn in which its reader is cancelled: gRPC raises its error then."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    def __aiter__(self) -> Refused:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "refused") from None
+
+    async def write(self, ping: object) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_link_that_is_stopped_as_its_call_is_refused_ends() -> None:
+    before, call = asyncio.all_tasks(), Refused()
+
+    async def open_link(address: str) -> Any:
+        return call
+
+    link = Link(Ends("g", "n0", "n1", "127.0.0.1:1"), open_link, Hooks(lambda: 0, lambda *_: None, lambda *_: None))
+    await call.begun.wait()
+    link.stop()
+    mine = asyncio.all_tasks() - before
+    await asyncio.wait(mine, timeout=5)
+    assert not [task for task in mine if not task.done()]
 
 
 def _no_keeper() -> Any:

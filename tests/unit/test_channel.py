@@ -1,6 +1,7 @@
 """Channels and servers: who is let in, for each of gRPC's four kinds of call."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from muster.daemon.channel import (
     make_server,
     open_channel,
     proof,
+    raise_bug,
     reach,
 )
 from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
@@ -339,3 +341,24 @@ async def test_no_host_means_all_addresses(credentials: SecretCredentials) -> No
 )
 def test_a_peers_name_gives_its_address(peer: str, address: str) -> None:
     assert address_of(peer) == address
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyError("a bug"), True),
+        (grpc.aio.UsageError("the call is over"), False),
+        (asyncio.InvalidStateError(), False),
+        (asyncio.CancelledError(), False),
+        (None, False),
+    ],
+)
+async def test_of_what_ends_a_streams_task_bugs_alone_are_raised(error: BaseException | None, raised: bool) -> None:
+    async def ends() -> None:
+        if error is not None:
+            raise error
+
+    task = asyncio.create_task(ends())
+    await asyncio.wait({task})
+    with pytest.raises(KeyError) if raised else contextlib.nullcontext():
+        raise_bug(task)

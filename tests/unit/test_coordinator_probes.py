@@ -86,8 +86,8 @@ async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: 
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with full(listening):
-            asking = asyncio.ensure_future(probe(address, "n1", credentials, 0.95))
-            assert await knock(address) is Door.MUTE
+            asking = asyncio.ensure_future(probe(address, "n1", credentials, 2.9))
+            assert await knock(address, 1.2) is Door.MUTE  # the kernel sends again after 1 s, and after 3 s
         async with await asyncio.start_server(forward, sock=listening):
             assert await asking is None
 

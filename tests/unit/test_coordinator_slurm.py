@@ -105,13 +105,29 @@ async def test_a_refusal_is_settled_with_slurms_words(slurm: FakeSlurm) -> None:
     assert "You cannot remove the batch host" in error
 
 
+class Away(FakeSlurm):
+    """Tells when a drain was given, though nobody heard it."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.asked = asyncio.Event()
+
+    async def drain(self, node: str, reason: str, *, deadline: float = 5.0) -> None:
+        try:
+            await super().drain(node, reason, deadline=deadline)
+        finally:
+            self.asked.set()
+
+
 async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) -> None:
-    owing = Owing(slurm)
-    slurm.silent_because = "slurmctld is away"
+    away = Away(slurm.cluster)
+    away.silent_because = "slurmctld is away"
+    owing = Owing(away)
     waiting = asyncio.create_task(owing.answer("drain", "n2"))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await away.asked.wait()
     assert owing.answers.empty()
-    slurm.silent_because = ""
+    away.silent_because = ""
     assert await waiting is None
     assert slurm.cluster.nodes()["n2"].drained
 

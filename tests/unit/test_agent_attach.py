@@ -1,0 +1,60 @@
+"""The agent's side of its stream, where it ends in a way of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.agent.attach import Attachment, Ears
+from muster.daemon.agent.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.identity import SecretCredentials
+from muster.v1.agent_pb2 import AgentHello, AgentStatus
+
+
+class Statuses:
+    """An agent's status, whose telling fails for the first `faults` times."""
+
+    def __init__(self, faults: int) -> None:
+        self.faults = faults
+
+    def __call__(self) -> AgentStatus:
+        self.faults -= 1
+        if self.faults >= 0:
+            raise ZeroDivisionError("nobody has thought of it")
+        return AgentStatus(fenced_generation=7)
+
+
+def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -> Attachment:
+    def nothing(*_: object) -> None:
+        pass
+
+    hello = AgentHello(gang_id="g", node="n0", incarnation="a", peer_address="127.0.0.1:1")
+    return Attachment(address, credentials, Ears(hello, Statuses(faults), nothing, nothing, nothing, nothing))
+
+
+async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = SecretCredentials.create(tmp_path / "secret")
+    coordinator = ScriptedCoordinator(credentials)
+    attaching = asyncio.create_task(_attachment(await coordinator.start(), credentials, faults=2).run())
+    await coordinator.until(lambda: coordinator.status("n0").fenced_generation == 7)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert told == ["a bug of Muster: what was to be said can't be: ZeroDivisionError('nobody has thought of it')"] * 2
+    attaching.cancel()
+    await asyncio.wait({attaching}, timeout=5)
+    assert attaching.cancelled()
+    await coordinator.stop()
+
+
+@pytest.mark.parametrize("turns", range(40))
+async def test_it_ends_in_whichever_turn_it_is_told_to(tmp_path: Path, turns: int) -> None:
+    credentials = SecretCredentials.create(tmp_path / "secret")
+    attaching = asyncio.create_task(_attachment("127.0.0.1:1", credentials).run())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    attaching.cancel()
+    await asyncio.wait({attaching}, timeout=5)
+    assert attaching.cancelled()
