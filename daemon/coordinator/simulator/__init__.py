@@ -12,7 +12,8 @@ wires, the training itself and what an asyncio shell does in between.
     slurm       a Slurm that may be late, wrong or mute
     coordinator the shell around the core, with a crash at any line
     world       all of it together
-    laws        the invariants, checked at every event; `tally` counts what was taken
+    laws        the invariants, checked at every event
+    moves       the edges and rungs that are taken; `tally` counts them
     faults      what can go wrong, with weights: `hardware_faults`, `process_faults`, `wire_faults`, `service_faults`
     seeds       one seed; `many` runs them in processes
     rehearsal   a script's front of the same world, without chance

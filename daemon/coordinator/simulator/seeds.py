@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.states import Phase
 from muster.daemon.coordinator.simulator import faults, hardware_faults, process_faults, wire_faults
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.jobs import Wanted
-from muster.daemon.coordinator.simulator.laws import Violation
+from muster.daemon.coordinator.simulator.laws.violation import Violation
 from muster.daemon.coordinator.simulator.network import COORDINATOR, Weather
 from muster.daemon.coordinator.simulator.tally import Tally
 from muster.daemon.coordinator.simulator.timing import Pace

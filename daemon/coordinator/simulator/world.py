@@ -18,7 +18,7 @@ from muster.daemon.coordinator.simulator.daemon import Daemon
 from muster.daemon.coordinator.simulator.depots import Depots
 from muster.daemon.coordinator.simulator.flushes import Flushes
 from muster.daemon.coordinator.simulator.jobs import Jobs, Wanted
-from muster.daemon.coordinator.simulator.laws import Laws
+from muster.daemon.coordinator.simulator.laws.laws import Laws
 from muster.daemon.coordinator.simulator.machine import Machine
 from muster.daemon.coordinator.simulator.network import COORDINATOR, Network, Weather
 from muster.daemon.coordinator.simulator.schedule import Schedule
