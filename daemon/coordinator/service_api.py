@@ -84,7 +84,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if request.slurm_job_id == gang.job and request.slurm_restart_count < gang.restart_count:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, run_over(gang.job, gang.restart_count))
         self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
-        return self._view(gang)
+        view = self._view(gang)
+        view.final = self._engine.core.ledger.may_leave(gang)
+        return view
 
     @streams
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:

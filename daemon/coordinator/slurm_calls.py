@@ -30,6 +30,7 @@ REQUEUE_DEADLINE_S = 30.0
 BUG_TRIES = 3
 """How often a call is given in all that ends in an error nobody has thought of."""
 _BUG_PAUSE_S = 0.25
+_OURS = "muster: "
 _PAUSE = wait_exponential(multiplier=0.25, max=5.0)
 
 
@@ -143,8 +144,21 @@ async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
 async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
     if gang is not None and gang.phase is Phase.REQUEUED:
+        await _explain(slurm, call)
         await _put_back(slurm, call, gang)
     # Else it runs again already: it was done, and the answer was lost with an earlier coordinator.
+
+
+async def _explain(slurm: Slurm, call: f.SlurmOwed) -> None:
+    """Say in the job's comment why it goes back; what its user wrote there stays in front."""
+    job = await _look_up(slurm, call.job)
+    if isinstance(job, Gone):
+        return
+    users = job.comment.partition(_OURS)[0].rstrip(" ;")
+    try:
+        await slurm.set_comment(call.job, f"{users}; {call.text}" if users else call.text)
+    except SlurmRefused as refused:
+        _log.warning("%s: %s", call.gang, refused)  # the requeue does not hang on that
 
 
 async def _admit(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:

@@ -7,19 +7,27 @@ at the start, and mended since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from muster.daemon import clock
 
 
 class SteadyClock:
     """Seconds since the epoch, as of the start; not before `not_before` (the journal's newest record)."""
 
-    def __init__(self, not_before: float = 0.0) -> None:
-        self._offset = max(clock.wall(), not_before) - clock.monotonic()
+    def __init__(
+        self,
+        not_before: float = 0.0,
+        wall: Callable[[], float] = clock.wall,
+        monotonic: Callable[[], float] = clock.monotonic,
+    ) -> None:
+        self._wall, self._monotonic = wall, monotonic
+        self._offset = max(wall(), not_before) - monotonic()
 
     def now(self) -> float:
         """Seconds since the epoch."""
-        return clock.monotonic() + self._offset
+        return self._monotonic() + self._offset
 
     def ahead_s(self) -> float:
         """Seconds by which it is ahead of the wall clock, as that goes by now."""
-        return self.now() - clock.wall()
+        return self.now() - self._wall()

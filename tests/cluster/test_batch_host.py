@@ -75,7 +75,9 @@ def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> No
         training.kill_rank(2)
         assert training.wait_final()["phase"] == "FAILED"
         wait_until(lambda: state(healthy, job) == "FAILED", 60, f"job {job} ends FAILED")
-        assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        shown = healthy.sh(CONTROLLER, f"scontrol show job {job}")
+        assert "ExitCode=93:0" in shown
+        assert "Requeue=0" in shown
 
 
 def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> None:

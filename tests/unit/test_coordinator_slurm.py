@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.slurm_calls import BUG_TRIES, SlurmCalls, give
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
 from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
-from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.fake import FakeSlurm
 from muster.slurm.client.fake_cluster import FakeCluster
 from muster.slurm.client.sbatch_request import JobRequest
@@ -163,6 +163,29 @@ async def test_an_error_that_nobody_thought_of_may_pass(slurm: FakeSlurm) -> Non
     buggy.faults = BUG_TRIES - 1
     assert await Owing(buggy).answer("drain", "n2") is None
     assert slurm.cluster.nodes()["n2"].drained
+
+
+async def test_a_requeued_job_says_why_in_its_comment_after_its_users_own_words(slurm: FakeSlurm) -> None:
+    cluster = slurm.cluster
+    assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
+    assert cluster.jobs()[1].comment == "muster: why"
+    await slurm.set_comment(1, "for the paper; muster: an older reason")
+    assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n2",)) is None
+    assert cluster.jobs()[1].comment == "for the paper; muster: why"
+
+
+class Wordless(FakeSlurm):
+    """No comment may be changed."""
+
+    async def set_comment(self, job: int, text: str, *, deadline: float = 5.0) -> None:
+        raise SlurmRefused("set the comment", "Access/permission denied")
+
+
+async def test_a_requeue_does_not_hang_on_its_comment(slurm: FakeSlurm, caplog: pytest.LogCaptureFixture) -> None:
+    wordless = Wordless(slurm.cluster)
+    assert await Owing(wordless, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
+    assert slurm.cluster.jobs()[1].excluded == ("n1",)
+    assert "Access/permission denied" in caplog.text
 
 
 async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slurm: FakeSlurm) -> None:

@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.slurm.client.states import JobState
 
 
 def training(nodes: int = 4, spares: int = 2, **spec: object) -> Rehearsal:
@@ -192,6 +193,20 @@ def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
     assert verbs(world) == [("requeue_off", "")]
+
+
+def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_was_mute() -> None:
+    world = Rehearsal(2, 1, max_failures=1)
+    world.run_until(lambda: world.runs(1))
+    world.world.slurm.silent_because = "slurmctld is down"
+    world.kill_rank(carriers(world)[0], 1)
+    world.run_until(lambda: world.gang.final)
+    world.run_for(20.0)
+    assert world.world.cluster.jobs()[1].state is JobState.RUNNING
+    world.world.slurm.silent_because = ""
+    world.run_until(lambda: world.world.cluster.jobs()[1].state.ended)
+    job = world.world.cluster.jobs()[1]
+    assert (job.state, job.exit_code, job.requeue) == (JobState.FAILED, 93, False)
 
 
 def test_generations_that_come_no_further_than_those_before_count_though_they_make_steps() -> None:
@@ -515,6 +530,19 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
     world.run_until(lambda: world.core.ledger.node("n1").verdict is Verdict.UNFIT)
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
+
+
+def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() -> None:
+    """The second one can't be asked, for the coordinator does not reach it either."""
+    world = Rehearsal(3, 0)
+    world.run_until(lambda: world.runs(1))
+    wires = [("coordinator", "n1"), ("n0", "n1"), ("coordinator", "n2")]
+    cut = [pair for a, b in wires for pair in ((a, b), (b, a))]
+    world.cut(*cut)
+    world.run_for(30.0)
+    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    world.mend(*cut)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
 
 def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:

@@ -244,6 +244,12 @@ class Ledger:
         """The node of that name; one that was never heard of is FIT."""
         return self.nodes.get(name) or Node(name)
 
+    def may_leave(self, gang: Gang) -> bool:
+        """The gang is over, and its job's end no reason for Slurm to start the job again: the batch script may end."""
+        return gang.final and not any(
+            call.gang == gang.id and call.verb == "requeue_off" for call in self.owed.values()
+        )
+
     def dump(self) -> str:
         """The ledger as JSON."""
         return _LEDGER.dump_json(self).decode()

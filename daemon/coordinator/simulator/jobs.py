@@ -205,7 +205,8 @@ class Jobs:
         if reached and gang is not None:
             self.batch_heard_at[job.id] = world.schedule.now
             coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
-            if gang.final:
+            if coordinator.core.ledger.may_leave(gang):
+                world.laws.batch_leaves(gang, now)
                 world.cluster.finish(job.id, gang.exit_code)
         world.schedule.later(_ASK_S, self._batch, job)
 

@@ -265,6 +265,12 @@ MUTANTS: dict[str, Mutant] = {
         "    return gt.now >= lost_at\n",
         "    return False\n",
     ),
+    "leave-with-the-flag-on": Mutant(
+        "a job that has failed for good ends before its requeue flag is off",
+        f"{_CORE}.ledger",
+        "        return gang.final and not any(",
+        "        return gang.final or any(",
+    ),
     "give-up-on-who-starts-agents": Mutant(
         "a batch script that has been silent for a moment is given up",
         f"{_CORE}.gathering",

@@ -99,7 +99,8 @@ class MusterServicer:
 
     def Attend(self, request, context):
         """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
-        life. Refused to one whose run of the job is over.
+        life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
+        not before the job's requeue flag is off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

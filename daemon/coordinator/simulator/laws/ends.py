@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from muster.daemon.coordinator.core.ends import EXIT_NO_REQUEUE
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.simulator.laws.violation import must
@@ -11,6 +12,7 @@ from muster.slurm.client.states import JobState
 
 if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.world import World
+    from muster.slurm.client.types import Job
 
 
 class Ends:
@@ -30,6 +32,13 @@ class Ends:
         must(
             len(crashes) >= gang.spec.max_failures,
             f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
+        )
+
+    def batch_leaves(self, gang: Gang, job: Job) -> None:
+        """A batch script ends, and its job with it."""
+        must(
+            gang.exit_code != EXIT_NO_REQUEUE or not job.requeue,
+            f"law 4: {gang.id} has failed for good, and its job ends with its requeue flag on",
         )
 
     def end_of_run(self, ledger: Ledger) -> None:

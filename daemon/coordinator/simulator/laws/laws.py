@@ -31,6 +31,7 @@ from muster.daemon.node.custody import Kept
 if TYPE_CHECKING:
     from muster.daemon.coordinator.simulator.agent import Agent, Rank
     from muster.daemon.coordinator.simulator.world import World
+    from muster.slurm.client.types import Job
     from muster.v1 import agent_pb2 as pb
 
 
@@ -195,6 +196,10 @@ class Laws:
     def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
         """A node keeps this at this time."""
         self._kept_memory.kept_at(node, now, kept)
+
+    def batch_leaves(self, gang: Gang, job: Job) -> None:
+        """A batch script ends, and its job with it."""
+        self._ends.batch_leaves(gang, job)
 
     # -- the end --
 
