@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -72,10 +73,15 @@ async def test_no_kernel_answers(credentials: Credentials) -> None:
 async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
     """What the first ping sent is lost; the kernel would send it again too late."""
     host, port = agent.address.rsplit(":", 1)
+    forwarding: set[Any] = set()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        theirs, ours = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(pump(reader, ours), pump(theirs, writer))
+        forwarding.add(asyncio.current_task())
+        with ExitStack() as ends:
+            ends.callback(writer.transport.abort)
+            theirs, ours = await asyncio.open_connection(host, int(port))
+            ends.callback(ours.transport.abort)
+            await asyncio.gather(pump(reader, ours), pump(theirs, writer))
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -90,6 +96,9 @@ async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: 
             assert await knock(address, 1.2) is Door.MUTE  # the kernel sends again after 1 s, and after 3 s
         async with await asyncio.start_server(forward, sock=listening):
             assert await asking is None
+            for task in forwarding:
+                task.cancel()
+            await asyncio.gather(*forwarding, return_exceptions=True)
 
 
 async def test_the_last_word_of_a_kernel_that_dies_counts(credentials: Credentials) -> None:
