@@ -73,7 +73,7 @@ class Journal:
     journal then is a copy of its own, named after that term (journal_shared.py says why).
 
     Raises:
-        JournalError: it can't be opened, another coordinator has it, or a newer version wrote it.
+        JournalError: it can't be opened, another coordinator has it, a newer version wrote it, or it is damaged.
     """
 
     def __init__(
@@ -100,9 +100,13 @@ class Journal:
             os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = Database(sqlite3.connect(self.path, check_same_thread=False))
             held.callback(self._db.close)
-            self._prepare(lease_term)
-            self.position, self.last_at = self._last()
-            self._compare_end()
+            version = self._prepare(lease_term)
+            with self._db.atomic():
+                self._bring_up(version)
+                self.position, self.last_at = self._last()
+                self._compare_end()
+                if version < FORMAT:
+                    self._fold_anew(version)
             newest = self._one("SELECT max(position), length(ledger) FROM snapshots")
             self._snapshot_at, self._snapshot_bytes = int(newest[0] or 0), int(newest[1] or 0)
             self._tail_bytes = int(self._one(_TAIL_BYTES, self._snapshot_at)[0])
@@ -118,7 +122,8 @@ class Journal:
         """Write `facts`, decided at `at` because of `cause`, in one transaction, and return their records.
 
         Raises:
-            JournalError: nothing of it was written.
+            JournalError: nothing of it was written; or all of it, where the commit's own end failed, or the note of it
+                in `journal.end`. The next start finds which.
         """
         records = []
         self._takeover = None  # it holds what no other journal does: nothing undoes it any more
@@ -145,12 +150,15 @@ class Journal:
             return False
         text = ledger.dump()
         with self._guard("write"), self._db.atomic():
-            row = (self.position, text, _crc(self.position, text))
-            self._db.execute("INSERT OR REPLACE INTO snapshots (position, ledger, crc) VALUES (?, ?, ?)", row)
+            self._keep(text)
             # The one before is kept: should the newest be damaged, removing its row is the whole repair.
             self._db.execute("DELETE FROM snapshots WHERE position < ?", (self._snapshot_at,))
         self._snapshot_at, self._snapshot_bytes, self._tail_bytes = self.position, len(text), 0
         return True
+
+    def _keep(self, text: str) -> None:
+        row = (self.position, text, _crc(self.position, text))
+        self._db.execute("INSERT OR REPLACE INTO snapshots (position, ledger, crc) VALUES (?, ?, ?)", row)
 
     def load(self, *, use_snapshot: bool = True) -> Ledger:
         """The ledger: newest snapshot, and the fold of the facts behind it (of all facts without `use_snapshot`).
@@ -212,7 +220,8 @@ class Journal:
             )
         return (str(row[0]), int(row[1])) if row else None
 
-    def _prepare(self, lease_term: int) -> None:
+    def _prepare(self, lease_term: int) -> int:
+        """The format that it has."""
         found = self._one("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
         version = self._meta("schema") if found else 0
         if version > FORMAT:
@@ -224,11 +233,32 @@ class Journal:
         # kept, its header zeroed, costs no change of the folder: a tenth of the time.
         self._db.execute(f"PRAGMA journal_mode = {'PERSIST' if lease_term else 'WAL'}")
         self._db.execute("PRAGMA synchronous = FULL")
+        return version
+
+    def _bring_up(self, version: int) -> None:
+        for step in STEPS[version:]:
+            self._db.executescript(step)
         if version < FORMAT:
-            with self._db.atomic():
-                for step in STEPS[version:]:
-                    self._db.executescript(step)
-                self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (FORMAT,))
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (FORMAT,))
+
+    def _fold_anew(self, version: int) -> None:
+        """One snapshot of today's ledger in the place of those that an older version wrote.
+
+        Theirs lack what the ledger came to hold since; the facts don't, and none is ever removed. Not left to `load`:
+        where a fact can't be read the journal stays as it was, and that version can still take it up.
+        """
+        newest = int(self._one("SELECT max(position) FROM snapshots")[0] or 0)
+        if newest > self.position:
+            raise JournalError(f"{self._origin} ends at record {self.position}, but its snapshot at record {newest}")
+        try:
+            ledger = self._load(use_snapshot=False)
+        except JournalError as error:
+            raise JournalError(
+                f"{self._origin} is left in format {version}, for not all can be read: {error}"
+            ) from error
+        self._db.execute("DELETE FROM snapshots")
+        if self.position:
+            self._keep(ledger.dump())
 
     def _last(self) -> tuple[int, float]:
         """Position and time of the newest record; zeros where there is none."""

@@ -1,7 +1,7 @@
 """The journal's tables, one step for each format that ever was: what brings a journal of the format before up to it.
 
 A format is never changed once it was released. Whatever an older coordinator could not read is a new one, a new kind of
-fact too.
+fact too. At each step the ledger is folded anew from all facts: an older version's snapshot is not this one's ledger.
 """
 
 STEPS = (

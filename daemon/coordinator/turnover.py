@@ -59,7 +59,7 @@ def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cau
     """Decide on `event` at `now`, write what was decided, then carry it out. `cause` puts the event in words.
 
     Raises:
-        JournalError: nothing was written and nothing done; whoever holds `core` stops.
+        JournalError: nothing was done about it; or all was, and a snapshot can't be written. Who holds `core` stops.
     """
     outcome = core.decide(event, now)
     if outcome.facts:

@@ -16,6 +16,7 @@ from muster.daemon.coordinator.core.events import GangSpec, Version
 from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.journal import Journal, JournalError
+from muster.daemon.coordinator.journal_end import JournalEnd
 
 SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
 
@@ -238,3 +239,15 @@ def test_snapshots_grow_rarer_as_they_grow(tmp_path: Path) -> None:
     assert sizes == sorted(sizes)
     assert len(sizes) < 20
     journal.close()
+
+
+def test_what_was_written_is_there_though_its_end_could_not_be_noted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    noted, journal._end = journal._end, JournalEnd(Path("/dev/full"))
+    with pytest.raises(JournalError, match="No space left on device"):
+        journal.append([f.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
+    journal._end.close()
+    journal._end = noted
+    journal.close()
+    with closing(Journal(tmp_path)) as again:
+        assert set(again.load().nodes) == {"n1"}

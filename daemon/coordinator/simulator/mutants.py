@@ -75,8 +75,8 @@ MUTANTS: dict[str, Mutant] = {
     "snapshot-too-far": Mutant(
         "a snapshot claims a fact that it does not hold",
         _JOURNAL,
-        "            row = (self.position, text, _crc(self.position, text))",
-        "            row = (self.position + 1, text, _crc(self.position + 1, text))",
+        "        row = (self.position, text, _crc(self.position, text))",
+        "        row = (self.position + 1, text, _crc(self.position + 1, text))",
     ),
     "trust-one-witness": Mutant(
         "nobody's answer counts but the one to the coordinator's own probe",

@@ -1,0 +1,126 @@
+"""Journals of each older format, as the coordinators of that time wrote them: what they say is what their facts say.
+
+`golden/journals` holds the whole database of a short run of the simulator, from the last version that wrote the format.
+It is never made anew. In each the snapshot, with the facts behind it, gives another ledger than all the facts do.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.ledger import Ledger, apply
+from muster.daemon.coordinator.journal import Journal, JournalError
+from muster.daemon.coordinator.journal_format import FORMAT
+
+GOLDEN = Path(__file__).parent / "golden" / "journals"
+OLD = range(1, FORMAT)
+LEASES = [pytest.param(0, id="alone"), pytest.param(9, id="shared")]
+
+SAID: dict[int, dict[str, dict[str, object]]] = {
+    1: {
+        "g1": {"failures": 1, "reached": 12, "first_step_s": 1.4770192425327195},
+        "g2": {"first_step_s": 0.9020330783705504},
+    },
+    2: {"g1": {}, "g2": {"excluded": ("n1",), "first_step_s": 1.892384745455729}},
+    3: {
+        "g1": {"excluded": ("n0", "n1"), "reached": 1, "first_step_s": 1.676187688886671},
+        "g2": {"first_step_s": 1.4431783308698414},
+    },
+    4: {"g1": {"first_step_s": 1.7914733676446986}, "g2": {"excluded": ("n0", "n2"), "in_vain": 1}},
+    5: {"g1": {"first_step_s": 1.3077893122195974}},
+    6: {"g1": {}, "g2": {}, "g3": {"in_vain": 1}},
+}
+"""By format and gang: excluded, failures, in_vain, reached, first_step_s; those that are not as at first."""
+
+
+def _laid(folder: Path, version: int, lease_term: int) -> Path:
+    """The journal of that format, where a coordinator looks for it."""
+    folder.mkdir()
+    path = folder / ("journal-00000003.db" if lease_term else "journal.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript((GOLDEN / f"format-{version}.sql").read_text())
+    return path
+
+
+def _ask(path: Path, sql: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as db, db:
+        return db.execute(sql).fetchall()
+
+
+def _as_it_is(path: Path) -> list[tuple[object, ...]]:
+    """What tells whether it was brought up."""
+    tables = ("meta WHERE key = 'schema'", "snapshots", "sqlite_master")
+    return [row for table in tables for row in _ask(path, f"SELECT * FROM {table}")]
+
+
+def _by_snapshot(path: Path) -> Ledger:
+    """The ledger by the newest snapshot and the facts behind it."""
+    with closing(sqlite3.connect(path)) as db:
+        position, text = db.execute("SELECT position, ledger FROM snapshots ORDER BY position DESC").fetchone()
+        ledger = Ledger.load(text)
+        tail = db.execute(
+            "SELECT name, json, at FROM facts WHERE position > ? ORDER BY position", (position,)
+        ).fetchall()
+    assert tail
+    for name, json, at in tail:
+        apply(ledger, f.decode(name, json), at)
+    return ledger
+
+
+@pytest.mark.parametrize("lease_term", LEASES)
+@pytest.mark.parametrize("version", OLD)
+def test_an_older_journal_says_what_its_facts_say(tmp_path: Path, version: int, lease_term: int) -> None:
+    path = _laid(tmp_path / "state", version, lease_term)
+    old = _by_snapshot(path)
+    with closing(Journal(tmp_path / "state", lease_term=lease_term)) as journal:
+        ledger = journal.load()
+        assert ledger == journal.load(use_snapshot=False) != old
+        assert _ask(journal.path, "SELECT position FROM snapshots") == [(journal.position,)]
+    names = ("excluded", "failures", "in_vain", "reached", "first_step_s")
+    said = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in ledger.gangs.items()}
+    assert said == SAID[version]
+    with closing(Journal(tmp_path / "state", lease_term=lease_term + 1 if lease_term else 0)) as again:
+        assert again.load() == ledger
+
+
+@pytest.mark.parametrize("lease_term", LEASES)
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            "UPDATE facts SET json = '{}' WHERE position = 2",
+            r"is left in format 3, .*: record 2 \(NodeReg.* is damaged",
+        ),
+        ("DELETE FROM facts WHERE position = 2", r"is left in format 3, .*: record 2 is missing; the next one is 3"),
+        ("DELETE FROM facts WHERE position > 49", r"ends at record 49, but its snapshot at record 50"),
+    ],
+)
+def test_an_older_journal_that_can_not_be_folded_stays(
+    tmp_path: Path, lease_term: int, damage: str, words: str
+) -> None:
+    """Though the snapshot hides it: the version that wrote the journal can still take it up."""
+    path = _laid(tmp_path / "state", 3, lease_term)
+    _ask(path, damage)
+    before = _as_it_is(path)
+    with pytest.raises(JournalError, match=f"^{re.escape(str(path))} {words}"):
+        Journal(tmp_path / "state", lease_term=lease_term)
+    assert _as_it_is(path) == before
+    assert [other.name for other in (tmp_path / "state").glob("*.db")] == [path.name]
+
+
+def test_an_older_journal_that_lost_its_end_stays(tmp_path: Path) -> None:
+    path = _laid(tmp_path / "state", 3, 0)
+    path.with_suffix(".end").write_text(f"{1:020} {54:020}")
+    before = _as_it_is(path)
+    with pytest.raises(JournalError, match="what came after is lost"):
+        Journal(tmp_path / "state")
+    assert _as_it_is(path) == before
+    path.with_suffix(".end").unlink()  # as the message says
+    with closing(Journal(tmp_path / "state")) as journal:
+        assert journal.load() == journal.load(use_snapshot=False)
