@@ -2,6 +2,7 @@
 
 A format is never changed once it was released. Whatever an older coordinator could not read is a new one, a new kind of
 fact too. At each step the ledger is folded anew from all facts: an older version's snapshot is not this one's ledger.
+So whatever changes what facts of before fold to is a new format as well.
 """
 
 STEPS = (
@@ -25,6 +26,7 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 5: PoolAsked, PoolQueued, PoolClosed; generations of fewer ranks.",
     "-- 6: HangFound.",
     "-- 7: EchoHeard, EchoOver.",
+    "-- 8: no fact is new, but ledgers are: snapshots of 7 may lack `in_vain`, or be an older format's, brought along.",
 )
 
 FORMAT = len(STEPS)

@@ -158,7 +158,7 @@ def test_others_can_not_read_it(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
-    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 7\)"):
+    with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 8\)"):
         Journal(tmp_path)
 
 

@@ -1,7 +1,8 @@
 """Journals of each older format, as the coordinators of that time wrote them: what they say is what their facts say.
 
-`golden/journals` holds the whole database of a short run of the simulator, from the last version that wrote the format.
-It is never made anew. In each the snapshot, with the facts behind it, gives another ledger than all the facts do.
+`golden/journals` holds the whole database of a short run of the simulator, from the last version that wrote the format,
+of 7 from the first. It is never made anew. In each the snapshot, with the facts behind it, gives another ledger than
+all the facts do.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ SAID: dict[int, dict[str, dict[str, object]]] = {
     4: {"g1": {"first_step_s": 1.7914733676446986}, "g2": {"excluded": ("n0", "n2"), "in_vain": 1}},
     5: {"g1": {"first_step_s": 1.3077893122195974}},
     6: {"g1": {}, "g2": {}, "g3": {"in_vain": 1}},
+    7: {
+        "g1": {"in_vain": 1},
+        "g2": {"excluded": ("n0", "n1", "n2", "n5"), "reached": 2, "first_step_s": 1.7473490424581541},
+    },
 }
 """By format and gang: excluded, failures, in_vain, reached, first_step_s; those that are not as at first."""
 
