@@ -85,12 +85,7 @@ class Srun:
 
     async def ends(self, within: float) -> bool:
         """Wait `within` seconds at most for its end; whether it has come."""
-        ended = asyncio.ensure_future(self.process.wait())
-        try:
-            await asyncio.wait([ended], timeout=within)
-            return ended.done()
-        finally:
-            ended.cancel()
+        return await _ends(self.process, within)
 
     async def _read(self, ours: int) -> None:
         said = asyncio.StreamReader()
@@ -115,6 +110,15 @@ class Srun:
                 self.failed.update(name.decode(errors="replace") for name in _FAILED.findall(line))
 
 
+async def _ends(process: asyncio.subprocess.Process, within: float) -> bool:
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait([ended], timeout=within)
+        return ended.done()
+    finally:
+        ended.cancel()
+
+
 async def requeue(given: Allocation, within: float = REQUEUE_S) -> str:
     """Have Slurm put the job back into the queue, `within` seconds; Slurm's words where it refuses."""
     argv = (given.scontrol, "requeue", str(given.job))
@@ -128,5 +132,6 @@ async def requeue(given: Allocation, within: float = REQUEUE_S) -> str:
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             asked.kill()
+        await _ends(asked, _LAST_WORDS_S)
         return f"scontrol: no answer within {within:g} s"
     return words.decode(errors="replace").strip() if asked.returncode else ""

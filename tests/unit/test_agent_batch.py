@@ -1,7 +1,6 @@
 """The batch script's process: it outlives srun, and takes nobody's silence for an end."""
 
 import asyncio
-import dataclasses
 import os
 import signal
 import sys
@@ -111,13 +110,15 @@ async def test_a_final_gang_does_not_wait_for_an_srun_that_hangs(tmp_path: Path)
     assert not Path("/proc", mark.read_text().strip()).exists()
 
 
-async def test_an_srun_that_ends_just_as_it_is_to_be_ended_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    hasty = dataclasses.replace(FAST, srun_ends=0.0)  # it is killed first, and waited for in vain after that
-    assert await batch(["sleep", "100"], Answers(FAILED), pace=hasty) == 93
-    assert "srun does not end: it is left behind" in caplog.text
-    ended = await Srun.start(["true"])
-    assert await ended.ends(20)
-    assert await ended.ends(0.0)
+async def test_the_end_of_srun_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+    goes_on = tmp_path / "goes_on"
+    os.mkfifo(goes_on)
+    srun = await Srun.start(["sh", "-c", f"cat {goes_on}"])
+    assert not await srun.ends(0.01)
+    await asyncio.to_thread(goes_on.write_text, "")
+    assert await srun.ends(20)
+    assert await srun.ends(20)
+    assert await srun.wait() == 0
 
 
 FAKE_SRUN = """#!/bin/sh
@@ -187,8 +188,7 @@ async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 async def test_a_requeue_that_is_not_answered_is_told_and_ended(tmp_path: Path) -> None:
-    mark = tmp_path / "pid"
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $$ > {mark}\nexec sleep 100\n")
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 100\n")
     (tmp_path / "scontrol").chmod(0o755)
     asking = requeue(Allocation(7, scontrol=f"{tmp_path}/scontrol"), within=0.5)
     assert await asking == "scontrol: no answer within 0.5 s"

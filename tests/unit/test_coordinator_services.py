@@ -308,7 +308,7 @@ async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: Worl
     view = await api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2))
     assert (view.gang_id, view.phase) == ("g1", "RUNNING")
     assert seen.batch is not None
-    assert seen.batch[:2] == (1, 2)
+    assert seen.batch.is_of(1, 2)
     assert world.coordinator.engine.core.ledger.gangs["g1"].restart_count == 0
     world.coordinator.engine.core.ledger.gangs["g1"].restart_count = 3
     over = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2)

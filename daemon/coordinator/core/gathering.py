@@ -165,8 +165,8 @@ def _launcher_lost(gt: GangTurn) -> bool:
 
 def _batch_heard_at(gt: GangTurn) -> float | None:
     """When the batch process of this run of the job was last heard; None: it never was."""
-    job, restarts, at = gt.seen.batch or (0, 0, 0.0)
-    return at if (job, restarts) == (gt.gang.job, gt.gang.restart_count) else None
+    batch = gt.seen.batch
+    return batch.heard_at if batch is not None and batch.is_of(gt.gang.job, gt.gang.restart_count) else None
 
 
 def _call_roll(gt: GangTurn) -> None:

@@ -52,6 +52,19 @@ class AgentSight:
     attached_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSight:
+    """A job's batch process: in which run of the job (Slurm's restart count), and when it was last heard."""
+
+    job: int
+    restart_count: int
+    heard_at: float
+
+    def is_of(self, job: int, restart_count: int) -> bool:
+        """It belongs to this run of this job."""
+        return (self.job, self.restart_count) == (job, restart_count)
+
+
 @dataclass(slots=True)
 class GangSight:
     """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
@@ -78,8 +91,7 @@ class GangSight:
     """Slurm says that the job waits to be started."""
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
-    batch: tuple[int, int, float] | None = None
-    """Of which run of which job (its restart count) a batch process was last heard, and when."""
+    batch: BatchSight | None = None
     came_at: float = 0.0
     """When the first agent of this run of the job was seen; 0: none was."""
     attached_at: float = 0.0
@@ -170,8 +182,9 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
                 seen.answered(event.node)
         case e.BatchHeard():
             seen = sight.gang(event.gang)
-            if seen.batch is None or seen.batch[0] != event.job or seen.batch[1] <= event.restart_count:
-                seen.batch = (event.job, event.restart_count, now)  # else it has outlived its run
+            known = seen.batch
+            if known is None or known.job != event.job or known.restart_count <= event.restart_count:
+                seen.batch = BatchSight(event.job, event.restart_count, now)  # else it has outlived its run
         case e.NeighbourAccused():
             _accused(sight.gang(event.gang), event, now)
         case e.Probed():

@@ -51,7 +51,8 @@ class Moves:
                 self._move(fact.gang, Phase.PREFLIGHT if gathering else Phase.RECOVERING)
             case f.GenerationStarted():
                 self._move(fact.gang, Phase.STARTING)
-                self._rung(fact.action)
+                if fact.action != "requeue":  # that was counted when the job went back
+                    self._rung(fact.action)
                 if fact.version is not None and fact.action in ("start", "requeue"):
                     self._rung("resume from memory")
             case f.NodeJudged():

@@ -34,7 +34,7 @@ class Launchers:
             return
         _, granted_at = seen.granted or (0, 0.0)
         quiet_s = at - max(seen.attached_at, granted_at, core.sight.since)
-        heard = seen.batch is not None and seen.batch[:2] == (fact.job, gang.restart_count)
+        heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.restart_count)
         # While the agent beside it is there, the batch script can't have died with its host.
         there = gang.batch_host is not None and seen.attached(gang.batch_host.node)
         late = heard and not there and silent_s > BATCH_S + LATE_S and quiet_s > SPARE_WAIT_S + LATE_S
