@@ -6,8 +6,9 @@ node, a process, a service, two nodes at once; what was broken is mended some ti
 mended and the jobs end. Then it is asked whether every promise was kept:
 
 - every job ended DONE, with the weights of a run without faults, to the bit;
-- whoever was drained or set DOWN in Slurm had been struck, and the reason says why;
-- no process of a job is left on any node, no job in the queue.
+- whoever was drained or set DOWN in Slurm had been struck not long before, and the reason says why;
+- no process and no memory of a job is left on any node, no job in the queue;
+- in a run of ten minutes or more a node joined from the shared pool: else nothing was seen of that.
 
 Which faults are drawn follows from the seed; when they strike depends on the machine.
 """
@@ -15,6 +16,7 @@ Which faults are drawn follows from the seed; when they strike depends on the ma
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 import signal
@@ -26,8 +28,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
+from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
 from muster.slurm.cluster.engine import EngineError
+from muster.slurm.cluster.guilt import Guilt
+from muster.slurm.cluster.leftovers import wait_nothing_left
 from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import USERS, ClusterSpec
 from muster.slurm.cluster.training import XID, Training, TrainingSpec
@@ -49,6 +53,10 @@ MOMENT_S = (0.2, 0.6)
 who asked for an address in vain ask again.)"""
 END_S = 300.0
 """A job ends within this when nothing strikes any more."""
+NOTHING_LEFT_S = 120.0
+"""slurmstepd alone waits a minute for the children of a step of which a node has died."""
+POOL_USED_MIN = 10.0
+"""In a run of so many minutes a node joins from the shared pool: a job has one spare, and loses two nodes soon."""
 
 
 class Broken(AssertionError):
@@ -76,9 +84,17 @@ class Chaos:
     say: Callable[[str], None]
     struck: dict[str, float] = field(default_factory=dict)
     """Nodes that are not mended yet, and when they will be."""
-    guilty: set[str] = field(default_factory=set)
-    """Every node that was ever struck: these may be drained."""
+    guilt: Guilt = field(default_factory=Guilt)
+    crashed: dict[str, Training] = field(default_factory=dict)
+    """Nodes on which a rank was killed, and the job: while it lives, a second crash there may be held against them."""
     counts: Counter[str] = field(default_factory=Counter)
+    pool_joins: int = 0
+    """Nodes that came to a job from the shared pool, of those jobs that have ended."""
+
+    def summary(self) -> str:
+        """What struck, and what was seen of the pool."""
+        faults = ", ".join(f"{name} {n}" for name, n in sorted(self.counts.items()))
+        return f"{self.counts.total()} faults: {faults}; {self.pool_joins} nodes joined from the shared pool"
 
     # What strikes
 
@@ -163,7 +179,8 @@ class Chaos:
             lane.training.kill_rank(rank)
         except EngineError:
             return ""  # it had just ended, for a fault that the view does not show yet
-        self.guilty.add(node)  # of two crashes running on one node it is to blame
+        self.guilt.strike(node, time.monotonic())  # of two crashes running on one node it is to blame
+        self.crashed[node] = lane.training
         lane.killed_at = step
         return f"rank {rank} of {lane.user}'s job"
 
@@ -219,7 +236,7 @@ class Chaos:
     def _break(self, lane: Lane, how: Callable[[str], float]) -> str:
         node = self._whole(lane)
         if node:
-            self.guilty.add(node)
+            self.guilt.strike(node, time.monotonic())
             how(node)
             self.struck[node] = time.monotonic() + self.random.uniform(*BROKEN_S)
         return node
@@ -247,10 +264,12 @@ class Chaos:
     # What mends
 
     def mend(self, everything: bool = False) -> None:
-        """Bring back the nodes whose time has come."""
+        """Look at all nodes, and bring back those whose time has come."""
+        drained = self.check_drained()
+        self._let_off(drained)
         now = time.monotonic()
         due = [node for node, at in self.struck.items() if everything or at <= now]
-        due += [node for node in self.check_drained() if node not in self.struck]
+        due += [node for node in drained if node not in self.struck]
         if due:
             self.cluster.repair(*due)
             for node in due:
@@ -258,10 +277,10 @@ class Chaos:
             self.say(f"mended: {', '.join(due)}")
 
     def check_drained(self) -> list[str]:
-        """Whoever Muster has taken out of service was struck, and the reason says why. Returns them.
+        """Whoever Muster has taken out of service was struck not long before, and the reason says why. Returns them.
 
         Raises:
-            Broken: a node is out that nothing had struck, or without a reason.
+            Broken: a node is out that nothing had struck of late, or without a reason.
         """
         drained = []
         for node, state in self.cluster.node_states().items():
@@ -271,10 +290,23 @@ class Chaos:
             reason = re.search(r"Reason=(.*)", shown)
             if reason is None:
                 raise Broken(f"{node} is {state}, without a reason")
-            if "muster:" in reason[1] and node not in self.guilty:
-                raise Broken(f"{node} is {state}, and nothing had struck it: {reason[1]}")
+            if "muster:" in reason[1] and node not in self.guilt:
+                raise Broken(f"{node} is {state}, and nothing had struck it of late: {reason[1]}")
             drained.append(node)
         return drained
+
+    def _let_off(self, drained: Sequence[str]) -> None:
+        """Nodes against which nothing has been held for long enough may not be drained any more."""
+        self.crashed = {node: job for node, job in self.crashed.items() if not job.view.get("final")}
+        blameless = self._fit() - {*drained, *self.struck, *self.crashed}
+        if let_off := self.guilt.look(blameless, time.monotonic()):
+            self.say(f"may not be drained any more: {', '.join(let_off)}")
+
+    def _fit(self) -> set[str]:
+        """The nodes against which Muster has nothing; none where no coordinator answers."""
+        said = self.cluster.exec(LOGIN, "muster", "nodes", "--json", check=False)
+        nodes = [json.loads(line) for line in said.stdout.splitlines()] if said.rc == 0 else []
+        return {str(node["node"]) for node in nodes if node["verdict"] == "FIT"}
 
 
 def job_spec(name: str, user: str, steps: int, spares: int = SPARES, pause_s: float = PAUSE_S) -> TrainingSpec:
@@ -320,21 +352,21 @@ def end_well(training: Training) -> None:
         raise Broken(f"{training.spec.name} ended {view['phase']}: {view.get('reason')}")
 
 
-def nothing_left(cluster: Cluster) -> None:
-    """No process of a user on any node, no job in the queue.
+def pool_joins(training: Training) -> int:
+    """How often a node of the shared pool came to the job, as its journal tells."""
+    words = ("muster", "events", "--json", str(training.job))
 
-    Raises:
-        Broken: something is left.
-    """
-    left = "ps -o user:12=,pid=,args= -u alice,bob || true"
+    def told() -> list[str]:
+        said = training.cluster.exec(LOGIN, *words, user=training.spec.user, check=False)
+        return said.stdout.splitlines() if said.rc == 0 else []
 
-    def told() -> str:
-        return "".join(cluster.sh(node, left) for node in cluster.nodes) + cluster.sh(CONTROLLER, "squeue -h")
+    records = [json.loads(line) for line in wait_until(told, 60, f"the events of {training.spec.name}", every=0.5)]
+    jobs = {name: [json.loads(r["json"])["job"] for r in records if r["name"] == name] for name in _JOINING}
+    return sum(job in jobs["PoolQueued"] for job in jobs["MemberJoined"])
 
-    try:
-        wait_until(lambda: not told(), 120, "no process and no job is left", every=0.5)
-    except WaitTimeout as error:
-        raise Broken(f"{error}: {told()}") from error
+
+_JOINING = ("PoolQueued", "MemberJoined")
+"""A node is asked for and has a small job's number; an agent joins from that job."""
 
 
 def submit(cluster: Cluster, user: str, steps: int, run: int) -> Training:
@@ -372,10 +404,13 @@ def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None]
                 _next_job(chaos, lane, wanted)
             chaos.strike(lanes)
         chaos.mend(everything=True)
+        _look_on(chaos, lanes)
         for lane in lanes:
-            _check_end(lane, wanted, say)
+            _check_end(chaos, lane, wanted)
         chaos.check_drained()
-        nothing_left(cluster)
+        wait_nothing_left(cluster, NOTHING_LEFT_S, in_queue=True)
+        if minutes >= POOL_USED_MIN and not chaos.pool_joins:
+            raise Broken("no node has joined from the shared pool")
     except (Broken, WaitTimeout):
         say(evidence(cluster))
         raise
@@ -394,22 +429,34 @@ def evidence(cluster: Cluster) -> str:
     return "\n".join(said)
 
 
+def _look_on(chaos: Chaos, lanes: Sequence[Lane]) -> None:
+    """While the jobs come to their end: nothing strikes any more, and nobody new may be drained."""
+    deadline = time.monotonic() + END_S
+    while not all(lane.training.view.get("final") for lane in lanes) and time.monotonic() < deadline:
+        chaos.mend()
+        time.sleep(1.0)
+
+
 def _next_job(chaos: Chaos, lane: Lane, wanted: str) -> None:
     if not lane.training.view.get("final"):
         return
-    _check_end(lane, wanted, chaos.say)
+    _check_end(chaos, lane, wanted)
     lane.training.close()
     lane.training = submit(chaos.cluster, lane.user, lane.steps, lane.runs)
     lane.killed_at = -1
 
 
-def _check_end(lane: Lane, wanted: str, say: Callable[[str], None]) -> None:
+def _check_end(chaos: Chaos, lane: Lane, wanted: str) -> None:
     end_well(lane.training)
     if digest(lane.training) != wanted:
         raise Broken(f"{lane.training.spec.name} ends with other weights than a run without faults")
     lane.runs += 1
-    recoveries = len(lane.training.view.get("recoveries", ()))
-    say(f"{lane.training.spec.name}: done after {recoveries} recoveries, with the weights of a run without faults")
+    recoveries, joins = len(lane.training.view.get("recoveries", ())), pool_joins(lane.training)
+    chaos.pool_joins += joins
+    chaos.say(
+        f"{lane.training.spec.name}: done after {recoveries} recoveries, {joins} nodes came from the shared pool, with "
+        "the weights of a run without faults"
+    )
 
 
 def main() -> int:
@@ -434,7 +481,7 @@ def main() -> int:
     except (Broken, EngineError, WaitTimeout) as error:
         print(f"seed {seed}: {error}", file=sys.stderr)
         return 1
-    say(f"{chaos.counts.total()} faults: " + ", ".join(f"{name} {n}" for name, n in sorted(chaos.counts.items())))
+    say(chaos.summary())
     say("every promise was kept")
     return 0
 

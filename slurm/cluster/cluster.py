@@ -105,6 +105,13 @@ class Cluster:
         """Whether the container runs (a paused one does)."""
         return self._status(host) in ("running", "paused")
 
+    def proc(self, host: str) -> str:
+        """The /proc of `host`, as a path of this machine's (for root); empty where `host` is down."""
+        known = self._processes.get(host)
+        if known is None or not known.alive:
+            return self._process(host).proc if self._lives(host) else ""
+        return known.proc
+
     # Commands inside
 
     def exec(

@@ -71,6 +71,11 @@ class Process:
         """Whether this very process still runs."""
         return _start_time(self.pid) == self.started
 
+    @property
+    def proc(self) -> str:
+        """The container's own /proc, as a path of the host's."""
+        return f"/proc/{self.pid}/root/proc"
+
     def enter_argv(self, user: str, *command: str) -> list[str]:
         """The host's command line that runs `command` inside as `user`, in that user's home."""
         home = "/root" if user == "root" else f"/shared/home/{user}"

@@ -11,6 +11,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 MINUTES = 3.0
 STEPS = 250
+SLOWEST_S = 15.0
+"""From one fault to the next on a slow machine: a pause of 3.5 s on average, then mending, looking at all nodes, the
+fault itself and now and then a job's end. Two cores take 5 to 6 s in all; this leaves four times as long for the work,
+and asks for 12 faults in three minutes."""
 
 
 def test_every_promise_is_kept(healthy: Cluster) -> None:
@@ -18,5 +22,5 @@ def test_every_promise_is_kept(healthy: Cluster) -> None:
     seed = random.randrange(1_000_000)
     print(f"python -m muster.slurm.cluster.chaos --minutes {MINUTES:g} --seed {seed}")
     chaos = play(healthy, MINUTES, seed, print, STEPS)
-    print(chaos.counts)
-    assert chaos.counts.total() >= 5
+    print(chaos.summary())
+    assert chaos.counts.total() >= 60 * MINUTES / SLOWEST_S

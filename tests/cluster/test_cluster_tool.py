@@ -14,7 +14,8 @@ import pytest
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.engine import EngineError
-from muster.slurm.cluster.patience import wait_until
+from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
+from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import ClusterSpec
 
 pytestmark = pytest.mark.cluster
@@ -47,6 +48,8 @@ except TimeoutError:
 except ConnectionError as error:
     print("reset", flush=True)
 """
+
+_HOLDS_MEMORY = "import os, time; os.memfd_create('muster-gang'); time.sleep(100)"
 
 
 class Line:
@@ -164,6 +167,27 @@ def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> No
     assert healthy.sh("n5", alive) == ""
     healthy.start_service("n5", "slurmd")
     wait_until(lambda: healthy.sh("n5", alive), 5, "slurmd runs again")
+
+
+def test_what_is_left_on_a_node_is_seen_whoever_has_it(healthy: Cluster) -> None:
+    healthy.crash("n3")
+    wait_nothing_left(healthy, 20, in_queue=True)
+    left = [
+        healthy.popen("n1", "sleep", "100", user="alice"),
+        healthy.popen("n2", "python3", "-c", _HOLDS_MEMORY),
+    ]
+    try:
+        wait_until(lambda: leftovers(healthy).processes and leftovers(healthy).memory, 10, "both are seen")
+        seen = leftovers(healthy)
+        assert [re.sub(r"\d+", "N", line) for line in seen.processes] == ["nN process N sleep of N"]
+        assert [line.split()[0] for line in (*seen.processes, *seen.memory)] == ["n1", "n2"]
+        assert "/memfd:muster-gang" in seen.memory[0]
+        with pytest.raises(WaitTimeout, match=r"n1 process .*\n.*muster-gang"):
+            wait_nothing_left(healthy, 1)
+    finally:
+        for process in left:
+            healthy.hang_up(process)
+    wait_nothing_left(healthy, 10)
 
 
 def test_an_unknown_host_is_named_with_those_there_are(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import Training, TrainingSpec
 
@@ -13,21 +14,8 @@ PACED = (*SMALL, "--pause", "0.1")
 """For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
 
 
-def leftovers(cluster: Cluster) -> str:
-    """Processes of alice's and memory files on any node."""
-    seen = []
-    for node in cluster.nodes:
-        if cluster.is_running(node):
-            seen.append(
-                cluster.sh(
-                    node, "pgrep -u alice -a || true; ls -l /proc/[0-9]*/fd 2>/dev/null | grep memfd:muster || true"
-                )
-            )
-    return "".join(seen)
-
-
 def assert_nothing_left(cluster: Cluster) -> None:
-    wait_until(lambda: not leftovers(cluster), 20, "no process and no memory of the job is left")
+    wait_nothing_left(cluster, 20)
 
 
 def output(training: Training) -> str:
@@ -143,6 +131,9 @@ def test_cancel_frees_everything(healthy: Cluster) -> None:
     with Training(healthy, TrainingSpec("cancelled", nodes=3, spares=1, arguments=PACED)) as training:
         training.submit()
         training.wait_step(5)
+        left = leftovers(healthy)
+        for kind, word in ((left.processes, "rank"), (left.memory, "/memfd:muster-cancelled-")):
+            assert {line.split()[0] for line in kind if word in line} >= {training.node_of(rank) for rank in range(3)}
         training.cancel()
         assert training.wait_final(20)["phase"] == "CANCELLED"
         assert_nothing_left(healthy)
