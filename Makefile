@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-core test-long chaos clean
+.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core test-long chaos clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,9 @@ bench-slurm: image ## what each call of the Slurm client costs, on a cluster of 
 
 bench-standby: image ## how long nobody coordinates where a standby takes over, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_standby
+
+bench-cancel: image ## how long `muster cancel` takes to free everything, on a cluster of containers
+	@$(BIN)/python -m benchmarks.bench_cancel
 
 bench-core: setup ## what the coordinator's decisions, its journal, a restart and a simulated world cost
 	@$(BIN)/python -m benchmarks.bench_core
