@@ -144,8 +144,8 @@ async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
 async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     gang = ledger.gangs.get(call.gang)
     if gang is not None and gang.phase is Phase.REQUEUED:
-        await _explain(slurm, call)
         await _put_back(slurm, call, gang)
+        await _explain(slurm, call)  # after it: a job that had ended takes no comment
     # Else it runs again already: it was done, and the answer was lost with an earlier coordinator.
 
 

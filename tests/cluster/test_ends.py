@@ -33,7 +33,8 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
         shown = f"scontrol show job {job}"
         wait_until(lambda: f"ExcNodeList={dead}" in healthy.sh(CONTROLLER, shown), 20, f"{dead} is excluded")
-        assert "Comment=muster: no spare is left" in healthy.sh(CONTROLLER, shown)
+        said = "Comment=muster: no spare is left"
+        wait_until(lambda: said in healthy.sh(CONTROLLER, shown), 20, "the job's comment says why")
         view = training.wait_final(240)
         assert view["phase"] == "DONE", view.get("reason")
         assert training.steps(training.generation)[0][0] > 15, "it resumed from the flushed step"
