@@ -21,9 +21,9 @@ from rich.table import Table
 from muster.slurm.cluster.cluster import COORDINATOR, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import Training, TrainingSpec
+from muster.slurm.cluster.training import PACED, Training, TrainingSpec
 
-JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=("--width", "64", "--layers", "2", "--pause", "0.1"))
+JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=PACED)
 LONGEST_S = 60.0
 
 

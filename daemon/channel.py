@@ -204,11 +204,12 @@ def _cannot_listen(address: str) -> CannotListen:
 # --- client -----------------------------------------------------------------------------------------------
 
 
-def told_to_end() -> bool:
-    """Whether this task was cancelled. Where a stream ends as its reader is cancelled, grpc.aio raises the stream's
-    error instead, or ends it in peace: who would go on then has to ask."""
+def end_if_told() -> None:
+    """Raise CancelledError where this task was cancelled. Where a stream ends as its reader is cancelled, grpc.aio
+    raises the stream's error instead, or ends it in peace: who would go on then calls this."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    if task is not None and task.cancelling() > 0:
+        raise asyncio.CancelledError
 
 
 def raise_bug(task: asyncio.Task[Any]) -> None:

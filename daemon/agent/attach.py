@@ -21,7 +21,7 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
-from muster.daemon.channel import proof, reach, told_to_end
+from muster.daemon.channel import end_if_told, proof, reach
 from muster.daemon.identity import Credentials
 from muster.daemon.site import split_addresses
 from muster.v1.agent_pb2 import (
@@ -107,8 +107,7 @@ class Attachment:
         """Attach, for ever."""
         while True:
             wait = await self._attach_once()
-            if told_to_end():
-                raise asyncio.CancelledError
+            end_if_told()
             await asyncio.sleep(wait)
 
     async def _attach_once(self) -> float:

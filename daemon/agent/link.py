@@ -14,7 +14,7 @@ import grpc.aio
 
 from muster.daemon import clock
 from muster.daemon.agent import silence
-from muster.daemon.channel import told_to_end
+from muster.daemon.channel import end_if_told
 from muster.daemon.probe import Door, knock
 from muster.v1.peer_pb2 import LinkPing, LinkPong
 
@@ -80,8 +80,7 @@ class Link:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
                 await self._talk(await self._open_link(self.ends.address))
-            if told_to_end():
-                raise asyncio.CancelledError
+            end_if_told()
             await self._after_end()
 
     async def _talk(self, call: Any) -> None:

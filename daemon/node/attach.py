@@ -19,7 +19,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from muster.daemon.channel import proof, reach, told_to_end
+from muster.daemon.channel import end_if_told, proof, reach
 from muster.daemon.identity import Credentials
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensor import Observation
@@ -104,8 +104,7 @@ class Attachment:
                     async for _ in self._stream(channel, hello):
                         waits = self._patience.pauses()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
-                if told_to_end():
-                    raise asyncio.CancelledError from error
+                end_if_told()
                 self._complain(_words(error))
                 await asyncio.sleep(next(waits))
 

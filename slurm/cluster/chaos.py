@@ -34,9 +34,9 @@ from muster.slurm.cluster.guilt import Guilt
 from muster.slurm.cluster.leftovers import wait_nothing_left
 from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import USERS, ClusterSpec
-from muster.slurm.cluster.training import XID, Training, TrainingSpec
+from muster.slurm.cluster.training import SMALL, XID, Training, TrainingSpec
 
-SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05", "--dropout", "0.1")
+MODEL = (*SMALL, "--bucket-cap-mb", "0.05", "--dropout", "0.1")
 PAUSE_S = 0.1
 """A job rests so long after each step, so that it lives through several faults."""
 STEPS, NODES, SPARES = 400, 3, 1
@@ -312,7 +312,7 @@ class Chaos:
 def job_spec(name: str, user: str, steps: int, spares: int = SPARES, pause_s: float = PAUSE_S) -> TrainingSpec:
     """A job that may be requeued, and says at its end what its weights are."""
     folder = f"/shared/jobs/{name}"
-    arguments = (*SMALL, "--pause", str(pause_s), "--digest", f"{folder}/digest")
+    arguments = (*MODEL, "--pause", str(pause_s), "--digest", f"{folder}/digest")
     settings = (f'durable_dir = "{folder}/durable"', "[slurm]", 'time = "01:00:00"')
     return TrainingSpec(name, NODES, spares, steps, arguments, settings, user)
 

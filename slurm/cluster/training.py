@@ -22,6 +22,10 @@ from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import LOGIN
 
+SMALL = ("--width", "64", "--layers", "2")
+"""train.py's arguments for a small model: its steps take hundredths of a second."""
+PACED = (*SMALL, "--pause", "0.1")
+"""For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """A kernel log line of a fatal GPU error."""

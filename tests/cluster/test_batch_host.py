@@ -6,13 +6,9 @@ import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
-from muster.slurm.cluster.training import XID, Training, TrainingSpec
+from muster.slurm.cluster.training import PACED, SMALL, XID, Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
-
-SMALL = ("--width", "64", "--layers", "2")
-PACED = (*SMALL, "--pause", "0.1")
-"""For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
 
 
 def afterok(cluster: Cluster, job: int) -> int:

@@ -5,13 +5,9 @@ import pytest
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
 from muster.slurm.cluster.patience import wait_until
-from muster.slurm.cluster.training import Training, TrainingSpec
+from muster.slurm.cluster.training import PACED, SMALL, Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
-
-SMALL = ("--width", "64", "--layers", "2")
-PACED = (*SMALL, "--pause", "0.1")
-"""For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
 
 
 def assert_nothing_left(cluster: Cluster) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
-from muster.slurm.cluster.training import Training, TrainingSpec
+from muster.slurm.cluster.training import PACED, Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
 
-PACED = ("--width", "64", "--layers", "2", "--pause", "0.1")
 GRACE_S = 30
 
 

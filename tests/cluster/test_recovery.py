@@ -6,11 +6,11 @@ import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, Cluster
 from muster.slurm.cluster.patience import wait_until
-from muster.slurm.cluster.training import XID, Training, TrainingSpec
+from muster.slurm.cluster.training import SMALL, XID, Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
 
-SMALL = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05")
+BUCKETS = (*SMALL, "--bucket-cap-mb", "0.05")
 
 
 def slurm_node(cluster: Cluster, node: str) -> str:
@@ -37,7 +37,7 @@ def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> No
     """A rank, a node and node 0 (the batch host, rank 0): the weights are those of a run without faults."""
     ends: list[set[str]] = []
     for name in ("undisturbed", "disturbed"):
-        arguments = (*SMALL, "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
+        arguments = (*BUCKETS, "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
         spares = 2 if name == "disturbed" else 0
         with Training(healthy, TrainingSpec(name, nodes=4, spares=spares, steps=200, arguments=arguments)) as training:
             training.submit()
@@ -62,7 +62,7 @@ def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> No
 
 
 def test_power_loss_and_a_fatal_xid_swap_drain_and_let_go(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("swaps", nodes=4, spares=2, steps=90, arguments=SMALL)) as training:
+    with Training(healthy, TrainingSpec("swaps", nodes=4, spares=2, steps=90, arguments=BUCKETS)) as training:
         job = training.submit()
         training.wait_step(20)
         dead = training.node_of(2)
@@ -89,7 +89,7 @@ def test_power_loss_and_a_fatal_xid_swap_drain_and_let_go(healthy: Cluster) -> N
 
 
 def test_training_goes_on_without_the_coordinator_and_a_restarted_one_completes_a_recovery(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("orphaned", nodes=4, spares=2, steps=150, arguments=SMALL)) as training:
+    with Training(healthy, TrainingSpec("orphaned", nodes=4, spares=2, steps=150, arguments=BUCKETS)) as training:
         training.submit()
         training.wait_step(15)
         healthy.kill_coordinator()
@@ -107,7 +107,7 @@ def test_training_goes_on_without_the_coordinator_and_a_restarted_one_completes_
 
 def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(healthy: Cluster) -> None:
     settings = ("hang_after = 5",)
-    spec = TrainingSpec("stalled", nodes=3, spares=1, steps=80, arguments=SMALL, settings=settings)
+    spec = TrainingSpec("stalled", nodes=3, spares=1, steps=80, arguments=BUCKETS, settings=settings)
     with Training(healthy, spec) as training:
         training.submit()
         training.wait_step(30)
@@ -128,7 +128,7 @@ def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(heal
 
 
 def test_a_hung_node_is_replaced(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("hung", nodes=3, spares=1, steps=60, arguments=SMALL)) as training:
+    with Training(healthy, TrainingSpec("hung", nodes=3, spares=1, steps=60, arguments=BUCKETS)) as training:
         training.submit()
         training.wait_step(10)
         node = training.node_of(1)

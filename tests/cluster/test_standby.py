@@ -9,11 +9,11 @@ import pytest
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
 from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import XID, Training, TrainingSpec
+from muster.slurm.cluster.training import PACED, XID, Training, TrainingSpec
 
 pytestmark = pytest.mark.cluster
 
-PACED = ("--width", "64", "--layers", "2", "--bucket-cap-mb", "0.05", "--pause", "0.1")
+BUCKETS = (*PACED, "--bucket-cap-mb", "0.05")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def wait_served(cluster: Cluster, host: str, term: str) -> None:
 
 
 def test_a_standby_takes_over_and_who_was_replaced_acts_no_more(pair: Cluster) -> None:
-    with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=PACED)) as training:
+    with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=BUCKETS)) as training:
         training.submit()
         training.wait_step(10)
         assert (terms(pair, CONTROLLER), terms(pair, STANDBY)) == (["1"], [])
