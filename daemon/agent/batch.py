@@ -2,7 +2,8 @@
 
 The end of the batch script is the end of the job. srun may end long before the gang does (its own death, the death of
 the nodes that it watches): so this process starts srun, outlives it, and leaves with the gang's exit code once the
-coordinator calls the gang final. It takes nobody's silence for an end.
+coordinator calls the gang final. It leaves as well once Slurm has put the job back into its queue: the job can't start
+again before. It takes nobody's silence for an end.
 
 A coordinator that answers, and knows no such gang, is not silent: the gang was never registered (`muster submit
 --force`, and no agent got as far as attaching), or it is long over and forgotten. Once srun has ended, nobody is left
@@ -33,6 +34,10 @@ from muster.v1.api_pb2_grpc import MusterStub
 log = logging.getLogger(__name__)
 
 _CALL_S = 5.0
+_IN_THE_QUEUE = frozenset({"SUBMITTED", "REQUEUED"})
+EXIT_REQUEUED = 75
+"""EX_TEMPFAIL of sysexits.h. Slurm does not look at it, for the job waits already; should it have lost that, no job
+that depends on this one may take it for done."""
 _SIGNALS = 128
 LAUNCHES = 3
 """srun is started so often, where nothing tells which node it is that takes it down."""
@@ -93,7 +98,7 @@ _PACE = Pace()
 async def batch(
     argv: Sequence[str], coordinator: Coordinator, allocation: Allocation | None = None, pace: Pace = _PACE
 ) -> int:
-    """Start `argv` (srun), wait until the gang is final, return its exit code.
+    """Start `argv` (srun), wait until the gang is final, return its exit code, or EXIT_REQUEUED.
 
     Where srun finds nodes of `allocation` dead, it is started again without them, or the job is requeued where too few
     are left. A launch that a dying node took down is tried again, too, for a while. Where it fails otherwise and the
@@ -142,7 +147,7 @@ async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
 
 async def _end(srun: Srun, pace: Pace) -> None:
     if not await srun.ends(pace.srun_ends):
-        log.warning("the gang is final but srun still runs: it is ended")
+        log.warning("the gang is over but srun still runs: it is ended")
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             srun.process.kill()
         if not await srun.ends(pace.srun_ends):
@@ -211,6 +216,9 @@ def _came(view: GangView) -> bool:
 
 
 def _say_end(view: GangView) -> int:
+    if view.phase in _IN_THE_QUEUE:
+        log.info("the job is back in the queue: %s", view.reason or "Slurm has put it there")
+        return EXIT_REQUEUED
     log.info("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
     return _exit_code(view.exit_code)
 

@@ -85,7 +85,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, run_over(gang.job, gang.restart_count))
         self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
-        view.final = self._engine.core.ledger.may_leave(gang)
+        view.final = self._engine.core.may_leave(gang, request.slurm_restart_count)
         return view
 
     @streams

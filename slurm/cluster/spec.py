@@ -140,7 +140,6 @@ class ClusterSpec:
             "SlurmdTimeout": str(self.slurmd_timeout),
             "SlurmctldTimeout": "30",
             "ReturnToService": str(self.return_to_service),
-            "KillWait": "5",
             "InactiveLimit": "0",
             "MinJobAge": "3600",
             "SchedulerParameters": ",".join(scheduler),

@@ -11,10 +11,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 MINUTES = 3.0
 STEPS = 250
-SLOWEST_S = 15.0
+SLOWEST_S = 30.0
 """From one fault to the next on a slow machine: a pause of 3.5 s on average, then mending, looking at all nodes, the
-fault itself and now and then a job's end. Two cores take 5 to 6 s in all; this leaves four times as long for the work,
-and asks for 12 faults in three minutes."""
+fault itself and now and then a job's end, after which the next one gathers. Two idle cores take 5 to 6 s in all, busy
+ones took 16: chaos that hardly strikes is none."""
 
 
 def test_every_promise_is_kept(healthy: Cluster) -> None:

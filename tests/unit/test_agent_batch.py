@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.agent.batch import LAUNCHES, Absence, Pace, Remote, batch
+from muster.daemon.agent.batch import EXIT_REQUEUED, LAUNCHES, Absence, Pace, Remote, batch
 from muster.daemon.agent.launch import REQUEUES, Allocation, Srun, requeue
 from muster.daemon.coordinator.scripted_world import World
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
@@ -19,6 +19,8 @@ RUNNING = GangView(phase="RUNNING", generation=1)
 DONE = GangView(phase="DONE", final=True, exit_code=0)
 FAILED = GangView(phase="FAILED", final=True, exit_code=93, reason="no progress in 3 generations")
 KILLED = GangView(phase="FAILED", final=True, exit_code=-9)
+REQUEUED = GangView(phase="REQUEUED", reason="no spare is left")
+QUEUED = GangView(phase="REQUEUED", final=True, reason="no spare is left")
 GATHERING = GangView(phase="GATHERING")
 ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
 GONE = GangView(phase="GATHERING", nodes=[NodeView(node="n0", role="spare")])
@@ -69,6 +71,9 @@ def _signals() -> Iterator[None]:
         # srun's end is not the gang's
         ("exit 1", [RUNNING, RUNNING, DONE], 0),
         ("kill -9 $$", [RUNNING, FAILED], 93),
+        # it is to start again, and Slurm knows; before that its end would be the job's
+        ("exit 0", [RUNNING, QUEUED], EXIT_REQUEUED),
+        ("kill -9 $$", [REQUEUED, SILENT, QUEUED], EXIT_REQUEUED),
         # nor is the coordinator's silence
         ("exit 1", [SILENT, SILENT, SILENT, SILENT, FAILED], 93),
         # agents are on their way, or were there
@@ -103,10 +108,13 @@ async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out(
     assert answers.asked == 3
 
 
-async def test_a_final_gang_does_not_wait_for_an_srun_that_hangs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("view", "code"), [(FAILED, 93), (QUEUED, EXIT_REQUEUED)])
+async def test_a_gang_that_is_over_does_not_wait_for_an_srun_that_hangs(
+    tmp_path: Path, view: GangView, code: int
+) -> None:
     mark = tmp_path / "pid"
     srun = f"echo $$ > {mark}.part; mv {mark}.part {mark}; exec sleep 100"
-    assert await batch(["sh", "-c", srun], Ends(mark.exists, FAILED), pace=FAST) == 93
+    assert await batch(["sh", "-c", srun], Ends(mark.exists, view), pace=FAST) == code
     assert not Path("/proc", mark.read_text().strip()).exists()
 
 

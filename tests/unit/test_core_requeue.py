@@ -51,6 +51,26 @@ def test_a_job_that_waits_may_start_on_a_node_again_that_was_repaired() -> None:
     assert excluded(world) == ()
 
 
+def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> None:
+    world = training(nodes=2, spares=0)
+
+    def may_leave() -> bool:
+        return world.core.may_leave(world.gang, 0)
+
+    assert not may_leave()
+    world.world.slurm.silent_because = "slurmctld is away"
+    world.crash("n1")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.run_for(20)
+    assert not may_leave(), "its end would be the job's"
+    world.world.slurm.silent_because = ""
+    world.run_until(may_leave, 20)
+    assert not world.core.may_leave(world.gang, 1), "that is the run to come"
+    world.restart_coordinator()
+    assert not may_leave(), "Slurm has not told this coordinator yet"
+    world.run_until(may_leave, 20)
+
+
 def test_at_the_next_requeue_only_those_are_excluded_that_are_bad_by_then() -> None:
     world = training(nodes=2, spares=1)
     for node in ("n0", "n1"):

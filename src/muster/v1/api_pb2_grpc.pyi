@@ -37,7 +37,8 @@ class MusterStub:
     Attend: _grpc.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]
     """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
     life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-    not before the job's requeue flag is off.
+    not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
+    into its queue.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
     """Sends the view whenever it changes, until the gang is final."""
@@ -58,7 +59,8 @@ class MusterAsyncStub(MusterStub):
     Attend: _aio.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]  # type: ignore[assignment]
     """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
     life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-    not before the job's requeue flag is off.
+    not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
+    into its queue.
     """
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
     """Sends the view whenever it changes, until the gang is final."""
@@ -94,7 +96,8 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_api_pb2.GangView, _abc.Awaitable[_api_pb2.GangView]]:
         """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
         life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-        not before the job's requeue flag is off.
+        not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
+        into its queue.
         """
 
     @_abc_1.abstractmethod
