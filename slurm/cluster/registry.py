@@ -12,19 +12,16 @@ Folder of a cluster (in the cache folder, ``clusters/NAME``):
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.slurm.cluster.engine import Engine, EngineError, cache_dir
+from muster.slurm.cluster.interrupts import held_back
 
 LABEL = "muster.cluster"
 OWNER_LABEL = "muster.owner"
@@ -95,7 +92,7 @@ def remove_cluster(engine: Engine, name: str) -> None:
 
     An interrupt waits until it is done (two seconds or so): half a removal is worse than none.
     """
-    with _undisturbed():
+    with held_back():
         try:
             _remove_all(engine, check_name(name))
         except EngineError as error:
@@ -121,19 +118,6 @@ def _remove_containers(engine: Engine, name: str) -> None:
         if time.monotonic() > deadline:
             for outcome in outcomes:
                 outcome.checked()
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
-        return
-    before = {which: signal.signal(which, signal.SIG_IGN) for which in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
 
 
 def _at_once(engine: Engine) -> tuple[str, ...]:

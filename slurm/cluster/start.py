@@ -15,6 +15,7 @@ from pathlib import Path
 
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.engine import Engine, EngineError, find_engine
+from muster.slurm.cluster.interrupts import held_back
 from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.registry import (
     BY_HAND,
@@ -51,11 +52,13 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         _save(folder, owner=owner_of_this_process())  # stale, should this process be killed on the way
         image = ensure_cluster_image(engine, Recipe.of(spec.suite))
         owner = BY_HAND if by_hand else owner_of_this_process()
-        subnet = _make_network(engine, name)
+        with held_back():
+            subnet = _make_network(engine, name)
         _write_files(folder, spec)
         _save(folder, owner=owner_of_this_process(), spec=spec.to_json(), subnet=subnet, image=image)
         cluster = Cluster(engine, name, spec, subnet)
-        _start_containers(cluster, image, owner)
+        with held_back():
+            _start_containers(cluster, image, owner)
         _wait_for(cluster, "every node is idle", _all_idle, "slurmctld")
         if spec.daemons:
             _wait_for(cluster, "the coordinator listens", _coordinator_listens, "muster-coordinator")
