@@ -120,11 +120,12 @@ def test_without_a_durable_folder_it_is_stopped_all_the_same() -> None:
 @pytest.mark.parametrize("durable_dir", ["", "/durable"])
 def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_dir: str) -> None:
     world = training(limits=Limits(swaps_per_hour=0), durable_dir=durable_dir)
-    world.world.stop(world.agent("n3"), True)  # its fence is still awaited when the job is requeued
+    world.cut(("n3", "coordinator"), ("coordinator", "n3"))  # its fence is still awaited when the job is requeued
     world.signal("n1")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     world.requeue()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    world.mend(("n3", "coordinator"), ("coordinator", "n3"))
     world.run_until(lambda: world.runs(2) and world.gang.stepped == 2, 900)
     assert "n1" in world.gang.recoveries[-1].nodes_out
     assert not world.gang.final
@@ -280,6 +281,17 @@ def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
     runs(world, 3)
     assert "n2" in {seat.node for seat in world.gang.seats}
     assert not world.facts(f.MemberOut)
+
+
+def test_a_doubted_node_that_carries_ranks_again_is_not_blamed_for_what_goes_on_there() -> None:
+    world = training()
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
+    world.run_until(lambda: world.gang.doubted == "n2" and world.gang.generation == 3)
+    world.gang.recoveries[-1].nodes_in.append("n2")  # as a node of the shared pool
+    runs(world, 3)
+    world.run_for(2.0)
+    assert verdict(world, "n2") is Verdict.FIT
 
 
 def test_a_doubted_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:

@@ -8,6 +8,7 @@ a pause that only lasts, and that passes elsewhere because each hang in one plac
 from muster.daemon.coordinator.core import breaker
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.events import RankState
+from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.core.patience import stepped
 from muster.daemon.coordinator.core.states import Verdict
 from muster.daemon.coordinator.core.tally import of_generation
@@ -63,7 +64,7 @@ def examine(gt: GangTurn) -> None:
 def blame(gt: GangTurn) -> None:
     """The ranks crashed on one node twice, and have come further without it."""
     gang, node = gt.gang, gt.gang.doubted
-    if not node or not stepped(gt) or gt.seen.moved_to[0] != gang.generation:
+    if not node or not stepped(gt) or gt.seen.moved_to[0] != gang.generation or _came_back(gang):
         return
     if gt.seen.moved_to[1] <= gang.reached + 1:
         return  # a rank that has finished a step says of the others that they have finished the one before
@@ -71,3 +72,13 @@ def blame(gt: GangTurn) -> None:
     if node not in gt.turn.tallies.out:
         breaker.take(gt.turn, gang, node, Verdict.UNFIT, reason)
     gt.turn.record(f.MemberOut(gang.id, node, reason, alive=gang.members[node].alive))
+
+
+def _came_back(gang: Gang) -> bool:
+    """The doubted node has carried ranks again since, as one of the shared pool may: where they go on tells nothing."""
+    for recovery in reversed(gang.recoveries):
+        if gang.doubted in recovery.nodes_in:
+            return True
+        if gang.doubted in recovery.nodes_out:
+            return False
+    return False
