@@ -63,6 +63,17 @@ def test_after_a_restart_of_the_coordinator_the_first_step_says_how_long_one_may
     assert fenced(world) == []
 
 
+def test_a_coordinator_that_came_in_the_middle_of_the_first_step_ever_gives_the_second_as_much_time() -> None:
+    world = Rehearsal(4, 1, hang_after_s=60.0, step_s=6.0)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING)
+    world.restart_coordinator()
+    world.run_for(3.0)
+    stop_services(world, "n2", daemon=True)
+    world.run_until(lambda: world.gang.stepped == 1)
+    world.run_for(5.0)
+    assert fenced(world) == []
+
+
 def test_a_spare_that_dies_while_steps_are_short_is_counted_on_for_a_minute_and_gets_no_verdict() -> None:
     world = training()
     (spare,) = [seat.node for seat in world.gang.spares]

@@ -53,6 +53,7 @@ def moves(gt: GangTurn, member: Member) -> bool:
         return False
     pace, moved_at = gt.seen.pace, max(gt.seen.moved_at, gt.turn.sight.since)
     step_s = pace.median_s or max(pace.longest_s, gt.gang.first_step_s)
+    step_s = step_s or moved_at - gt.gang.started_at  # none was seen from its beginning, and none took longer
     held_since = max(moved_at, gt.seen.suspected[member.node])
     return gt.now - moved_at < 2 * step_s + TOLD_S and gt.now - held_since < HOLD_S
 
