@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.ledger import Gang, Ledger
 from muster.daemon.coordinator.core.states import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
-from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
+from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
 
 JOBS_EVERY_S, NODES_EVERY_S = 2.0, 5.0
 SAME_LIMIT_S = 3.0
@@ -37,12 +37,23 @@ _OUT_OF_SERVICE = frozenset(
 )  # fmt: skip
 
 
+class Questions(Protocol):
+    """Of Slurm (slurm/client/types.py), what is asked here."""
+
+    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown: ...
+    async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown: ...
+
+
 class SlurmWatch:
     """Polls `slurm` for what `ledger` names, and posts what changed. `ahead_s`: seconds by which the core's clock is
     ahead of the wall clock, which is Slurm's."""
 
     def __init__(
-        self, slurm: Slurm, ledger: Ledger, post: Callable[[e.Event], None], ahead_s: Callable[[], float] = lambda: 0.0
+        self,
+        slurm: Questions,
+        ledger: Ledger,
+        post: Callable[[e.Event], None],
+        ahead_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._slurm = slurm
         self._ledger = ledger
@@ -128,11 +139,12 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> e.JobSeen:
 def node_seen(name: str, found: Node | Gone) -> e.NodeSeen:
     """Slurm's view of a node, with its states and reason in words."""
     if isinstance(found, Gone):
-        return e.NodeSeen(name, False, "Slurm has no such node")
+        return e.NodeSeen(name, False, "Slurm has no such node", down=True)
     words = "+".join(sorted(state.value for state in found.states))
     reason = f": {found.reason}" if found.reason else ""
     in_service = not found.states & _OUT_OF_SERVICE
-    return e.NodeSeen(name, in_service, f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})")
+    text = f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})"
+    return e.NodeSeen(name, in_service, text, NodeState.DOWN in found.states)
 
 
 async def _for_ever(look: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:

@@ -367,3 +367,18 @@ def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> 
     world.run_until(lambda: world.gang.final)
     world.post(e.CancelAsked("g", "uid 1000"))
     assert [call.job for call in calls(world, "cancel")] == [world.gang.job]
+
+
+def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_when_slurm_has_it_down() -> None:
+    world = Rehearsal(2, 0, idle=1, limits=Limits(pool=POOL), pool_nodes=1)
+    steps(world, 1)
+    world.crash("n1")
+    steps(world, 2)
+    assert {seat.node for seat in world.gang.seats} == {"n0", "n2"}
+    world.power_off("n2")
+    world.signal("n0")
+    world.run_until(lambda: bool(world.gang.members["n0"].out))
+    world.run_until(lambda: bool(world.gang.members["n2"].out), 120)
+    assert world.gang.members["n2"].out == "n2 is silent, and Slurm has taken it out of the job"
+    assert world.core.ledger.node("n2").verdict is Verdict.FIT, "one witness is none"
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)

@@ -272,11 +272,13 @@ class NodeSignalled:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """Slurm's view of a node, when it changed: is it usable again (resumed, answering, not drained)?"""
+    """Slurm's view of a node, when it changed: is it usable again (resumed, answering, not drained)? `down`: Slurm has
+    given it up, with what ran there."""
 
     node: str
     in_service: bool
     text: str
+    down: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,11 +132,12 @@ class GangSight:
 
 @dataclass(slots=True)
 class NodeSight:
-    """One node's daemon."""
+    """One node's daemon. `down`: Slurm has given the node up."""
 
     attached: bool = False
     incarnation: str = ""
     heard_at: float = 0.0
+    down: bool = False
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ def observe(sight: Sight, event: e.Event, now: float) -> None:
             sight.gang(event.gang).flush = event.by
         case e.JobSeen():
             _job_seen(sight.gang(event.gang), event, now)
-        case e.NodeAttached() | e.NodeGone() | e.NodeHeard():
+        case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSeen():
             _observe_node(sight.node(event.node), event, now)
         case _:
             pass
@@ -270,6 +271,8 @@ def _observe_node(node: NodeSight, event: e.NodeEvent, now: float) -> None:
                 node.attached = False
         case e.NodeHeard():
             node.heard_at = now
+        case e.NodeSeen():
+            node.down = event.down
         case _:
             pass
 

@@ -223,10 +223,13 @@ def _witnessed(gt: GangTurn, member: Member, probe: Probe) -> bool:
 
 
 def _follow_slurm(gt: GangTurn, member: Member) -> None:
-    """Nobody is left to ask: who is silent and no longer in the job has been given up by Slurm."""
-    taken = gt.requeued or gt.job_ended
-    of_the_job = member.job == gt.gang.job
-    if taken or (of_the_job and gt.gang.job_nodes and member.node not in gt.gang.job_nodes):
+    """Nobody is left to ask: who is silent and no longer in the job has been given up by Slurm. A node of the shared
+    pool, whose small job nobody looks at, is given up when Slurm has it down."""
+    if member.job == gt.gang.job:
+        taken = bool(gt.gang.job_nodes) and member.node not in gt.gang.job_nodes
+    else:
+        taken = gt.turn.sight.node(member.node).down
+    if taken or gt.requeued or gt.job_ended:
         remove(gt, member, f"{member.node} is silent, and Slurm has taken it out of the job", alive=False)
 
 
