@@ -34,13 +34,13 @@ from muster.v1.api_pb2_grpc import MusterStub
 log = logging.getLogger(__name__)
 
 _CALL_S = 5.0
-_IN_THE_QUEUE = frozenset({"SUBMITTED", "REQUEUED"})
 EXIT_REQUEUED = 75
 """EX_TEMPFAIL of sysexits.h. Slurm does not look at it, for the job waits already; should it have lost that, no job
 that depends on this one may take it for done."""
 _SIGNALS = 128
 LAUNCHES = 3
 """srun is started so often, where nothing tells which node it is that takes it down."""
+_ENDS = frozenset({"DONE", "FAILED", "CANCELLED"})
 # Phases in which no agent of this run of the job has done anything yet (docs/STATES.md).
 _BEFORE = frozenset({"SUBMITTED", "GATHERING"})
 
@@ -216,8 +216,8 @@ def _came(view: GangView) -> bool:
 
 
 def _say_end(view: GangView) -> int:
-    if view.phase in _IN_THE_QUEUE:
-        log.info("the job is back in the queue: %s", view.reason or "Slurm has put it there")
+    if view.phase not in _ENDS:
+        log.info("this run of the job is over, it starts again: %s", view.reason or "Slurm has requeued it")
         return EXIT_REQUEUED
     log.info("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
     return _exit_code(view.exit_code)

@@ -22,7 +22,6 @@ from muster.daemon.coordinator.refused import (
     nonsense,
     not_found,
     not_permitted,
-    run_over,
     streams,
     try_again,
 )  # fmt: skip
@@ -81,11 +80,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self._find(ref)
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
-        if request.slurm_job_id == gang.job and request.slurm_restart_count < gang.restart_count:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, run_over(gang.job, gang.restart_count))
-        self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
+        over = request.slurm_job_id == gang.job and request.slurm_restart_count < gang.restart_count
+        if not over:
+            self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
-        view.final = self._engine.core.may_leave(gang, request.slurm_restart_count)
+        view.final = over or self._engine.core.may_leave(gang, request.slurm_restart_count)
         return view
 
     @streams

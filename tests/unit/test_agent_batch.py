@@ -21,6 +21,7 @@ FAILED = GangView(phase="FAILED", final=True, exit_code=93, reason="no progress 
 KILLED = GangView(phase="FAILED", final=True, exit_code=-9)
 REQUEUED = GangView(phase="REQUEUED", reason="no spare is left")
 QUEUED = GangView(phase="REQUEUED", final=True, reason="no spare is left")
+AGAIN = GangView(phase="GATHERING", final=True)
 GATHERING = GangView(phase="GATHERING")
 ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
 GONE = GangView(phase="GATHERING", nodes=[NodeView(node="n0", role="spare")])
@@ -74,6 +75,7 @@ def _signals() -> Iterator[None]:
         # it is to start again, and Slurm knows; before that its end would be the job's
         ("exit 0", [RUNNING, QUEUED], EXIT_REQUEUED),
         ("kill -9 $$", [REQUEUED, SILENT, QUEUED], EXIT_REQUEUED),
+        ("exit 0", [REQUEUED, AGAIN], EXIT_REQUEUED),
         # nor is the coordinator's silence
         ("exit 1", [SILENT, SILENT, SILENT, SILENT, FAILED], 93),
         # agents are on their way, or were there

@@ -311,8 +311,9 @@ async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: Worl
     assert seen.batch.is_of(1, 2)
     assert world.coordinator.engine.core.ledger.gangs["g1"].restart_count == 0
     world.coordinator.engine.core.ledger.gangs["g1"].restart_count = 3
-    over = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2)
-    assert "this run of it is over" in (await _refusal(api.Attend(over)))[1]
+    heard_at = seen.batch.heard_at
+    over = await api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2))
+    assert (over.phase, over.final, seen.batch.heard_at) == ("RUNNING", True, heard_at)
     unknown = api_pb2.BatchRef(gang_id="nobody")
     assert (await _refusal(api.Attend(unknown)))[0] is grpc.StatusCode.NOT_FOUND
 

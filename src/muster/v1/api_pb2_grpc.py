@@ -99,9 +99,8 @@ class MusterServicer:
 
     def Attend(self, request, context):
         """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
-        life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-        not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
-        into its queue.
+        life. `final` is said once the process may end: after a failure for good not before the job's requeue flag is off, and
+        before any end of the gang once Slurm has put this run of the job back into its queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,9 +36,8 @@ class MusterStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
     Attend: _grpc.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]
     """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
-    life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-    not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
-    into its queue.
+    life. `final` is said once the process may end: after a failure for good not before the job's requeue flag is off, and
+    before any end of the gang once Slurm has put this run of the job back into its queue.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]
     """Sends the view whenever it changes, until the gang is final."""
@@ -58,9 +57,8 @@ class MusterAsyncStub(MusterStub):
     Describe: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
     Attend: _aio.UnaryUnaryMultiCallable[_api_pb2.BatchRef, _api_pb2.GangView]  # type: ignore[assignment]
     """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
-    life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-    not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
-    into its queue.
+    life. `final` is said once the process may end: after a failure for good not before the job's requeue flag is off, and
+    before any end of the gang once Slurm has put this run of the job back into its queue.
     """
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.GangRef, _api_pb2.GangView]  # type: ignore[assignment]
     """Sends the view whenever it changes, until the gang is final."""
@@ -95,9 +93,8 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.GangView, _abc.Awaitable[_api_pb2.GangView]]:
         """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
-        life. Refused to one whose run of the job is over. `final` is said once the process may end: after a failure for good
-        not before the job's requeue flag is off, and before any end once Slurm has put this run of the job back
-        into its queue.
+        life. `final` is said once the process may end: after a failure for good not before the job's requeue flag is off, and
+        before any end of the gang once Slurm has put this run of the job back into its queue.
         """
 
     @_abc_1.abstractmethod
