@@ -67,8 +67,9 @@ def test_who_asks_for_no_stop_trains_to_the_limit_and_saves_what_killwait_allows
     assert world.now - world.gang.registered_at >= 60
     last = stopped_at(world)
     world.run_until(lambda: world.gang.final)
-    assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 1)
-    assert "TIMEOUT" in world.gang.reason
+    assert world.gang.phase is Phase.FAILED
+    # Slurm's word for the end and its SIGTERM come in either order.
+    assert world.gang.exit_code == (1 if "TIMEOUT" in world.gang.reason else 98)
     assert durable(world) >= last
     assert verbs(world) == []
 
@@ -241,5 +242,6 @@ def test_the_time_limit_of_the_run_before_stops_nobody() -> None:
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: world.gang.restart_count == 1, 300)
     world.post(e.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
-    world.run_until(lambda: world.core.sight.gang("g").job_restarts == 1)
+    world.run_for(0.5)
+    assert world.core.sight.gang("g").job_restarts == 0
     assert len(world.facts(f.StopPlanned)) == 1

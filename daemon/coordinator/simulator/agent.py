@@ -233,7 +233,7 @@ class Agent(Process):
         for request in order.pool:
             if request.serial not in self.pool:
                 self.pool[request.serial] = None
-                self.later(self.world.timing.launch(), self._ask_pool, request.serial)
+                self.later(self.world.timing.launch(), self._ask_pool, request)
         self.carry_out()
         if order.keep_stacks and order.generation > self.stacks_begun:
             self.stacks_begun = order.generation
@@ -293,9 +293,9 @@ class Agent(Process):
         self.stacks = generation
         self.changed()
 
-    def _ask_pool(self, serial: int) -> None:
+    def _ask_pool(self, request: pb.PoolRequest) -> None:
         """Call sbatch."""
-        self.pool[serial] = self.world.jobs.submit_pool(self.post, serial)
+        self.pool[request.serial] = self.world.jobs.submit_pool(self.post, request.serial, request.options)
         self.changed()
 
     # -- ranks --

@@ -7,7 +7,7 @@ down. What is left then is the journal alone; a new Coordinator takes over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,12 @@ from muster.daemon.coordinator.loop import ASLEEP_S
 from muster.daemon.coordinator.orderbook import OrderBook
 from muster.daemon.coordinator.simulator.machine import Process
 from muster.daemon.coordinator.simulator.network import COORDINATOR, END, Stream
-from muster.daemon.coordinator.simulator.slurm import drive
+from muster.daemon.coordinator.simulator.slurm import DistantSlurm, drive
 from muster.daemon.coordinator.slurm_calls import give
 from muster.daemon.coordinator.slurm_watch import JOBS_EVERY_S, NODES_EVERY_S, SlurmWatch
 from muster.daemon.coordinator.turnover import take
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
+from muster.slurm.client.types import DEFAULT_DEADLINE
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Coordinator(Process):
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}
         self._orders = OrderBook(self.core.ledger, self.journal.term, self._listeners, self._tell_late)
-        self._watch = SlurmWatch(world.slurm, self.core.ledger, self.post)
+        self._watch = SlurmWatch(DistantSlurm(world.slurm, world.chance), self.core.ledger, self.post)
         self._events: deque[e.Event] = deque()
         self._busy = False
         self._timer = 0
@@ -94,8 +95,8 @@ class Coordinator(Process):
         """Carry out what is owed, and begin to look at Slurm."""
         self._guarded(self.call)
         self.post(e.Tick())
-        self.later(0.1, self._look_at_jobs)
-        self.later(0.2, self._look_at_nodes)
+        self.later(0.1, self._look, self._watch.look_at_jobs, JOBS_EVERY_S)
+        self.later(0.2, self._look, self._watch.look_at_nodes, NODES_EVERY_S)
 
     def listens(self) -> bool:
         """It takes new connections."""
@@ -250,13 +251,19 @@ class Coordinator(Process):
             self.later(self._slurm_s(), self._give, queue[0], 0.25)
         self.post(e.SlurmAnswered(call.gang, call.call, error))
 
-    def _look_at_jobs(self) -> None:
-        drive(self._watch.look_at_jobs())
-        self.later(JOBS_EVERY_S, self._look_at_jobs)
+    def _look(self, ask: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> None:
+        self._go_on(ask(), ask, every_s)
 
-    def _look_at_nodes(self) -> None:
-        drive(self._watch.look_at_nodes())
-        self.later(NODES_EVERY_S, self._look_at_nodes)
+    def _go_on(
+        self, looking: Coroutine[Any, Any, None], ask: Callable[[], Coroutine[Any, Any, None]], every_s: float
+    ) -> None:
+        """Slurm is asked, or its answer has come, however old it is by now."""
+        try:
+            looking.send(None)
+        except StopIteration:
+            self.later(every_s, self._look, ask, every_s)
+        else:
+            self.later(min(self._slurm_s(), DEFAULT_DEADLINE), self._go_on, looking, ask, every_s)
 
     # -- agents --
 

@@ -47,25 +47,8 @@ DISTURBERS: tuple[Fault, ...] = (
     service.storage,
     service.storage,
 )
-SOON: tuple[tuple[Fault, float, float], ...] = (
-    (wire.blind_phase, 0.15, 2.5),
-    (wire.blind_spot, 0.08, 3.5),
-    (wire.isolate, 0.15, 2.0),
-    (wire.fabric, 0.15, 6.0),
-    (wire.spare_alone, 0.2, 4.0),
-    (hardware.echo, 0.1, 3.0),
-    (process.stuck_storage, 0.3, 3.0),
-    (process.declared_phase, 0.15, 4.0),
-    (process.hang_rank, 0.04, 6.0),
-    (process.sick_node, 0.07, 3.0),
-    (process.agent_error, 0.03, 3.0),
-    (service.storage, 0.07, 3.0),
-    (hardware.unfit_then_worse, 0.03, 3.0),
-)
-"""What strikes the first gang soon after it runs, before much else can have happened: in which share of the seeds, and
-after how many seconds."""
 EARLY = (
-    *[Phase.SUBMITTED] * 3, *[Phase.GATHERING] * 2, *[Phase.PREFLIGHT] * 5, *[Phase.STARTING] * 5,
+    *[Phase.SUBMITTED] * 3, *[Phase.GATHERING] * 2, *[Phase.PREFLIGHT] * 6, *[Phase.STARTING] * 5,
     *[Phase.RUNNING] * 2, *[Phase.RECOVERING] * 2,
 )  # fmt: skip
 LATE = (Phase.DRAINING, Phase.REQUEUED)
@@ -95,12 +78,6 @@ def ambush(world: World, phases: Sequence[Phase]) -> None:
     world.ambushes.append((phase, spring))
 
 
-def come_and_go(world: World) -> None:
-    """The first gang that runs is preempted after a few steps, before much else can have happened: it comes back to
-    nodes that have kept its memory."""
-    soon(world, service.preempt, 2.0)
-
-
 def soon(world: World, fault: Fault, after_s: float, phase: Phase = Phase.RUNNING) -> None:
     """So long after the first gang has come to this phase it is struck."""
     world.ambushes.append((phase, lambda gang: world.schedule.later(after_s, _count, world, fault, gang)))
@@ -110,3 +87,58 @@ def _count(world: World, fault: Fault, gang: str) -> None:
     if fault is not service.crash_coordinator:  # counted when it does die
         world.tally.count("fault", fault.__name__.replace("_", " "))
     fault(world, gang)
+
+
+def ended_in_preflight(world: World, gang: str) -> None:
+    """The job ends while its preflight lasts."""
+    process.stop_a_seat(world, gang, 3.0 + 3.0 * world.chance.random())
+    service.batch_script(world, gang)
+
+
+def requeued_at_the_start(world: World, gang: str) -> None:
+    """The job is requeued while its first ranks start."""
+    process.stop_a_seat(world, gang, 3.0 + 3.0 * world.chance.random())
+    service.slurm_requeues(world, gang)
+
+
+def late_order(world: World, gang: str) -> None:
+    """A generation ends while the coordinator does not reach one of its nodes."""
+    wire.cut_from_coordinator(world, gang)
+    process.kill_rank(world, gang)
+
+
+def cut_off_and_reset(world: World, gang: str) -> None:
+    """A node is cut off from all, and a rank dies at once: of its connection to that node, most likely."""
+    wire.isolate(world, gang)
+    process.kill_rank(world, gang)
+
+
+SOON: dict[Phase, dict[tuple[Fault, float], float]] = {
+    Phase.SUBMITTED: {(hardware.launcher, 0.0): 0.2},
+    Phase.PREFLIGHT: {(ended_in_preflight, 0.0): 0.05},
+    Phase.STARTING: {(requeued_at_the_start, 0.0): 0.02},
+    Phase.RUNNING: {
+        (wire.blind_phase, 2.5): 0.04,
+        (wire.blind_spot, 3.5): 0.035,
+        (wire.isolate, 2.0): 0.01,
+        (cut_off_and_reset, 2.0): 0.04,
+        (late_order, 2.0): 0.03,
+        (wire.fabric, 6.0): 0.06,
+        (wire.spare_alone, 4.0): 0.06,
+        (hardware.echo, 3.0): 0.045,
+        (hardware.unfit_then_worse, 3.0): 0.09,
+        (hardware.degraded_then_worse, 3.0): 0.04,
+        (process.stuck_storage, 1.2): 0.1,
+        (process.declared_phase, 4.0): 0.07,
+        (process.hang_rank, 7.0): 0.09,
+        (process.sick_node, 1.5): 0.06,
+        (process.agent_error, 3.0): 0.055,
+        (service.storage, 3.0): 0.02,
+        (service.preempt, 2.0): 0.15,  # it comes back to nodes that have kept its memory
+        (service.cancel, 5.0): 0.012,
+    },
+    Phase.REQUEUED: {(service.another_job, 0.1): 0.15},
+    Phase.FAILED: {(service.slurm_mute, 0.0): 0.5},
+}
+"""One of these strikes the first gang that comes to a phase, so many seconds later, before much else can have happened:
+in which share of the seeds each."""

@@ -27,10 +27,12 @@ def go_down(world: World, node: str, closes: bool) -> None:
             world.schedule.later(3.0 + 40.0 * world.chance.random(), _boot, world, node)
 
 
-def launcher(world: World, gang: str) -> None:
-    """The batch host goes down with srun, and is back before Slurm has noticed."""
+def launcher(world: World, gang: str, tries: int = 40) -> None:
+    """The batch host goes down with srun as soon as its batch script is heard, and is back before Slurm has noticed."""
     job = world.jobs.running(gang)
-    if job is not None and world.machines[job.batch_host].kernel:
+    if job is not None and tries and world.jobs.batch_heard_at.get(job.id, -1.0) < (job.start_time or 0.0):
+        world.schedule.later(0.05, launcher, world, gang, tries - 1)
+    elif job is not None and world.machines[job.batch_host].kernel:
         world.note(f"FAULT: {job.batch_host} crashes, which starts the agents of {gang}")
         world.power_off(job.batch_host, closes=True)
         world.schedule.later(1.0 + 4.0 * world.chance.random(), _boot, world, job.batch_host)

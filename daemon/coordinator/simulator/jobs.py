@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ from muster.daemon.coordinator.core import pool
 from muster.daemon.coordinator.core.ledger import Gang
 from muster.daemon.coordinator.core.states import OUT_OF_SERVICE
 from muster.daemon.coordinator.simulator.agent import Agent, Post
+from muster.daemon.coordinator.simulator.machine import Machine
 from muster.daemon.coordinator.simulator.network import COORDINATOR
-from muster.slurm.client.sbatch_request import JobRequest
+from muster.slurm.client.sbatch_request import JobRequest, read_request
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import Job
 
@@ -44,8 +46,8 @@ class Jobs:
         self._world = world
         self._wanted: dict[int, Wanted] = {}
         self._seen: dict[int, Job] = {}
-        self._begun_in: dict[int, int] = {}
-        """In which of its batch host's lives the newest run of a job began."""
+        self._batches: dict[tuple[int, int], tuple[Machine, int]] = {}
+        """By job and restart, the batch processes that have not left: on which host, in which of its lives."""
         self.ids: dict[str, int] = {}
         self.batch_heard_at: dict[int, float] = {}
         """By job, when its batch process last reached a coordinator."""
@@ -68,13 +70,14 @@ class Jobs:
             )
         )  # fmt: skip
 
-    def submit_pool(self, post: Post, serial: int) -> e.PoolAnswer:
+    def submit_pool(self, post: Post, serial: int, options: Sequence[str]) -> e.PoolAnswer:
         """An agent asks for a node of the shared pool, which is the whole cluster."""
         if self._world.slurm.silent_because or self._world.chance.random() < self.sbatch_fails:
             return e.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
         number = len(self._wanted) + 1
         self._wanted[number] = Wanted(post.gang, self._wanted[post.job].spec, None, serial, post.restarts)
-        self._world.cluster.submit(JobRequest(nodes=1, name=post.gang, requeue=False))
+        exclude = read_request("", options, "").exclude
+        self._world.cluster.submit(JobRequest(nodes=1, name=post.gang, requeue=False, exclude=exclude))
         return e.PoolAnswer(serial, number)
 
     def pooled(self, gang: str) -> list[Job]:
@@ -98,6 +101,8 @@ class Jobs:
                 self._world.schedule.later(self._world.chance.random(), self._clear, ran, node, _SIGTERM)
             elif node not in job.nodes:
                 self._world.schedule.later(2 * self._world.chance.random(), self._clear, ran, node, "")
+        if ran and not runs:
+            self._world.schedule.later(self.kill_wait_s, self._kill_batch, ran)
 
     def running(self, gang: str) -> Job | None:
         """The gang's job while it runs."""
@@ -131,32 +136,28 @@ class Jobs:
     def _begin(self, job: Job) -> None:
         world = self._world
         world.note(f"Slurm starts job {job.id} (restart {job.restart_count}) on {' '.join(job.nodes)}")
-        self._begun_in[job.id] = world.machines[job.batch_host].boot
+        host = world.machines[job.batch_host]
+        self._batches[job.id, job.restart_count] = (host, host.boot)
         for node in job.nodes:
             world.schedule.later(world.timing.launch(), self._launch, job, node, 0)
         world.schedule.later(world.timing.launch(), self._batch, job)
 
     def launches(self, job: Job) -> bool:
         """The batch process of this run of the job, and its srun, may still live, or begin."""
-        host = self._world.machines[job.batch_host]
-        return host.kernel and host.boot == self._begun_in[job.id]
+        return self._has_batch(job.id, job.restart_count)
 
     def _holds(self, job: Job, node: str) -> bool:
         now = self._seen[job.id]
         return now.state is JobState.RUNNING and now.restart_count == job.restart_count and node in now.nodes
 
     def _launch(self, job: Job, node: str, tries: int) -> None:
-        """srun starts the agent, once nothing of the run before is left on any node: Slurm calls it completing."""
+        """srun starts the agent, once nothing of the runs before is left on any node: Slurm calls it completing."""
         world = self._world
         if not self._holds(job, node) or node in self.never_start or not self.launches(job):
             return
         wanted, machine = self._wanted[job.id], world.machines[node]
         gang = wanted.gang
-        left = not wanted.pool and any(
-            agent.alive and agent.post.restarts < job.restart_count
-            for (id, _), agent in world.agents.items()
-            if id == gang
-        )
+        left = not wanted.pool and self._is_completing(job, gang)
         if left or not (machine.kernel and not machine.frozen) or world.machines[job.batch_host].frozen:
             if tries < 180:
                 world.schedule.later(_AGAIN_S, self._launch, job, node, tries + 1)
@@ -168,6 +169,17 @@ class Jobs:
         agent = Agent(world, machine, post)
         world.depots.take(agent)
         world.add_agent(agent)
+
+    def _is_completing(self, job: Job, gang: str) -> bool:
+        """An agent of a run before lives, or a batch process."""
+        agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
+        if any(agent.alive and agent.post.restarts < job.restart_count for agent in agents):
+            return True
+        return any(self._has_batch(job.id, restarts) for restarts in range(job.restart_count))
+
+    def _has_batch(self, job: int, restarts: int) -> bool:
+        host, boot = self._batches.get((job, restarts), (None, 0))
+        return host is not None and host.kernel and host.boot == boot
 
     def _clear(self, job: Job, node: str, words: str) -> None:
         """slurmd ends what the job has on a node that it no longer has; a node that is cut off hears of it later."""
@@ -189,26 +201,42 @@ class Jobs:
             world.end_agent(agent)
 
     def _batch(self, job: Job) -> None:
-        """The batch script asks after its gang until that is final."""
+        """The batch script asks after its gang until it may end."""
         world = self._world
         now = self._seen[job.id]
-        if now.state is not JobState.RUNNING or now.restart_count != job.restart_count:
-            return
-        host, coordinator = world.machines[job.batch_host], world.coordinator
+        runs = now.state is JobState.RUNNING and now.restart_count == job.restart_count
         if self._wanted[job.id].pool:
-            self._batch_of_pool(job)
+            if runs:
+                self._batch_of_pool(job)
             return
         if not self.launches(job):
             return
+        host, coordinator = world.machines[job.batch_host], world.coordinator
         reached = not host.frozen and world.network.both(COORDINATOR, host.name)
         gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
         if reached and gang is not None:
-            self.batch_heard_at[job.id] = world.schedule.now
-            coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
-            if coordinator.core.ledger.may_leave(gang):
-                world.laws.batch_leaves(gang, now)
-                world.cluster.finish(job.id, gang.exit_code)
+            over = job.restart_count < gang.restart_count
+            if not over:
+                self.batch_heard_at[job.id] = world.schedule.now
+                coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
+            if over or coordinator.core.may_leave(gang, job.restart_count):
+                del self._batches[job.id, job.restart_count]
+                if runs:
+                    world.laws.batch_leaves(gang, now)
+                    world.cluster.finish(job.id, gang.exit_code)
+                return
         world.schedule.later(_ASK_S, self._batch, job)
+
+    def _kill_batch(self, job: Job) -> None:
+        """Slurm's patience with the batch process of a run that is over has an end."""
+        host = self._world.machines[job.batch_host]
+        if not self.launches(job):
+            self._batches.pop((job.id, job.restart_count), None)
+        elif host.frozen or not self._world.network.both(COORDINATOR, host.name):
+            self._world.schedule.later(1.0, self._kill_batch, job)
+        else:
+            self._world.note(f"Slurm kills the batch process of job {job.id} (restart {job.restart_count})")
+            del self._batches[job.id, job.restart_count]
 
     def _batch_of_pool(self, job: Job) -> None:
         """The batch script of a small job ends with its agent."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.daemon.coordinator.core.events import GangSpec
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.simulator import faults, hardware_faults, process_faults, wire_faults
+from muster.daemon.coordinator.simulator import faults, process_faults, wire_faults
 from muster.daemon.coordinator.simulator.agent import Agent
 from muster.daemon.coordinator.simulator.jobs import Wanted
 from muster.daemon.coordinator.simulator.laws.violation import Violation
@@ -78,12 +78,10 @@ class Run:
             folder,
             trace,
         )
-        self.world.jobs.sbatch_fails = 0.1
+        self.world.jobs.sbatch_fails = 0.2
         self.world.depots.damage = 0.02
         self.world.reserves = chance.random() < 0.2
         self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
-        if random.Random(f"come and go {seed}").random() < 0.17:  # of its own: the other seeds stay as they are
-            faults.come_and_go(self.world)
         self._lie_in_wait(seed)
         for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
             if chance.random() < often:
@@ -93,12 +91,13 @@ class Run:
 
     def _lie_in_wait(self, seed: int) -> None:
         """What would come about too seldom. Each of a chance of its own: the other seeds stay as they are."""
-        for fault, share, after_s in faults.SOON:
-            if random.Random(f"{fault.__name__} {seed}").random() < share:
-                faults.soon(self.world, fault, after_s)
-        if random.Random(f"launcher {seed}").random() < 0.15:
-            faults.soon(self.world, hardware_faults.launcher, 0.4, Phase.GATHERING)
-        if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.3:
+        for phase, shares in faults.SOON.items():
+            left = random.Random(f"{phase} {seed}").random()
+            for (fault, after_s), share in shares.items():
+                if 0 <= left < share:
+                    faults.soon(self.world, fault, after_s, phase)
+                left -= share
+        if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.7:
             faults.soon(self.world, wire_faults.row, 4.0)
         if self.world.timing.step() > 1.0:
             faults.soon(self.world, process_faults.stop_services, 8.0)

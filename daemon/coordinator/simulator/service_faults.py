@@ -6,6 +6,9 @@ from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.simulator import aim
 from muster.daemon.coordinator.simulator.world import World
 
+_OTHER_JOB = 10_000
+"""A number that no job of a seed has."""
+
 
 def crash_coordinator(world: World, gang: str) -> None:
     """The coordinator dies at one of the next points at which it writes or acts, or now."""
@@ -63,6 +66,16 @@ def preempt(world: World, gang: str) -> None:
         grace_s = world.chance.choice([2.0, 15.0, 40.0, 150.0]) * (0.5 + world.chance.random())
         world.note(f"FAULT: job {job.id} is preempted, with {grace_s:.1f} s of grace")
         world.jobs.preempt(job, grace_s)
+
+
+def another_job(world: World, gang: str) -> None:
+    """Where the gang's agents have ended, a job that is none of Muster's has run before they start again."""
+    mine = {node: agent for (id, node), agent in world.agents.items() if id == gang}
+    left = [node for node, agent in mine.items() if not agent.alive and world.machines[node].kernel]
+    if left:
+        node = world.chance.choice(left)
+        world.note(f"FAULT: another job has run on {node}")
+        world.depots.job_starts(node, _OTHER_JOB)
 
 
 def requeue_flag_off(world: World, gang: str) -> None:

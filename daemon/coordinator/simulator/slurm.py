@@ -6,12 +6,14 @@ Its jobs start agents, its kills end them, its batch scripts end when their gang
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Generator
+from types import coroutine
 from typing import Any, TypeVar
 
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.fake import FakeSlurm
 from muster.slurm.client.fake_cluster import FakeCluster
+from muster.slurm.client.types import JobAnswers, NodeAnswers, Unknown
 
 _T = TypeVar("_T")
 
@@ -28,6 +30,11 @@ def drive(work: Coroutine[Any, Any, _T]) -> _T:
         return done.value  # type: ignore[no-any-return]
     work.close()
     raise RuntimeError("this coroutine waits: it can't run in virtual time")
+
+
+@coroutine
+def _on_its_way() -> Generator[None]:
+    yield
 
 
 class CapriciousSlurm(FakeSlurm):
@@ -53,3 +60,25 @@ class CapriciousSlurm(FakeSlurm):
         await work
         if trouble:
             raise SlurmTimeout("Socket timed out on send/recv operation")
+
+
+class DistantSlurm:
+    """What a CapriciousSlurm says when it is asked, where each answer is on its way for a while: it tells what was when
+    it was given, and may be lost. The coroutines wait once; who drives them says for how long."""
+
+    def __init__(self, near: CapriciousSlurm, chance: random.Random) -> None:
+        self._near = near
+        self._chance = chance
+
+    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
+        """See Slurm.jobs."""
+        return await self._arrives(await self._near.jobs(ids))
+
+    async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:
+        """See Slurm.nodes."""
+        return await self._arrives(await self._near.nodes(names))
+
+    async def _arrives(self, answer: _T) -> _T | Unknown:
+        await _on_its_way()
+        lost = self._near.wrong > 0 and self._chance.random() < self._near.wrong
+        return Unknown("the answer was lost") if lost else answer

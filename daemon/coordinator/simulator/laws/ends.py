@@ -36,6 +36,7 @@ class Ends:
 
     def batch_leaves(self, gang: Gang, job: Job) -> None:
         """A batch script ends, and its job with it."""
+        must(gang.final, f"law 4: {gang.id} is {gang.phase}, and its job ends")
         must(
             gang.exit_code != EXIT_NO_REQUEUE or not job.requeue,
             f"law 4: {gang.id} has failed for good, and its job ends with its requeue flag on",

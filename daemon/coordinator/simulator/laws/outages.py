@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.ledger import Gang
-from muster.daemon.coordinator.core.states import SILENT, WATCHED, Verdict
+from muster.daemon.coordinator.core.outage import LATE_S
+from muster.daemon.coordinator.core.states import FENCING, SILENT, WATCHED, Verdict
 from muster.daemon.coordinator.simulator.laws.reach import Reach
 from muster.daemon.coordinator.simulator.laws.verdicts import watching
 from muster.daemon.coordinator.simulator.laws.violation import must
@@ -66,7 +67,9 @@ class Outages:
         for (id, node), agent in self._world.agents.items():
             member = id in gangs and node in gangs[id].members and (id, node) not in self._out
             reached = agent.awake() and not self._reach.blind(COORDINATOR, id, node)
-            if member and reached:
+            # What ends by itself, the coordinator is not told of; and what is to end may take so long.
+            late = member and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > LATE_S
+            if late and reached:
                 stuck |= {node for rank in agent.ranks.values() if rank.alive and rank.doomed}
         must(
             len(stuck) <= max(2, known // 10) or held >= HOLD_S,

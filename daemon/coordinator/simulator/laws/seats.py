@@ -29,9 +29,11 @@ class Seats:
             not self._world.reserves or fact.master_node == first,
             f"law 4: rank 0 of generation {fact.generation} is on {first}, and its store on {fact.master_node}",
         )
-        # Nobody waits while a seat stays empty, and no fewer nodes train than the job asks for.
+        # Nobody waits while a seat stays empty, and no fewer nodes train than the job asks for. A gang that has gone on
+        # with fewer seats stays so: who comes late waits for one of them.
         count = len(fact.seats)
+        full = count == gang.spec.nodes or fact.action in ("restart in place", "swap")
         must(
-            gang.spec.fewest <= count <= gang.spec.nodes and (count == gang.spec.nodes or not fact.spares),
+            gang.spec.fewest <= count <= gang.spec.nodes and (full or not fact.spares),
             f"law 4: generation {fact.generation} starts on {count} nodes and leaves {len(fact.spares)} waiting",
         )
