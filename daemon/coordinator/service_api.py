@@ -80,11 +80,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self._find(ref)
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
-        over = request.slurm_job_id == gang.job and request.slurm_restart_count < gang.restart_count
-        if not over:
+        if request.slurm_job_id != gang.job or request.slurm_restart_count >= gang.restart_count:
             self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
-        view.final = over or self._engine.core.may_leave(gang, request.slurm_restart_count)
+        view.final = self._engine.core.may_leave(gang, request.slurm_job_id, request.slurm_restart_count)
         return view
 
     @streams
@@ -165,7 +164,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Open to everyone, as sinfo is."""
         core, now = self._engine.core, self._engine.clock.now()
-        names = sorted({*core.ledger.nodes, *core.sight.nodes}, key=lambda name: (len(name), name))
+        heard = (name for name, seen in core.sight.nodes.items() if seen.incarnation)  # Slurm tells of others, too
+        names = sorted({*core.ledger.nodes, *heard}, key=lambda name: (len(name), name))
         return pb.NodesReply(nodes=[views.node_view(core.ledger, core.sight, name, now) for name in names])
 
     def _find(self, ref: pb.GangRef, *, steer: bool = False) -> Gang:

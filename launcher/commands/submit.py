@@ -139,8 +139,10 @@ def _check_durable(durable_dir: str) -> None:
 
 
 async def _sbatch(slurm: Slurm, path: Path) -> int:
+    # Slurm gives it only to jobs that were restarted: the first run of a job that another one submits would inherit it.
+    environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
-        return await slurm.submit(path, cwd=Path.cwd(), deadline=SBATCH_DEADLINE_S)
+        return await slurm.submit(path, cwd=Path.cwd(), env=environ, deadline=SBATCH_DEADLINE_S)
     except SlurmTimeout as error:
         raise Unavailable(
             f"{error}", "it may have been queued: look with squeue --me before submitting again"

@@ -19,7 +19,7 @@ def held_back() -> Iterator[None]:
         yield  # only the main thread is ever interrupted
         return
     came: list[int] = []
-    which = (signal.SIGINT, signal.SIGTERM)
+    which = (signal.SIGTERM, signal.SIGINT)  # restored in that order: no Ctrl-C comes between the two
     before = {number: signal.signal(number, lambda sent, _: came.append(sent)) for number in which}
     try:
         yield

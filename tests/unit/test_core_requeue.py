@@ -55,7 +55,7 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
     world = training(nodes=2, spares=0)
 
     def may_leave() -> bool:
-        return world.core.may_leave(world.gang, 0)
+        return world.core.may_leave(world.gang, world.gang.job, 0)
 
     assert not may_leave()
     world.world.slurm.silent_because = "slurmctld is away"
@@ -65,7 +65,8 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
     assert not may_leave(), "its end would be the job's"
     world.world.slurm.silent_because = ""
     world.run_until(may_leave, 20)
-    assert not world.core.may_leave(world.gang, 1), "that is the run to come"
+    assert not world.core.may_leave(world.gang, world.gang.job, 1), "that is the run to come"
+    assert not world.core.may_leave(world.gang, world.gang.job + 1, 0), "that is another job"
     world.restart_coordinator()
     assert not may_leave(), "Slurm has not told this coordinator yet"
     world.run_until(may_leave, 20)

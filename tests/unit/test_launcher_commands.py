@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.script import render
 from muster.slurm.client.cli import CliSlurm
 from muster.slurm.client.fake import FakeSlurm
+from muster.slurm.client.types import DEFAULT_DEADLINE
 from muster.v1.api_pb2 import EventsRequest
 
 SPEC = """
@@ -84,6 +85,33 @@ async def test_submit_queues_and_registers(world: World, tmp_path: Path, capsys:
     [gang] = [gang for gang in gangs.values() if gang.job == job]
     assert (gang.name, gang.spec.nodes, gang.spec.spares) == ("tiny", 2, 1)
     assert (tmp_path / "run" / f"{gang.id}.sbatch").exists()
+
+
+async def test_a_job_that_another_one_submits_begins_with_no_restarts(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Mapping[str, str] | None] = []
+
+    class Sbatch(FakeSlurm):
+        async def submit(
+            self,
+            script: Path,
+            options: Sequence[str] = (),
+            *,
+            cwd: Path,
+            env: Mapping[str, str] | None = None,
+            deadline: float = DEFAULT_DEADLINE,
+        ) -> int:
+            given.append(env)
+            return await super().submit(script, options, cwd=cwd, env=env, deadline=deadline)
+
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    await queue(world, tmp_path, slurm=Sbatch(world.cluster))
+    (environ,) = given
+    assert environ is not None
+    assert "SLURM_RESTART_COUNT" not in environ
+    assert environ["OF_THE_USER"] == "kept"
 
 
 async def test_submit_tells_scripts_all(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,14 +65,16 @@ class Core:
         turn.outcome.due = self._due.nearest
         return turn.outcome
 
-    def may_leave(self, gang: Gang, restarts: int) -> bool:
-        """The batch process of the gang's job, started when Slurm had restarted the job so often, may end: its end is
-        no reason to start the job again, or Slurm has put that run back into the queue and nobody needs it any more.
-        One that stayed would hold its node, and so the next run, until Slurm kills it (KillWait, 30 s by default)."""
+    def may_leave(self, gang: Gang, job: int, restarts: int) -> bool:
+        """The batch process of `job`, started when Slurm had restarted that so often, may end: its end is no reason to
+        start the job again, or Slurm has put that run back into the queue and nobody needs it any more. One that stayed
+        would hold its node, and so the next run, until Slurm kills it (KillWait, 30 s by default)."""
+        if job == gang.job and restarts < gang.restart_count:
+            return True
         if gang.phase not in (Phase.SUBMITTED, Phase.REQUEUED):
             return self.ledger.may_leave(gang)
         seen = self.sight.gang(gang.id)
-        return seen.job_restarts > restarts and not seen.job_ended
+        return job == gang.job and seen.job_restarts > restarts and not seen.job_ended
 
     def _is_member(self, event: e.NeighbourAccused) -> bool:
         gang = self.ledger.gangs.get(event.gang)

@@ -76,6 +76,8 @@ def blame(gt: GangTurn) -> None:
 
 def _came_back(gang: Gang) -> bool:
     """The doubted node has carried ranks again since, as one of the shared pool may: where they go on tells nothing."""
+    if any(seat.node == gang.doubted for seat in gang.seats):
+        return True
     for recovery in reversed(gang.recoveries):
         if gang.doubted in recovery.nodes_in:
             return True

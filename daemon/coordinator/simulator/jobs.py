@@ -215,11 +215,10 @@ class Jobs:
         reached = not host.frozen and world.network.both(COORDINATOR, host.name)
         gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
         if reached and gang is not None:
-            over = job.restart_count < gang.restart_count
-            if not over:
+            if job.restart_count >= gang.restart_count:
                 self.batch_heard_at[job.id] = world.schedule.now
                 coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
-            if over or coordinator.core.may_leave(gang, job.restart_count):
+            if coordinator.core.may_leave(gang, job.id, job.restart_count):
                 del self._batches[job.id, job.restart_count]
                 if runs:
                     world.laws.batch_leaves(gang, now)

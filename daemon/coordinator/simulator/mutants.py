@@ -268,8 +268,8 @@ MUTANTS: dict[str, Mutant] = {
     "leave-before-the-requeue": Mutant(
         "a batch process ends, and its job with it, before Slurm has the job back in its queue",
         f"{_CORE}.core",
-        "        return seen.job_restarts > restarts and",
-        "        return seen.job_restarts >= restarts and",
+        "seen.job_restarts > restarts and",
+        "seen.job_restarts >= restarts and",
     ),
     "leave-with-the-flag-on": Mutant(
         "a job that has failed for good ends before its requeue flag is off",
