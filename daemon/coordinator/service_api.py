@@ -80,7 +80,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self._find(ref)
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
-        if request.slurm_job_id != gang.job or request.slurm_restart_count >= gang.restart_count:
+        if not gang.outlived(request.slurm_job_id, request.slurm_restart_count):
             self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
         view.final = self._engine.core.may_leave(gang, request.slurm_job_id, request.slurm_restart_count)

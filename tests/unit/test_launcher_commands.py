@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,7 +22,6 @@ from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.script import render
 from muster.slurm.client.cli import CliSlurm
 from muster.slurm.client.fake import FakeSlurm
-from muster.slurm.client.types import DEFAULT_DEADLINE
 from muster.v1.api_pb2 import EventsRequest
 
 SPEC = """
@@ -90,25 +90,17 @@ async def test_submit_queues_and_registers(world: World, tmp_path: Path, capsys:
 async def test_a_job_that_another_one_submits_begins_with_no_restarts(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Mapping[str, str] | None] = []
+    environs: list[Mapping[str, str] | None] = []
 
     class Sbatch(FakeSlurm):
-        async def submit(
-            self,
-            script: Path,
-            options: Sequence[str] = (),
-            *,
-            cwd: Path,
-            env: Mapping[str, str] | None = None,
-            deadline: float = DEFAULT_DEADLINE,
-        ) -> int:
-            given.append(env)
-            return await super().submit(script, options, cwd=cwd, env=env, deadline=deadline)
+        async def submit(self, *given: Any, **more: Any) -> int:
+            environs.append(more["env"])
+            return await super().submit(*given, **more)
 
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     monkeypatch.setenv("OF_THE_USER", "kept")
     await queue(world, tmp_path, slurm=Sbatch(world.cluster))
-    (environ,) = given
+    (environ,) = environs
     assert environ is not None
     assert "SLURM_RESTART_COUNT" not in environ
     assert environ["OF_THE_USER"] == "kept"

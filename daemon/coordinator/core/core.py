@@ -69,12 +69,13 @@ class Core:
         """The batch process of `job`, started when Slurm had restarted that so often, may end: its end is no reason to
         start the job again, or Slurm has put that run back into the queue and nobody needs it any more. One that stayed
         would hold its node, and so the next run, until Slurm kills it (KillWait, 30 s by default)."""
-        if job == gang.job and restarts < gang.restart_count:
+        if gang.outlived(job, restarts):
             return True
-        if gang.phase not in (Phase.SUBMITTED, Phase.REQUEUED):
-            return self.ledger.may_leave(gang)
-        seen = self.sight.gang(gang.id)
-        return job == gang.job and seen.job_restarts > restarts and not seen.job_ended
+        if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
+            seen = self.sight.gang(gang.id)
+            return job == gang.job and seen.job_restarts > restarts and not seen.job_ended
+        owed = self.ledger.owed.values()
+        return gang.final and not any(call.gang == gang.id and call.verb == "requeue_off" for call in owed)
 
     def _is_member(self, event: e.NeighbourAccused) -> bool:
         gang = self.ledger.gangs.get(event.gang)
@@ -159,7 +160,7 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
     if event.pool:
         _joins_from_pool(turn, gang, event)
         return
-    if event.job == gang.job and event.restart_count < gang.restart_count:
+    if gang.outlived(event.job, event.restart_count):
         return  # an agent of a run that is over, whose admission took longer than the new run's first one
     if event.restart_count > gang.restart_count or event.job != gang.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):

@@ -202,6 +202,10 @@ class Gang:
         """Nothing will happen to it again."""
         return self.phase in FINAL
 
+    def outlived(self, job: int, restarts: int) -> bool:
+        """The run of `job` that began when Slurm had restarted it so often is over: a later one is known."""
+        return job == self.job and restarts < self.restart_count
+
     def present(self) -> list[Member]:
         """Members that may carry ranks, by name."""
         return [m for _, m in sorted(self.members.items()) if not m.out]
@@ -243,12 +247,6 @@ class Ledger:
     def node(self, name: str) -> Node:
         """The node of that name; one that was never heard of is FIT."""
         return self.nodes.get(name) or Node(name)
-
-    def may_leave(self, gang: Gang) -> bool:
-        """The gang is over, and its job's end no reason for Slurm to start the job again: the batch script may end."""
-        return gang.final and not any(
-            call.gang == gang.id and call.verb == "requeue_off" for call in self.owed.values()
-        )
 
     def dump(self) -> str:
         """The ledger as JSON."""

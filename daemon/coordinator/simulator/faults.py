@@ -135,7 +135,7 @@ SOON: dict[Phase, dict[tuple[Fault, float], float]] = {
         (process.agent_error, 3.0): 0.055,
         (service.storage, 3.0): 0.02,
         (service.preempt, 2.0): 0.15,  # it comes back to nodes that have kept its memory
-        (service.cancel, 5.0): 0.012,
+        (service.cancel, 5.0): 0.005,
     },
     Phase.REQUEUED: {(service.another_job, 0.1): 0.15},
     Phase.FAILED: {(service.slurm_mute, 0.0): 0.5},

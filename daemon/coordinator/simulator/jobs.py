@@ -123,10 +123,9 @@ class Jobs:
         self._world.schedule.later(grace_s, self._preempted, job)
 
     def _preempted(self, job: Job) -> None:
-        now = self._seen[job.id]
-        if now.state is not JobState.RUNNING or now.restart_count != job.restart_count:
+        if not self._runs(job):
             return
-        if now.requeue:
+        if self._seen[job.id].requeue:
             self._world.cluster.requeue(job.id, (), None)
         else:
             self._world.cluster.cancel(job.id)
@@ -146,9 +145,13 @@ class Jobs:
         """The batch process of this run of the job, and its srun, may still live, or begin."""
         return self._has_batch(job.id, job.restart_count)
 
-    def _holds(self, job: Job, node: str) -> bool:
+    def _runs(self, job: Job) -> bool:
+        """This run of the job is not over."""
         now = self._seen[job.id]
-        return now.state is JobState.RUNNING and now.restart_count == job.restart_count and node in now.nodes
+        return now.state is JobState.RUNNING and now.restart_count == job.restart_count
+
+    def _holds(self, job: Job, node: str) -> bool:
+        return self._runs(job) and node in self._seen[job.id].nodes
 
     def _launch(self, job: Job, node: str, tries: int) -> None:
         """srun starts the agent, once nothing of the runs before is left on any node: Slurm calls it completing."""
@@ -203,10 +206,8 @@ class Jobs:
     def _batch(self, job: Job) -> None:
         """The batch script asks after its gang until it may end."""
         world = self._world
-        now = self._seen[job.id]
-        runs = now.state is JobState.RUNNING and now.restart_count == job.restart_count
         if self._wanted[job.id].pool:
-            if runs:
+            if self._runs(job):
                 self._batch_of_pool(job)
             return
         if not self.launches(job):
@@ -215,13 +216,13 @@ class Jobs:
         reached = not host.frozen and world.network.both(COORDINATOR, host.name)
         gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
         if reached and gang is not None:
-            if job.restart_count >= gang.restart_count:
+            if not gang.outlived(job.id, job.restart_count):
                 self.batch_heard_at[job.id] = world.schedule.now
                 coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
             if coordinator.core.may_leave(gang, job.id, job.restart_count):
                 del self._batches[job.id, job.restart_count]
-                if runs:
-                    world.laws.batch_leaves(gang, now)
+                if self._runs(job):
+                    world.laws.batch_leaves(gang, self._seen[job.id])
                     world.cluster.finish(job.id, gang.exit_code)
                 return
         world.schedule.later(_ASK_S, self._batch, job)

@@ -273,7 +273,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "leave-with-the-flag-on": Mutant(
         "a job that has failed for good ends before its requeue flag is off",
-        f"{_CORE}.ledger",
+        f"{_CORE}.core",
         "        return gang.final and not any(",
         "        return gang.final or any(",
     ),
