@@ -82,10 +82,20 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
         self._engine.post(e.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
-        await context.write(self._order(0))
+        await self._answer(context, 0)
         async for message in messages:
             seq = self._take(hello.node, message)
-            await context.write(self._order(seq, self._over(message.heartbeat.kept)))
+            await self._answer(context, seq, self._over(message.heartbeat.kept))
+
+    async def _answer(self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = ()) -> None:
+        """Confirm the newest message: the daemon then forgets the signal that the message carried.
+
+        A message is confirmed only while the engine runs: an engine that has stopped did not write the signal to the
+        journal. The stream ends instead, and the daemon sends the signal again to the next coordinator.
+        """
+        if not self._engine.running:
+            await try_again("the coordinator is on its way down: the last message was not taken in").abort(context)
+        await context.write(self._order(seq, over))
 
     def _over(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
         gangs = self._engine.core.ledger.gangs

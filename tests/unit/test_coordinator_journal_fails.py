@@ -6,14 +6,20 @@ import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core import facts as f
+from muster.daemon.coordinator.core.states import Verdict
 from muster.daemon.coordinator.journal import JournalError
 from muster.daemon.coordinator.scripted_world import NODES, World
 
 NO_ROOM = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+
+NO_VERDICT = NO_ROOM.replace("ON facts BEGIN", "ON facts WHEN NEW.name = 'NodeJudged' BEGIN")
+"""There is room for the hello of a node's daemon, and none for what follows from its signal."""
 
 
 @pytest_asyncio.fixture
@@ -49,3 +55,21 @@ async def test_nobody_is_ordered_what_could_not_be_written(world: World) -> None
     _alter(world, "DROP TRIGGER full")
     await world.begin()
     await world.ordered("RUN 2", ["n1", "n2"])
+
+
+async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: World) -> None:
+    await world.begin()
+    _alter(world, NO_VERDICT)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await world.signal("n1", 79)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert refused.value.details() == "the coordinator is on its way down: the last message was not taken in"
+    assert world.coordinator
+    with pytest.raises(JournalError, match="disk is full"):
+        await world.coordinator.wait()
+    await world.end()
+    # The daemon still has the signal, and sends it again to the next coordinator.
+    _alter(world, "DROP TRIGGER full")
+    await world.begin()
+    await world.signal("n1", 79)
+    assert world.coordinator.engine.core.ledger.node("n1").verdict is Verdict.UNFIT
