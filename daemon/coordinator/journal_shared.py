@@ -5,7 +5,8 @@ give them to the server when it is back, long after the process that made them h
 file: whoever takes a term copies the newest journal, and late writes go to a file that nobody reads any more.
 
 A copy is on trial until it has been read: where that fails nothing of it stays, and the next start copies again. Once
-it was read, all but the one before are removed.
+it was read, all but the one before are removed. A power cut after that costs nothing: by then the copy's bytes and its
+name in the folder are on the disk.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class Takeover:
         OSError: it can't be copied, or the folder has a journal of this term or a later one.
     """
 
-    def __init__(self, folder: Path, term: int) -> None:
-        self._folder, self._term = folder, term
+    def __init__(self, folder: Path, term: int, fsync: Callable[[int], None] = os.fsync) -> None:
+        """`fsync` writes what an open file or folder holds to the disk."""
+        self._folder, self._term, self._fsync = folder, term, fsync
         newest = newest_term(folder)
         if newest >= term:
             raise OSError(f"{path_of(folder, newest)} is there, no older than term {term} of the lease: start again")
@@ -96,14 +98,33 @@ class Takeover:
         began, size = clock.monotonic(), self.source.stat().st_size
         target = path_of(self._folder, self._term)
         for ending in _BESIDE:
-            _copy(Path(f"{self.source}{ending}"), Path(f"{target}{ending}"))
-        _copy(self.source.with_suffix(".end"), target.with_suffix(".end"))
+            self._copy_file(Path(f"{self.source}{ending}"), Path(f"{target}{ending}"))
+        self._copy_file(self.source.with_suffix(".end"), target.with_suffix(".end"))
         aside = target.with_suffix(".new")
-        _copy(self.source, aside)
+        self._copy_file(self.source, aside)
         aside.rename(target)  # last: a journal with this name is whole
+        self._sync_folder()
         if size >= LARGE_BYTES:
             took = clock.monotonic() - began
             _log.warning("nobody coordinated for %.1f s: %s, %.1f GB, was copied", took, self.source, size / 1e9)
+
+    def _copy_file(self, source: Path, target: Path) -> None:
+        try:
+            read = source.open("rb")
+        except FileNotFoundError:
+            return
+        with read, open(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as write:
+            copy_bytes(read, write)
+            write.flush()
+            self._fsync(write.fileno())
+
+    def _sync_folder(self) -> None:
+        """Write the names in the folder to the disk: without its name the copy is lost, and older ones are removed."""
+        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _whole(folder: Path) -> set[int]:
@@ -120,17 +141,6 @@ def _remove(folder: Path, which: Callable[[int], bool]) -> None:
     ]
     for _, path in sorted(found):
         path.unlink(missing_ok=True)
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        read = source.open("rb")
-    except FileNotFoundError:
-        return
-    with read, open(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as write:
-        copy_bytes(read, write)
-        write.flush()
-        os.fsync(write.fileno())
 
 
 def copy_bytes(

@@ -16,7 +16,7 @@ import pytest
 
 from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.journal_shared import copy_bytes
+from muster.daemon.coordinator.journal_shared import Takeover, copy_bytes
 
 # Writes a fact and is killed in the middle of the next transaction, a part of which is in the file already.
 DIES = """
@@ -183,6 +183,25 @@ def test_a_journal_that_a_coordinator_alone_has_open_is_not_taken_over(tmp_path:
     with closing(Journal(tmp_path)), pytest.raises(JournalError, match="in use by another coordinator: stop it"):
         Journal(tmp_path, lease_term=1)
     take(tmp_path, 2).close()
+
+
+def test_a_copy_and_its_name_are_on_the_disk_before_older_ones_go(tmp_path: Path) -> None:
+    for term in (1, 2):
+        take(tmp_path, term, f"n{term}").close()
+    synced: list[tuple[str, list[str]]] = []
+
+    def fsync(handle: int) -> None:
+        synced.append(
+            (Path(os.readlink(f"/proc/self/fd/{handle}")).name, sorted(p.name for p in tmp_path.glob("*.db")))
+        )
+
+    with Takeover(tmp_path, 3, fsync) as takeover:
+        names_before_the_copy = ["journal-00000001.db", "journal-00000002.db"]
+        names_with_the_copy = [*names_before_the_copy, "journal-00000003.db"]
+        assert ("journal-00000003.new", names_before_the_copy) in synced
+        assert synced[-1] == (tmp_path.name, names_with_the_copy)
+        takeover.complete()
+    assert sorted(p.name for p in tmp_path.glob("*.db")) == ["journal-00000002.db", "journal-00000003.db"]
 
 
 def no_ranges(source: int, target: int, count: int) -> int:
