@@ -1,10 +1,13 @@
 """The table from hardware signals to verdicts: what ships, and what a site may change."""
 
+import re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from muster.daemon.coordinator.core.echo import ECHO_S
 from muster.daemon.coordinator.core.limits import Limits
 from muster.daemon.coordinator.policy import Judgement, Policy, PolicyError
 
@@ -30,6 +33,11 @@ def test_nvlink_and_contained_xids_may_be_echoes(code: int) -> None:
 @pytest.mark.parametrize("code", [63, 64, 92, 160])
 def test_precursors_degrade(code: int) -> None:
     assert SHIPPED.judge("xid", code).verdict == "degraded"
+
+
+def test_the_file_says_for_how_long_a_peers_loss_is_waited_for() -> None:
+    text = files("muster.daemon.coordinator").joinpath("policy.toml").read_text()
+    assert re.findall(r"lost within ([\d.]+) s", text) == [f"{ECHO_S:g}"] * 2
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 69])
