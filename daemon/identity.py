@@ -10,7 +10,8 @@ everything belongs to one user on one machine. Both block (munge on its daemon's
 `muster.daemon.channel` calls them in a thread with a deadline, and so must anyone else on an event loop.
 
 Munge remembers used credentials per host. One that was shown to a host can therefore be shown again to
-another host, for the same method, within its lifetime; the trust issue (TLS on the channel) closes that.
+another host, for the same method, within its lifetime. Only TLS on the channel, which Muster does not use yet, would
+prevent that.
 """
 
 from __future__ import annotations

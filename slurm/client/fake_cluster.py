@@ -4,7 +4,7 @@ It holds no thread, socket or clock of its own: `now` is an input, and whoever o
 happens to its nodes (`lose`, `recover`) and its batch scripts (`finish`). Whole nodes are given to one job at
 a time, first come, first served.
 
-The rules (docs of the project's Slurm facts hold the measurements):
+The rules (tests/cluster/test_slurm_rules.py holds them against a real Slurm):
 - a lost node is NOT_RESPONDING after 16 s and DOWN after 29 s, and only then leaves its jobs;
 - a --no-kill job of several nodes runs on without a node that goes DOWN; any other is requeued or fails;
 - the batch host is never rewritten while the job runs; without it the job can't shrink, and nobody reports

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import keyword
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import get_args
 
+import pytest
+
+from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.policy import Verdict
 from muster.launcher.__main__ import COMMANDS, parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+SOURCES = [path for path in sorted(ROOT.glob("[a-z]*/**/*.py")) if not {"src", "tests"} & set(path.parts)]
+NAMED = re.compile(r"(?<!`)`([A-Za-z_]\w*)`(?!`)")
+"""A name in backticks."""
 
 
 def test_the_states_are_those_of_the_tables() -> None:
@@ -40,3 +52,59 @@ def test_commands_that_are_shown_are_understood() -> None:
             words = line.split()
             assert words[0] in names, f"{page.name}: muster {line}"
             parser().parse_args(["42" if word == "JOB" else word for word in words])
+
+
+def test_documents_that_the_code_names_exist() -> None:
+    for path in SOURCES:
+        for named in re.findall(r"\bdocs/[\w./-]*\w", path.read_text()):
+            assert (ROOT / named).exists(), f"{path.relative_to(ROOT)}: {named}"
+
+
+@pytest.mark.parametrize("elsewhere", ["trust issue", "Slurm facts", "slurm-facts"])
+def test_no_file_refers_to_what_the_repository_does_not_hold(elsewhere: str) -> None:
+    for path in (*SOURCES, *PAGES):
+        assert elsewhere not in path.read_text(), path.relative_to(ROOT)
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Every name that the code of a module uses or makes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=given):
+                yield given or name
+            case ast.Constant(value=str(text)) if len(text) < 80:
+                yield from re.findall(r"\w+", text)
+            case _:
+                pass
+
+
+def test_names_in_docstrings_are_names_of_the_code() -> None:
+    """A class's or a function's docstring names what its module knows, or a class."""
+    classes = {node.name for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)}
+    for path in SOURCES:
+        known = {*_names(_tree(path)), *classes, *keyword.kwlist}
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                unknown = set(NAMED.findall(ast.get_docstring(node) or "")) - known
+                assert not unknown, f"{path.relative_to(ROOT)}: {node.name} speaks of {unknown}"
+
+
+def test_modules_of_the_core_name_what_there_is() -> None:
+    modules = {path.stem for path in SOURCES}
+    for path in SOURCES:
+        if "core" in path.parts:
+            unknown = set(NAMED.findall(ast.get_docstring(_tree(path)) or "")) - {*_names(_tree(path)), *modules}
+            assert not unknown, f"{path.relative_to(ROOT)} speaks of {unknown}"
+
+
+def test_a_signals_event_names_every_judgement() -> None:
+    assert re.findall(r'"(\w+)"', e.NodeSignalled.__doc__ or "") == list(get_args(Verdict))

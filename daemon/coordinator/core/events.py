@@ -262,7 +262,7 @@ class NodeHeard:
 
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
-    """A hardware signal, already judged by the policy table: "unfit", "echo", "degraded" or "ignore"."""
+    """A hardware signal, already judged by the policy table: "unfit", "echo", "degraded", "rank" or "ignore"."""
 
     node: str
     judgement: str

@@ -15,7 +15,7 @@ AGENT, MUSTERD = "agent", "musterd"
 
 @dataclass(slots=True)
 class Probe:
-    """One round of asking after a node. `asked` are the witnesses; `silences` their answers (None: it answered)."""
+    """One round of asking after a node. `silences`: what each of `witnesses` has said (None: the node answered it)."""
 
     number: int
     node: str

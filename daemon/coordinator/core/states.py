@@ -2,7 +2,7 @@
 
 A gang moves SUBMITTED → GATHERING → PREFLIGHT → STARTING → RUNNING; every fault leads through RECOVERING back to
 STARTING, or through DRAINING to a requeue or an end. A node is FIT until evidence says otherwise.
-A move that the table does not hold is a bug: `move` raises and nothing has changed.
+A move that the table does not hold is a bug: `move_gang` and `move_node` raise IllegalMove, and nothing has changed.
 """
 
 from enum import StrEnum
@@ -54,7 +54,7 @@ class Verdict(StrEnum):
 
     FIT = "FIT"
     SUSPECT = "SUSPECT"  # silent or accused; probes are under way (never journaled: it proves nothing)
-    DEGRADED = "DEGRADED"  # works, but a precursor was seen
+    DEGRADED = "DEGRADED"  # works and keeps its ranks, but a precursor was seen
     UNFIT = "UNFIT"  # alive with a fatal hardware signal
     HUNG = "HUNG"  # its kernel answers, its processes don't
     LOST = "LOST"  # gone: power, kernel or network

@@ -1,4 +1,4 @@
-"""The invariants of docs/design, checked against the truth of the world at every event.
+"""The invariants that Muster must keep, checked against the truth of the world at every event.
 
 1. One generation can run, commit and publish: when a generation starts, the ranks of all before are dead.
 2. No committed step is lost while its shards stand, none is mixed.
