@@ -38,7 +38,7 @@ def adopt_orphans() -> None:
 
 
 def name_self(name: str) -> None:
-    """Set the name that `ps` and `top` show for this process (at most 15 characters)."""
+    """Set the name that ps and top show for this process (at most 15 characters)."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 

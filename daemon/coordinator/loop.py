@@ -172,6 +172,10 @@ class Engine:
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._tick)
 
+    def report(self, bug: str) -> None:
+        """See turnover.Hands."""
+        _log.error("a bug of Muster: %s", bug)
+
     def _tick(self) -> None:
         self._due = self._timer = None
         self.post(e.Tick())

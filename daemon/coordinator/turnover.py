@@ -54,6 +54,10 @@ class Hands(Protocol):
         """Post a Tick at `due` (seconds), and at no other time."""
         ...
 
+    def report(self, bug: str) -> None:
+        """Tell the operator of a fault that the core found in its own rules."""
+        ...
+
 
 def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cause: Callable[[e.Event], str]) -> None:
     """Decide on `event` at `now`, write what was decided, then carry it out. `cause` puts the event in words.
@@ -62,6 +66,8 @@ def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cau
         JournalError: nothing was done about it; or all was, and a snapshot can't be written. Who holds `core` stops.
     """
     outcome = core.decide(event, now)
+    for bug in outcome.bugs:
+        hands.report(bug)
     if outcome.facts:
         records = pages.append(outcome.facts, now, cause(event))
         hands.before_acting()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from muster.daemon import clock
 from muster.daemon.coordinator.core import events as e
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.turn import Outcome
 from muster.daemon.coordinator.journal import Journal
 from muster.daemon.coordinator.loop import ASLEEP_S, Engine
 from muster.daemon.coordinator.server import Coordinator, Settings
@@ -42,6 +45,31 @@ async def test_the_first_event_after_a_standstill_is_decided_in_its_light(
     played.moment += still_s
     engine.post(e.Tick())
     assert (engine.core.sight.since == played.moment) is noticed
+    await engine.aclose()
+    journal.close()
+
+
+class Unsettled(Core):
+    """A core with a bug, which it reports."""
+
+    def decide(self, event: e.Event, now: float) -> Outcome:
+        """As the real one, and a bug."""
+        outcome = super().decide(event, now)
+        outcome.bugs.append("gang g1 in phase RUNNING: the rules came to no end")
+        return outcome
+
+
+async def test_what_the_core_finds_wrong_with_itself_is_logged_and_the_engine_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path / "state")
+    slurm = FakeSlurm(FakeCluster((), now=clock.wall))
+    engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"))
+    engine.core = Unsettled(engine.core.ledger, engine.clock.now())
+    engine.start()
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == ["a bug of Muster: gang g1 in phase RUNNING: the rules came to no end"]
+    assert engine.running
     await engine.aclose()
     journal.close()
 

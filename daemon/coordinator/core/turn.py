@@ -27,10 +27,12 @@ class Ask:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one event led to. `due`: when the core wants a Tick (seconds); None: nothing is pending."""
+    """What one event led to. `due`: when the core wants a Tick (seconds); None: nothing is pending. `bugs`: faults that
+    the core found in its own rules, in words for the log."""
 
     facts: list[f.Fact] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
+    bugs: list[str] = field(default_factory=list)
     due: float | None = None
 
 

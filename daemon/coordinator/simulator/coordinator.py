@@ -22,6 +22,7 @@ from muster.daemon.coordinator.core.turn import Ask
 from muster.daemon.coordinator.journal import Journal, Record
 from muster.daemon.coordinator.loop import ASLEEP_S
 from muster.daemon.coordinator.orderbook import OrderBook
+from muster.daemon.coordinator.simulator.laws.violation import Violation
 from muster.daemon.coordinator.simulator.machine import Process
 from muster.daemon.coordinator.simulator.network import COORDINATOR, END, Stream
 from muster.daemon.coordinator.simulator.slurm import DistantSlurm, drive
@@ -207,6 +208,10 @@ class Coordinator(Process):
         self._timer += 1
         if due is not None:
             self.later(max(0.0, due - now), self._ring, self._timer)
+
+    def report(self, bug: str) -> None:
+        """See turnover.Hands."""
+        raise Violation(bug)
 
     def _ring(self, number: int) -> None:
         if number == self._timer:

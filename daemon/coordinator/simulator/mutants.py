@@ -72,6 +72,12 @@ MUTANTS: dict[str, Mutant] = {
         "                _fold(ledger, Record(*row), position, crc)",
         "                _fold(ledger, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
     ),
+    "never-come-to-an-end": Mutant(
+        "a planned stop is planned again in every round of the rules",
+        f"{_CORE}.stopping",
+        "    if gang.stop is not None or gang.phase not in ACTIVE",
+        "    if gang.phase not in ACTIVE",
+    ),
     "snapshot-too-far": Mutant(
         "a snapshot claims a fact that it does not hold",
         _JOURNAL,
