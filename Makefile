@@ -24,17 +24,24 @@ protos: setup ## regenerate src/muster/v1 from protos/
 lint: setup ## ruff and strict mypy (also part of the tests)
 	$(BIN)/python -Im pytest -q tests/unit/test_linters.py
 
-unit: setup ## lint and unit tests: seconds, no container
-	$(BIN)/python -Im pytest -n 2 tests/unit
+# A watchdog tells which test is slow once a part of the run exceeds its --budget; it fails nothing. --timeout ends a test
+# that hangs, and is far above what any test takes on a busy machine.
+PYTEST := $(BIN)/python -Im pytest --timeout 900
+UNIT := $(PYTEST) --budget 90 -n 2 --dist worksteal tests/unit
+
+unit: setup ## lint and unit tests: a minute or so, no container
+	@$(UNIT)
 
 SIMULATOR := $(BIN)/python -m muster.daemon.coordinator.simulator
+SEEDS := $(PYTEST) --budget 60 tests/simulator/test_seeds.py
+PLANTED_BUGS := $(PYTEST) --budget 75 -n 2 --dist worksteal tests/simulator/test_mutants.py
 
 sim: setup ## two thousand simulated worlds of faults, and planted bugs; one seed with its transcript: make sim SEED=7
 ifdef SEED
 	@$(SIMULATOR) --seed $(SEED)
 else
-	@$(BIN)/python -Im pytest -q tests/simulator/test_seeds.py
-	@$(BIN)/python -Im pytest -q -n 2 tests/simulator/test_mutants.py
+	@$(SEEDS)
+	@$(PLANTED_BUGS)
 endif
 
 SECONDS ?= 600
@@ -43,7 +50,7 @@ soak: setup ## simulated worlds for as long as it is given, never the same: make
 
 CLUSTER := $(BIN)/python -m muster.slurm.cluster
 
-image: setup ## build the cluster's container image (three minutes from nothing, a second after a change)
+image: setup ## build the cluster's container image for the tests (three minutes from nothing, a second after a change)
 	@sh slurm/image/host-setup.sh
 	@$(BIN)/python -m muster.slurm.image build
 
@@ -57,22 +64,31 @@ cluster-down: ## remove the cluster, and what runs that died have left
 	@$(CLUSTER) down
 	@$(CLUSTER) down --stale
 
-torch-test: image ## the tests that need PyTorch, inside the image
-	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
+TORCH := $(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider --budget 150 tests/torch
 
-demo: image ## a training job outlives a dead node, on one screen
+torch-test: image ## the tests that need PyTorch, inside the image
+	@$(TORCH)
+
+# The image is built beside the virtual environment, with the host's own Python: it needs nothing else. It lacks what only
+# the tests need.
+demo: ## a training job outlives a dead node, on one screen
+	@sh slurm/image/host-setup.sh
+	@PYTHONPATH=src $(PYTHON) -m muster.slurm.image demo & image=$$!; \
+	    trap 'kill $$image 2>/dev/null' INT TERM; \
+	    $(MAKE) --no-print-directory setup; setup=$$?; \
+	    wait $$image && exit $$setup
 	@$(BIN)/python -m muster.slurm.cluster.demo
 
 # The image is built beside the unit tests: it mostly waits for packages.
 test: setup ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
 	@$(MAKE) --no-print-directory image >$(VENV)/image.log 2>&1 & image=$$!; \
 	    trap 'kill $$image 2>/dev/null' INT TERM; \
-	    $(BIN)/python -Im pytest --timeout 120 -n 2 tests/unit; unit=$$?; \
+	    $(UNIT); unit=$$?; \
 	    wait $$image || { cat $(VENV)/image.log; exit 1; }; exit $$unit
-	@$(BIN)/python -Im pytest --timeout 420 tests/simulator/test_seeds.py
-	@$(BIN)/python -Im pytest --timeout 420 -n 2 tests/simulator/test_mutants.py
-	@$(BIN)/python -m muster.slurm.image run -- python3 -m pytest -p no:cacheprovider tests/torch
-	@$(BIN)/python -Im pytest --timeout 400 --durations 12 -n 2 --dist loadfile --no-loadscope-reorder tests/cluster
+	@$(SEEDS)
+	@$(PLANTED_BUGS)
+	@$(TORCH)
+	@$(PYTEST) --budget 400 -n 3 --dist worksteal tests/cluster
 
 test-long: test ## what takes longer: ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(SIMULATOR) --seconds 600

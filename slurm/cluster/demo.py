@@ -139,7 +139,10 @@ def main() -> int:
     console = Console()
     stage = Stage(room=max(4, console.height - 12) if console.is_terminal else 1000)
     try:
-        with Cluster.up(ClusterSpec(nodes=10)) as cluster, Live(stage, console=console, refresh_per_second=4):
+        with (
+            Cluster.up(ClusterSpec(nodes=10, tests_image=False)) as cluster,
+            Live(stage, console=console, refresh_per_second=4),
+        ):
             stage.say("a Slurm cluster of 10 nodes, 1 controller and 1 login container is up")
             status = play(stage, cluster)
             stage.room = 1000

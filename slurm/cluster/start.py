@@ -50,7 +50,7 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         raise EngineError(f"a cluster {name!r} is there already; use another --name or take it down") from error
     try:
         _save(folder, owner=owner_of_this_process())  # stale, should this process be killed on the way
-        image = ensure_cluster_image(engine, Recipe.of(spec.suite))
+        image = ensure_cluster_image(engine, Recipe.of(spec.suite, spec.tests_image))
         owner = BY_HAND if by_hand else owner_of_this_process()
         with held_back():
             subnet = _make_network(engine, name)

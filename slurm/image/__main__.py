@@ -1,4 +1,8 @@
-"""The image tool: ``python -m muster.slurm.image build | base | run -- COMMAND``."""
+"""The image tool: ``python -m muster.slurm.image build | base | demo | run -- COMMAND``.
+
+``build`` makes what the tests need, ``demo`` what `make demo` needs, ``base`` the layers below Muster's own.
+It needs nothing but Python's standard library.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import sys
 
 from muster.slurm.cluster.engine import EngineError, find_engine
 from muster.slurm.image.build import ensure_base, ensure_cluster_image
+from muster.slurm.image.recipe import Recipe
 from muster.slurm.image.run import run_in_image
 
 
@@ -15,14 +20,17 @@ def main() -> int:
     argv = sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(prog="python -m muster.slurm.image", description=__doc__)
-    parser.add_argument("verb", choices=["build", "base", "run"])
+    parser.add_argument("verb", choices=["build", "base", "demo", "run"])
     parser.add_argument("--user", default="root")
     args = parser.parse_args(argv[:cut])
     try:
         if args.verb == "run":
             return run_in_image(argv[cut + 1 :], user=args.user)
         engine = find_engine()
-        print(ensure_base(engine) if args.verb == "base" else ensure_cluster_image(engine))
+        if args.verb == "base":
+            print(ensure_base(engine))
+        else:
+            print(ensure_cluster_image(engine, Recipe(for_tests=args.verb == "build")))
     except EngineError as error:
         print(f"image: {error}", file=sys.stderr)
         return 1

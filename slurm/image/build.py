@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from muster.slurm.cluster.engine import INSTALL_HINT, Engine, EngineError, cache_dir
@@ -20,6 +20,7 @@ from muster.slurm.image.recipe import (
     BUILD_PACKAGES,
     IMAGE_DIR,
     RUNTIME_PACKAGES,
+    TEST_REQUIREMENTS,
     Recipe,
     Source,
     constraints,
@@ -28,7 +29,7 @@ from muster.slurm.image.recipe import (
 )
 
 LABEL = "muster.image"
-KEEP = {"cluster": 6, "base": 4, "debian": 4}  # the newest of each kind, which pruning leaves alone
+KEEP = {"cluster": 6, "tests": 4, "base": 4, "debian": 4}  # the newest of each kind, which pruning leaves alone
 
 Say = Callable[[str], None]
 
@@ -44,29 +45,42 @@ def ensure_cluster_image(engine: Engine, recipe: Recipe = Recipe(), say: Say = s
     image = recipe.cluster_image(source)
     if engine.has_image(image):
         return image
-    base = ensure_base(engine, recipe, say)
+    below = (ensure_tests if recipe.for_tests else ensure_base)(engine, recipe, say)
     with _lock("cluster"):
         if not engine.has_image(image):
-            _build_cluster(engine, base, image, source)
+            _build_cluster(engine, below, image, source)
             _prune(engine, "cluster")
     return image
 
 
 def ensure_base(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
-    """The name of the base image, built where it does not stand yet (about three minutes from nothing)."""
+    """The name of the base image, built where it does not stand yet (about two minutes from nothing)."""
     if engine.has_image(recipe.base_image):
         return recipe.base_image
     with _lock(f"base-{recipe.suite}"):
         if not engine.has_image(recipe.debian_image):
             say(f"image: Debian {recipe.suite} with Slurm and torch (once, a minute or two)")
             _build_debian(engine, recipe)
-        wheels = _wheels(engine, recipe, say)
         if not engine.has_image(recipe.base_image):
             say("image: Python packages")
-            _build_base(engine, recipe, wheels)
+            _build_base(engine, recipe)
             for kind in ("base", "debian"):
                 _prune(engine, kind)
     return recipe.base_image
+
+
+def ensure_tests(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
+    """The name of the image with all that the tests need but Muster, built where it does not stand yet."""
+    if engine.has_image(recipe.tests_image):
+        return recipe.tests_image
+    base = ensure_base(engine, recipe, say)
+    with _lock(f"tests-{recipe.suite}"):
+        if not engine.has_image(recipe.tests_image):
+            wheels = _wheels(engine, recipe, say)
+            say("image: what only the tests need")
+            _install(engine, base, recipe.tests_image, "tests", TEST_REQUIREMENTS, wheels)
+            _prune(engine, "tests")
+    return recipe.tests_image
 
 
 def _build_debian(engine: Engine, recipe: Recipe) -> None:
@@ -117,22 +131,31 @@ def _wheels(engine: Engine, recipe: Recipe, say: Say) -> Path:
     return folder
 
 
-def _build_base(engine: Engine, recipe: Recipe, wheels: Path) -> None:
+def _build_base(engine: Engine, recipe: Recipe) -> None:
+    _install(engine, recipe.debian_image, recipe.base_image, "base", requirements())
+
+
+def _install(
+    engine: Engine, below: str, image: str, kind: str, wanted: Sequence[str], wheels: Path | None = None
+) -> None:
+    """Commit as `image` what `install-KIND.sh` makes of the layer `below`; `wanted` are requirements for pip."""
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         (Path(folder) / "constraints.txt").write_text(constraints())
-        (Path(folder) / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements()))
-        shutil.copy(IMAGE_DIR / "install-base.sh", folder)
+        (Path(folder) / "requirements.txt").write_text("".join(f"{line}\n" for line in wanted))
+        shutil.copy(IMAGE_DIR / f"install-{kind}.sh", folder)
         mounts, environment = _outside()
-        mounts += ["-v", f"{folder}:/recipe:ro", "-v", f"{wheels}:/wheels:ro"]
-        with _container(engine, "--network=host", *mounts, recipe.debian_image) as run:
+        mounts += ["-v", f"{folder}:/recipe:ro"]
+        if wheels is not None:
+            mounts += ["-v", f"{wheels}:/wheels:ro"]
+        with _container(engine, "--network=host", *mounts, below) as run:
             # Not through the engine's --env: a commit would write these settings into the image.
-            run("env", *environment, "sh", "/recipe/install-base.sh")
-            run.commit(recipe.base_image, "base")
+            run("env", *environment, "sh", f"/recipe/install-{kind}.sh")
+            run.commit(image, kind)
 
 
-def _build_cluster(engine: Engine, base: str, image: str, source: Source) -> None:
+def _build_cluster(engine: Engine, below: str, image: str, source: Source) -> None:
     unpack = "mkdir /tmp/source && tar -x -C /tmp/source && /opt/muster/bin/python /tmp/source/install.py"
-    with _container(engine, "--network=none", base) as run:
+    with _container(engine, "--network=none", below) as run:
         run("sh", "-c", f"{unpack} && rm -r /tmp/source", stdin=source.archive)
         run.commit(image, "cluster")
 

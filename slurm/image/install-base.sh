@@ -1,6 +1,6 @@
 #!/bin/sh
 # Turns the Debian layer into the base layer: users, the Python environment, folders.
-# Reads /recipe/requirements.txt, /recipe/constraints.txt and, where one was built, a wheel in /wheels.
+# Reads /recipe/requirements.txt and /recipe/constraints.txt.
 set -eu
 for user in alice:2001 bob:2002; do
     name=${user%:*} id=${user#*:}
@@ -8,11 +8,8 @@ for user in alice:2001 bob:2002; do
     useradd --uid "$id" --gid "$id" --home-dir "/shared/home/$name" --no-create-home --shell /bin/bash "$name"
 done
 python3 -m venv --system-site-packages /opt/muster
-set -- --quiet --disable-pip-version-check --no-cache-dir
-/opt/muster/bin/pip install "$@" -c /recipe/constraints.txt -r /recipe/requirements.txt
-for wheel in /wheels/*.whl; do
-    if [ -e "$wheel" ]; then /opt/muster/bin/pip install "$@" --no-deps "$wheel"; fi
-done
+/opt/muster/bin/pip install --quiet --disable-pip-version-check --no-cache-dir \
+    -c /recipe/constraints.txt -r /recipe/requirements.txt
 # For login shells, and for what sudo and sbatch start: the environment comes first on PATH.
 printf 'PATH=/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n' >/etc/environment
 printf 'export PATH=/opt/muster/bin:$PATH USE_LIBUV=0\n' >/etc/profile.d/muster.sh

@@ -1,10 +1,14 @@
 """What goes into the image, and the digests that say whether a built one is still right.
 
-Three layers, each keyed by a digest of everything that it was made from:
+Four layers, each keyed by a digest of everything that it was made from:
 
 ``muster-debian``   Debian's own packages (slow: a minute or more)
-``muster-base``     plus pyslurm, the Python packages that Debian lacks, and the users
+``muster-base``     plus the users and the Python packages that Muster needs and Debian lacks
+``muster-tests``    plus what only the tests need: pytest, and pyslurm, whose build takes a minute
 ``muster-cluster``  plus Muster itself (about a second, after every change of its source)
+
+`make demo` leaves out ``muster-tests``: its cluster image stands on ``muster-base``, and without pyslurm Muster reaches
+Slurm through Slurm's commands.
 """
 
 from __future__ import annotations
@@ -52,15 +56,19 @@ PYSLURM = "25.11.2"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image. `suite` is Debian's; `pyslurm` a version, or None where none builds against that Slurm."""
+    """One image. `suite` is Debian's; `pyslurm` a version, or None where none builds against that Slurm.
+
+    `for_tests` says whether the cluster image stands on the layer of what only the tests need.
+    """
 
     suite: str = "forky"
     pyslurm: str | None = PYSLURM
+    for_tests: bool = True
 
     @staticmethod
-    def of(suite: str) -> Recipe:
+    def of(suite: str, for_tests: bool = True) -> Recipe:
         """The recipe for a Debian suite: ``forky`` has Slurm 26.05, ``trixie`` 24.11 (without pyslurm)."""
-        return Recipe(suite, PYSLURM if suite == "forky" else None)
+        return Recipe(suite, PYSLURM if suite == "forky" else None, for_tests)
 
     @property
     def debian_image(self) -> str:
@@ -74,14 +82,20 @@ class Recipe:
 
     @property
     def base_image(self) -> str:
-        """Name and tag of the layer that changes with the dependencies only."""
+        """Name and tag of the layer that changes with Muster's dependencies only."""
         script = (IMAGE_DIR / "install-base.sh").read_text()
-        key = _digest(self.debian_image, self.wheel_key(""), script, constraints(), *requirements())
-        return f"localhost/muster-base:{key}"
+        return f"localhost/muster-base:{_digest(self.debian_image, script, constraints(), *requirements())}"
+
+    @property
+    def tests_image(self) -> str:
+        """Name and tag of the layer with pyslurm and what else only the tests need."""
+        script = (IMAGE_DIR / "install-tests.sh").read_text()
+        return f"localhost/muster-tests:{_digest(self.base_image, self.wheel_key(''), script, *TEST_REQUIREMENTS)}"
 
     def cluster_image(self, source: Source) -> str:
         """Name and tag of the image with Muster's source at `source`."""
-        return f"localhost/muster-cluster:{_digest(self.base_image, source.digest)}"
+        below = self.tests_image if self.for_tests else self.base_image
+        return f"localhost/muster-cluster:{_digest(below, source.digest)}"
 
 
 @dataclass(frozen=True)
@@ -93,13 +107,13 @@ class Source:
 
 
 def requirements() -> list[str]:
-    """The package's own requirements with those of the coordinator and of the tests, from the project file."""
+    """The package's own requirements with those of the coordinator, from the project file."""
     path = ROOT / "pyproject.toml"
     if not path.exists():
         raise EngineError("the image is built from a checkout of Muster's repository: use the one in a checkout")
     project = tomllib.loads(path.read_text())["project"]
     extras = project.get("optional-dependencies", {})
-    return sorted({*project["dependencies"], *extras.get("coordinator", []), *TEST_REQUIREMENTS})
+    return sorted({*project["dependencies"], *extras.get("coordinator", [])})
 
 
 def constraints() -> str:

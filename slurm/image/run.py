@@ -1,4 +1,4 @@
-"""Runs a command in a throw-away container of the base image, with this checkout mounted read-only.
+"""Runs a command in a throw-away container of the tests' image, with this checkout mounted read-only.
 
 For what needs PyTorch: the host never gets one. Muster is imported from the checkout, not from the image.
 """
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from muster.slurm.cluster.engine import Engine, find_engine
-from muster.slurm.image.build import LABEL, ensure_base
+from muster.slurm.image.build import LABEL, ensure_tests
 from muster.slurm.image.recipe import ROOT
 
 SOURCE = "/source"  # where the checkout lies in the container
@@ -28,7 +28,7 @@ def run_in_image(
     interface only, and is gone afterwards, also after Ctrl-C.
     """
     engine = engine or find_engine()
-    image = ensure_base(engine)
+    image = ensure_tests(engine)
     name = f"muster-run-{os.getpid()}-{secrets.token_hex(3)}"
     volumes = {str(ROOT): f"{SOURCE}:ro", **(mounts or {})}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 
-from muster.slurm.image.recipe import ROOT, Recipe, Source, constraints, read_source, requirements
+from muster.slurm.image.recipe import ROOT, TEST_REQUIREMENTS, Recipe, Source, constraints, read_source, requirements
 
 
 def names(source: Source) -> set[str]:
@@ -43,3 +43,14 @@ def test_torch_never_comes_from_the_python_registry() -> None:
 
 def test_the_coordinators_requirements_are_in_the_image() -> None:
     assert any(line.startswith("sqlite-utils") for line in requirements())
+
+
+def test_the_demo_waits_for_nothing_that_only_the_tests_need() -> None:
+    demo, tests = Recipe(for_tests=False), Recipe()
+    assert demo.base_image == tests.base_image
+    assert not {name for name in TEST_REQUIREMENTS if any(line.startswith(name) for line in requirements())}
+    # Another pyslurm is another image for the tests alone.
+    older = Recipe(pyslurm="25.11.1"), Recipe(pyslurm="25.11.1", for_tests=False)
+    source = Source(b"", "one")
+    assert older[0].cluster_image(source) != tests.cluster_image(source)
+    assert older[1].cluster_image(source) == demo.cluster_image(source)
