@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from muster.daemon.identity import IdentityError
 from muster.daemon.site import CONFIG, Site, SiteError
@@ -77,6 +78,18 @@ def complain(error: LauncherError) -> None:
     note(f"muster: {error.message}")
     if error.hint:
         note(f"  {error.hint}")
+
+
+def painter() -> Callable[[Text], str]:
+    """What makes a coloured word fit for standard output: as it is where that is no terminal."""
+    target = console()
+
+    def paint(word: Text) -> str:
+        with target.capture() as captured:
+            target.print(word, end="")
+        return captured.get()
+
+    return paint
 
 
 def console(*, stderr: bool = False) -> Console:

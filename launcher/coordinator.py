@@ -91,10 +91,9 @@ class Coordinator:
         reply = await self._answer(self._stub.List(pb.ListRequest(), timeout=DEADLINE_S))
         return list(reply.gangs)
 
-    async def nodes(self) -> list[pb.NodeView]:
-        """Every node that the coordinator knows."""
-        reply = await self._answer(self._stub.Nodes(pb.ListRequest(), timeout=DEADLINE_S))
-        return list(reply.nodes)
+    async def nodes(self) -> pb.NodesReply:
+        """Every node that Slurm has, or that the coordinator has heard from."""
+        return await self._answer(self._stub.Nodes(pb.ListRequest(), timeout=DEADLINE_S))
 
     async def cancel(self, ref: pb.GangRef) -> str:
         """Cancels the gang; what was done, in words."""

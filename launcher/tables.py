@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,6 +16,7 @@ from muster.v1.api_pb2 import GangView, NodeView, RankView, RecoveryView
 _COLOURS = {
     "FIT": "green",
     "SUSPECT": "yellow",
+    "UNHEARD": "yellow",
     "DEGRADED": "yellow",
     "RETURNING": "cyan",
     "UNFIT": "red",
@@ -28,6 +29,7 @@ _COLOURS = {
     "FAILED": "red",
     "CANCELLED": "red",
 }
+_PRESENCE = {"here": "green", "away": "red"}
 _MOST_RANKS = 64
 """Ranks are listed up to here; above, only those that don't run as the others do."""
 
@@ -36,7 +38,7 @@ def gang_text(view: GangView) -> RenderableType:
     """Everything about one gang."""
     parts: list[RenderableType] = [_facts(view)]
     if view.nodes:
-        parts.append(node_table(view.nodes, in_gang=True, ranks=view.ranks))
+        parts.append(node_table(view.nodes, view.ranks))
     parts.extend(_rank_lines(view.ranks))
     if view.recoveries:
         parts.append(recovery_table(view.recoveries))
@@ -94,26 +96,50 @@ def _committed(view: GangView) -> str:
     return f"step {view.committed.step} (generation {view.committed.generation})"
 
 
-def node_table(nodes: Iterable[NodeView], *, in_gang: bool, ranks: Iterable[RankView] = ()) -> Table:
-    """One line for each node. `in_gang`: with its part in the gang."""
+def node_table(nodes: Iterable[NodeView], ranks: Iterable[RankView]) -> Table:
+    """One line for each node of a gang, with its part in the gang."""
     places: dict[str, list[str]] = {}
     for rank in ranks:
         places.setdefault(rank.node, []).append(str(rank.rank))
-    gang_columns = ("role", "ranks", "agent", "warm") if in_gang else ()
-    table = _table("node", "verdict", *gang_columns, "musterd", "heard", "leaf", "why")
+    table = _table("node", "verdict", "role", "ranks", "agent", "warm", "musterd", "heard", "leaf", "why")
     for node in nodes:
-        mine = places.get(node.node, ())
-        part = (node.role, _span(mine), _attached(node.agent_attached), str(node.warm)) if in_gang else ()
         table.add_row(
             node.node,
             _coloured(node.verdict),
-            *part,
+            node.role,
+            _span(places.get(node.node, ())),
+            _attached(node.agent_attached),
+            str(node.warm),
             _attached(node.musterd_attached),
             f"{node.heard_s_ago:.1f} s ago" if node.heard_s_ago >= 0 else "never",
             node.leaf,
             node.reason,
         )
     return table
+
+
+def roll_call(nodes: Iterable[NodeView], paint: Callable[[Text], str]) -> Iterator[str]:
+    """One line for each node of the site, below a line of titles. `paint` makes a coloured word fit for the terminal.
+
+    Not a rich table: that takes 15 s for 12,500 nodes, these lines a fraction of a second.
+    """
+    titles = ("node", "verdict", "job", "musterd", "heard", "leaf", "why")
+    rows = [titles, *map(_roll_call_row, nodes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    colours = {word: _COLOURS.get(word) or _PRESENCE.get(word, "") for row in rows[1:] for word in (row[1], row[3])}
+    painted = {word: paint(Text(word, colour)) for word, colour in colours.items()}
+    for row in rows:
+        cells = (painted.get(cell, cell) + " " * (width - len(cell)) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _roll_call_row(node: NodeView) -> tuple[str, ...]:
+    heard = "never" if node.verdict == "UNHEARD" else "before the restart"  # the coordinator's
+    if node.heard_s_ago >= 0:
+        heard = f"{node.heard_s_ago:.1f} s ago"
+    jobs = " ".join(map(str, node.slurm_job_ids))
+    presence = _attached(node.musterd_attached).plain
+    return (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)
 
 
 def _span(ranks: Iterable[str]) -> str:
@@ -124,7 +150,8 @@ def _span(ranks: Iterable[str]) -> str:
 
 
 def _attached(attached: bool) -> Text:
-    return Text("here", "green") if attached else Text("away", "red")
+    word = "here" if attached else "away"
+    return Text(word, _PRESENCE[word])
 
 
 def _rank_lines(ranks: Iterable[RankView]) -> list[RenderableType]:

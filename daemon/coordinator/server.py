@@ -21,6 +21,7 @@ from muster.daemon.coordinator.service_agent import AgentService
 from muster.daemon.coordinator.service_api import MusterService
 from muster.daemon.coordinator.service_node import NodeService, Resolve, addresses_of
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.coordinator.slurm_roster import SlurmRoster
 from muster.daemon.coordinator.slurm_watch import SlurmWatch
 from muster.daemon.identity import Credentials
 from muster.daemon.rights import Rights
@@ -77,6 +78,7 @@ class Coordinator:
         self._watch = SlurmWatch(
             settings.slurm, self.engine.core.ledger, self.engine.post, lambda: self.engine.clock.ahead_s()
         )
+        self.roster = SlurmRoster(settings.slurm)
         self._watching: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
         self._server = self._make_server()
@@ -90,7 +92,7 @@ class Coordinator:
         """
         self.port = bind(self._server, self._settings.listen)
         self.engine.start()
-        self._watching = asyncio.create_task(self._watch.run())
+        self._watching = asyncio.create_task(self._watch_slurm())
         await self._server.start()
         await self._say(health_pb2.HealthCheckResponse.SERVING)
 
@@ -119,6 +121,9 @@ class Coordinator:
         await self._server.stop(GRACE_S)
         self._journal.close()
 
+    async def _watch_slurm(self) -> None:
+        await asyncio.gather(self._watch.run(), self.roster.run())
+
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
         lookup = SlurmLookup(settings.slurm)
@@ -137,7 +142,7 @@ class Coordinator:
             ),
             server,
         )
-        api_pb2_grpc.add_MusterServicer_to_server(MusterService(engine, lookup, settings.rights), server)
+        api_pb2_grpc.add_MusterServicer_to_server(MusterService(engine, lookup, self.roster, settings.rights), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server

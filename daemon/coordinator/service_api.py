@@ -25,7 +25,9 @@ from muster.daemon.coordinator.refused import (
     streams,
     try_again,
 )  # fmt: skip
+from muster.daemon.coordinator.roll_call import roll_call
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.coordinator.slurm_roster import SlurmRoster
 from muster.daemon.identity import Caller, current_caller
 from muster.daemon.rights import Rights
 from muster.slurm.client.types import Gone, Job, Unknown
@@ -40,13 +42,17 @@ PAGE = 500
 WATCH_S = 0.1
 """Seconds between two views for one watcher, at least."""
 
+NODES_A_TURN = 200
+"""Nodes of a roll call between two turns of the event loop."""
+
 
 class MusterService(api_pb2_grpc.MusterServicer):
     """The servicer; it reads the engine's ledger and posts what people ask for."""
 
-    def __init__(self, engine: Engine, lookup: SlurmLookup, rights: Rights) -> None:
+    def __init__(self, engine: Engine, lookup: SlurmLookup, roster: SlurmRoster, rights: Rights) -> None:
         self._engine = engine
         self._lookup = lookup
+        self._roster = roster
         self._rights = rights
 
     @answers
@@ -163,10 +169,14 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @answers
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Open to everyone, as sinfo is."""
-        core, now = self._engine.core, self._engine.clock.now()
-        heard = (name for name, seen in core.sight.nodes.items() if seen.incarnation)  # Slurm tells of others, too
-        names = sorted({*core.ledger.nodes, *heard}, key=lambda name: (len(name), name))
-        return pb.NodesReply(nodes=[views.node_view(core.ledger, core.sight, name, now) for name in names])
+        core, now, caller = self._engine.core, self._engine.clock.now(), current_caller()
+        gangs = [gang for gang in core.ledger.gangs.values() if self._rights.may_read(caller, gang.owner_uid)]
+        reply = pb.NodesReply(slurm_unknown=self._roster.unknown)
+        for count, view in enumerate(roll_call(core.ledger, core.sight, self._roster, gangs, now)):
+            reply.nodes.append(view)
+            if count % NODES_A_TURN == NODES_A_TURN - 1:
+                await asyncio.sleep(0)
+        return reply
 
     def _find(self, ref: pb.GangRef, *, steer: bool = False) -> Gang:
         """The gang meant by `ref`, the newest of a job, if the caller may see (or steer) it."""

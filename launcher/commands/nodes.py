@@ -1,12 +1,13 @@
-"""`muster nodes`: every node that the coordinator knows, and its verdict."""
+"""`muster nodes`: the roll call. Every node that Slurm has, or that Muster has heard from, and its verdict."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
-from muster.launcher.command import Command, connect, console, load_site
+from muster.launcher.command import Command, connect, load_site, painter
 from muster.launcher.json_text import to_json
-from muster.launcher.tables import node_table
+from muster.launcher.tables import roll_call
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +16,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
-        nodes = await coordinator.nodes()
+        reply = await coordinator.nodes()
     if options.json:
-        for node in nodes:
+        for node in reply.nodes:
             print(to_json(node), flush=True)
-    elif nodes:
-        console().print(node_table(nodes, in_gang=False))
+    elif reply.nodes:
+        for line in roll_call(reply.nodes, painter()):
+            print(line, flush=False)
+        sys.stdout.flush()
     else:
         print("no node daemon has attached yet", flush=True)
+    if reply.slurm_unknown:
+        print(f"nodes without musterd are not listed: {reply.slurm_unknown}", file=sys.stderr, flush=True)
     return 0
 
 

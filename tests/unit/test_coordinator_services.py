@@ -24,6 +24,7 @@ from muster.daemon.coordinator.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.scripted_world import DEADLINE_S, NODES, World, spec
 from muster.daemon.coordinator.steady import SteadyClock
 from muster.daemon.coordinator.streams import MUTE_S, AgentStream
+from muster.slurm.client.types import Topology
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
 _NODE_ATTACH = "/muster.v1.NodeService/Attach"
@@ -451,11 +452,57 @@ async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: 
 
 
 async def test_nodes_are_listed(world: World, api: Any) -> None:
+    assert world.coordinator
     await world.signal("n2", 79)
     await world.settled()
-    nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
-    assert [(n.node, n.verdict) for n in nodes] == [("n2", "UNFIT")]
+    await world.coordinator.roster.ask()
+    reply = await api.Nodes(api_pb2.ListRequest())
+    assert [(n.node, n.verdict) for n in reply.nodes] == [("n1", "UNHEARD"), ("n2", "UNFIT"), ("n3", "UNHEARD")]
+    assert reply.nodes[0].reason == "no musterd was ever heard; in service in Slurm (ALLOCATED)"
+    assert (reply.nodes[0].heard_s_ago, reply.slurm_unknown) == (-1.0, "")
     assert world.cluster.nodes()["n2"].drained
+
+
+async def test_a_node_whose_daemon_was_heard_before_a_restart_is_no_stranger(world: World, api: Any) -> None:
+    await world.signal("n2", 13)
+    await world.end()
+    await world.begin()
+    assert world.coordinator
+    await world.coordinator.roster.ask()
+    async with open_channel(world.address, world.credentials) as channel:
+        nodes = (await api_pb2_grpc.MusterStub(channel).Nodes(api_pb2.ListRequest())).nodes
+    assert [(n.node, n.verdict) for n in nodes] == [("n1", "UNHEARD"), ("n2", "FIT"), ("n3", "UNHEARD")]
+
+
+async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None:
+    assert world.coordinator
+    await _running(world)
+    world.cluster.topology = Topology({"n1": "s0", "n2": "s1"})
+    other = e.GangSubmitted("other", 5, os.getuid() + 1, "other", e.GangSpec(1, 0), "{}")
+    for event in (other, e.JobSeen("other", 5, ("n3",), 0, None), e.JobSeen("g1", 1, NODES, 0, None)):
+        world.coordinator.engine.post(event)
+    await world.coordinator.roster.ask()
+    nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
+    assert [(n.node, n.leaf, list(n.slurm_job_ids)) for n in nodes] == [
+        ("n1", "s0", [1]),
+        ("n2", "s1", [1]),
+        ("n3", "", [1, 5]),
+    ]
+    world.coordinator.engine.post(e.JobSeen("other", 5, (), 0, "CANCELLED"))
+    nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
+    assert list(nodes[2].slurm_job_ids) == [1]
+
+
+async def test_a_roll_call_while_slurm_is_silent_says_that_nodes_are_missing(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    world.slurm.silent_because = "slurmctld is away"
+    await world.begin()
+    assert world.coordinator
+    await world.coordinator.roster.ask()
+    async with open_channel(world.address, world.credentials) as channel:
+        reply = await api_pb2_grpc.MusterStub(channel).Nodes(api_pb2.ListRequest())
+    assert (list(reply.nodes), reply.slurm_unknown) == ([], "slurmctld is away")
+    await world.close()
 
 
 async def test_health_and_reflection_need_no_credential(world: World) -> None:

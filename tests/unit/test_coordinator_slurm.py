@@ -14,13 +14,14 @@ from muster.daemon.coordinator.core.ledger import Ledger, apply
 from muster.daemon.coordinator.core.states import Phase, Verdict
 from muster.daemon.coordinator.slurm_calls import BUG_TRIES, SlurmCalls, give
 from muster.daemon.coordinator.slurm_lookup import SlurmLookup
+from muster.daemon.coordinator.slurm_roster import SlurmRoster
 from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.fake import FakeSlurm
 from muster.slurm.client.fake_cluster import FakeCluster
 from muster.slurm.client.sbatch_request import JobRequest
 from muster.slurm.client.states import JobFlag, JobState
-from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, Unknown
+from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, Topology, Unknown
 
 NODES = ("n1", "n2", "n3")
 
@@ -247,6 +248,21 @@ async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -
     clock.now += 60
     await watch.look_at_jobs()
     assert seen[5:] == [e.JobSeen("g", 1, ("n1", "n2"), 0, None)]
+
+
+async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
+    slurm.cluster.topology = Topology({"n4": "s1"})
+    slurm.silent_because = "slurmctld is away"
+    roster = SlurmRoster(slurm)
+    await roster.ask()
+    assert (dict(roster.nodes), roster.unknown, roster.leaf("n4")) == ({}, "slurmctld is away", "")
+    slurm.silent_because = ""
+    await roster.ask()
+    assert (sorted(roster.nodes), roster.unknown) == ([*NODES, "n4"], "")
+    assert (roster.leaf("n4"), roster.leaf("n1")) == ("s1", "")
+    slurm.silent_because = "slurmctld is away again"
+    await roster.ask()
+    assert (sorted(roster.nodes), roster.unknown, roster.leaf("n4")) == ([*NODES, "n4"], "", "s1")
 
 
 async def test_the_end_of_a_time_limit_is_told_by_the_cores_clock_and_told_anew_once_the_clock_is_mended(

@@ -20,9 +20,11 @@ from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.coordinator import Coordinator, gang_ref
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.script import render
+from muster.launcher.tables import roll_call
 from muster.slurm.client.cli import CliSlurm
 from muster.slurm.client.fake import FakeSlurm
-from muster.v1.api_pb2 import EventsRequest
+from muster.slurm.client.types import Topology
+from muster.v1.api_pb2 import EventsRequest, NodeView
 
 SPEC = """
 name = "tiny"
@@ -310,8 +312,39 @@ async def test_a_job_that_nobody_knows(world: World) -> None:
 
 
 async def test_nodes_before_any_daemon(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.coordinator
+    world.coordinator.roster.nodes, world.coordinator.roster.unknown = {}, "slurmctld is away"
     assert await muster(world, "nodes") == 0
-    assert "no node daemon has attached yet" in outputs(capsys)[0]
+    out, err = outputs(capsys)
+    assert "no node daemon has attached yet" in out
+    assert err == "nodes without musterd are not listed: slurmctld is away\n"
+
+
+async def test_nodes_that_no_daemon_was_ever_heard_from(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.coordinator
+    world.cluster.topology = Topology({"n1": "s0", "n3": "s1"})
+    await world.signal("n2", 79)
+    await world.settled()
+    await world.coordinator.roster.ask()
+    assert await muster(world, "nodes") == 0
+    table = [line.split() for line in outputs(capsys)[0].splitlines()]
+    assert table[0] == ["node", "verdict", "job", "musterd", "heard", "leaf", "why"]
+    assert table[1][:5] == ["n1", "UNHEARD", "away", "never", "s0"]
+    assert " ".join(table[1][5:]).startswith("no musterd was ever heard; in service in Slurm")
+    assert table[2][:2] == ["n2", "UNFIT"]
+    assert table[3][:5] == ["n3", "UNHEARD", "away", "never", "s1"]
+
+
+def test_a_roll_call_in_columns() -> None:
+    nodes = [
+        NodeView(node="n1", verdict="FIT", heard_s_ago=-1.0, leaf="s0", slurm_job_ids=[4, 5]),
+        NodeView(node="node10", verdict="LOST", heard_s_ago=61.25, musterd_attached=True, reason="power"),
+    ]
+    assert list(roll_call(nodes, lambda word: f"<{word.style}>{word.plain}</>")) == [
+        "node    verdict  job  musterd  heard               leaf  why",
+        "n1      <green>FIT</>      4 5  <red>away</>     before the restart  s0",
+        "node10  <red>LOST</>          <green>here</>     61.2 s ago                power",
+    ]
 
 
 def test_exit_status_and_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,9 +163,12 @@ class NodeView(_message.Message):
     MUSTERD_ATTACHED_FIELD_NUMBER: _builtins.int
     HEARD_S_AGO_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
+    SLURM_JOB_IDS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
-    """FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST, RETURNING."""
+    """FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST, RETURNING. In a NodesReply also UNHEARD: Slurm has the node, and no musterd
+    was ever heard from it.
+    """
     role: _builtins.str
     """"rank", "spare", "out" (kept or let go without ranks), "absent"."""
     reason: _builtins.str
@@ -174,8 +177,12 @@ class NodeView(_message.Message):
     agent_attached: _builtins.bool
     musterd_attached: _builtins.bool
     heard_s_ago: _builtins.float
-    """Seconds since anything was heard from the node; negative: never."""
+    """Seconds since anything was heard from the node; negative: nothing was since this coordinator's start."""
     warm: _builtins.int
+    @_builtins.property
+    def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In a NodesReply: the jobs that hold the node, as far as they are Muster's and the caller may see them."""
+
     def __init__(
         self,
         *,
@@ -188,10 +195,11 @@ class NodeView(_message.Message):
         musterd_attached: _builtins.bool = ...,
         heard_s_ago: _builtins.float = ...,
         warm: _builtins.int = ...,
+        slurm_job_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "musterd_attached", b"musterd_attached", "node", b"node", "reason", b"reason", "role", b"role", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "musterd_attached", b"musterd_attached", "node", b"node", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -477,16 +485,22 @@ class NodesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    SLURM_UNKNOWN_FIELD_NUMBER: _builtins.int
+    slurm_unknown: _builtins.str
+    """Why Slurm has not said yet which nodes it has; empty: it has, and none is missing."""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]:
+        """The nodes that Slurm has, and those that Muster has heard from."""
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeView] | None = ...,
+        slurm_unknown: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "slurm_unknown", b"slurm_unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
