@@ -32,7 +32,7 @@ UNIT := $(PYTEST) --budget 90 -n 2 --dist worksteal tests/unit
 unit: setup ## lint and unit tests: a minute or so, no container
 	@$(UNIT)
 
-SIMULATOR := $(BIN)/python -m muster.daemon.coordinator.simulator
+SIMULATOR := $(BIN)/python -m muster.simulator
 SEEDS := $(PYTEST) --budget 60 tests/simulator/test_seeds.py
 PLANTED_BUGS := $(PYTEST) --budget 75 -n 2 --dist worksteal tests/simulator/test_mutants.py
 

@@ -27,9 +27,9 @@ from rich.table import Table
 
 from muster.slurm.cluster.cluster import LOGIN, Cluster
 from muster.slurm.cluster.leftovers import leftovers, queue
-from muster.slurm.cluster.patience import WaitTimeout
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import Training, TrainingSpec
+from muster.slurm.cluster.waiting import WaitTimeout
 
 PROMISED_S = 5.0
 LONGEST_S = 120.0

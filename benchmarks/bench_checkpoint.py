@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.checkpoint import layout
-from muster.checkpoint.link import AgentLink
-from muster.checkpoint.pieces import digest_pieces
-from muster.checkpoint.rehearsal import RehearsedGang, RehearsedRank
-from muster.checkpoint.shards import Stamp
+from muster.checkpoint.format import layout
+from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.store.pieces import digest_pieces
+from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank
+from muster.checkpoint.training.agent_socket import AgentLink
 from muster.v1 import agent_pb2
 
 Figures = dict[str, list[float]]

@@ -30,16 +30,16 @@ from rich.table import Table
 
 from benchmarks.fleet import Fleet, TrainingGang
 from benchmarks.restart import answered
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.ledger import apply
-from muster.daemon.coordinator.core.states import Verdict
-from muster.daemon.coordinator.core.turn import Outcome
-from muster.daemon.coordinator.journal import Journal
-from muster.daemon.coordinator.orderbook import OrderBook
-from muster.daemon.coordinator.simulator import many
-from muster.daemon.coordinator.streams import AgentStream, AgentStreams
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import apply
+from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.turn import Outcome
+from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.order_dispatch import OrderBook
+from muster.daemon.transport.identity import SecretCredentials
+from muster.simulator import many
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES, GANGS = 12_500, 1_000

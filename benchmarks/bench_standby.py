@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from muster.slurm.cluster.cluster import COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
 from muster.slurm.cluster.training import PACED, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
 
 JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=PACED)
 LONGEST_S = 60.0

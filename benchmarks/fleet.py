@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.events import RankState, Shard, Silence, Status, Version
-from muster.daemon.coordinator.core.ledger import Gang, Ledger
-from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.core.turn import Ask, Outcome
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state.events import RankState, Shard, Silence, Status, Version
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.turn import Ask, Outcome
 
 RANKS_PER_NODE = 8
 LEAF_NODES = 32

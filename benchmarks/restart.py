@@ -14,14 +14,14 @@ from pathlib import Path
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from muster.daemon import clock
-from muster.daemon.channel import open_channel
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.identity import SecretCredentials
-from muster.daemon.rights import Rights
-from muster.daemon.site import start_logging
-from muster.slurm.client.fake import FakeSlurm
-from muster.slurm.client.fake_cluster import FakeCluster
+from muster.daemon.host import clock
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import open_channel
+from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.site_config import start_logging
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
 
 
 async def answered(port: int, folder: Path) -> None:

@@ -10,17 +10,17 @@ Importing this package needs no torch; naming `Checkpoint` does.
 
 from typing import TYPE_CHECKING, Any
 
-from muster.checkpoint.errors import CheckpointError, FlushError, RestoreError
+from muster.checkpoint.format.errors import CheckpointError, FlushError, RestoreError
 
 if TYPE_CHECKING:
-    from muster.checkpoint.loop import Checkpoint
+    from muster.checkpoint.training.loop import Checkpoint
 
 __all__ = ["Checkpoint", "CheckpointError", "FlushError", "RestoreError"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Checkpoint":
-        from muster.checkpoint.loop import Checkpoint
+        from muster.checkpoint.training.loop import Checkpoint
 
         return Checkpoint
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

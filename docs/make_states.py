@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from muster.daemon.coordinator.core.states import CUT_SHORT, FINAL, GANG_MOVES, NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import CUT_SHORT, FINAL, GANG_MOVES, NODE_MOVES, Phase, Verdict
 
 _MEMBER = re.compile(r'^ +(\w+) = "\w+"(?:  # (.*))?$', re.MULTILINE)
 
 HEAD = """# States
 
-Made from `daemon/coordinator/core/states.py` by `docs/make_states.py`. A move that is not here is refused: it
-would be a bug.
+`docs/make_states.py` makes this page from `daemon/coordinator/core/state/state_tables.py`. A transition that is not
+listed here is a bug: the coordinator refuses it.
 """
 
 

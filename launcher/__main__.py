@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from muster.daemon.agent.guard import guarded
+from muster.daemon.host.orphan_guard import guarded
 from muster.launcher.command import Command, complain, site_arguments
 from muster.launcher.commands import cancel, events, logs, nodes, run, status, submit
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput

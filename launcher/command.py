@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from muster.daemon.identity import IdentityError
-from muster.daemon.site import CONFIG, Site, SiteError
+from muster.daemon.transport.identity import IdentityError
+from muster.daemon.transport.site_config import CONFIG, Site, SiteError
 from muster.launcher.coordinator import Coordinator, cannot_prove
 from muster.launcher.errors import LauncherError, SiteFault
 

@@ -10,9 +10,9 @@ from typing import NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from muster.daemon.channel import reach
-from muster.daemon.identity import Credentials, IdentityError
-from muster.daemon.site import split_addresses
+from muster.daemon.transport.channel import reach
+from muster.daemon.transport.identity import Credentials, IdentityError
+from muster.daemon.transport.site_config import split_addresses
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub

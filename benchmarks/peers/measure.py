@@ -20,9 +20,9 @@ from benchmarks.peers.job import Job
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.steplog import Recovery
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
-from muster.slurm.cluster.engine import EngineError
-from muster.slurm.cluster.patience import WaitTimeout
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.waiting import WaitTimeout
+from muster.slurm.image.engine import EngineError
 
 Say = Callable[[object], None]
 

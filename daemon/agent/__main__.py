@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from muster.daemon.agent import guard
-from muster.daemon.identity import IdentityError
-from muster.daemon.memory_line import SOCKET
-from muster.daemon.site import EXIT_CONFIG, SiteError, add_arguments
+from muster.daemon.host import orphan_guard
+from muster.daemon.host.kept_memory_client import SOCKET
+from muster.daemon.transport.identity import IdentityError
+from muster.daemon.transport.site_config import EXIT_CONFIG, SiteError, add_arguments
 
 EXIT_USAGE = 64
 
@@ -26,16 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     if options.what == "run":
         # Nothing that starts threads (gRPC) is imported before the guard has forked.
-        return guard.guarded(lambda: _end(_explained(options)))
+        return orphan_guard.guarded(lambda: _end(_explained(options)))
     return _explained(options)
 
 
 def _explained(options: argparse.Namespace) -> int:
-    from muster.daemon.agent import start
+    from muster.daemon.agent import startup
 
     try:
-        return start.run(options) if options.what == "run" else start.batch(options)
-    except start.BadOption as error:
+        return startup.run(options) if options.what == "run" else startup.batch(options)
+    except startup.BadOption as error:
         print(f"muster-agent: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (SiteError, IdentityError) as error:

@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from muster.daemon.agent import converge, handover
-from muster.daemon.agent.attach import Attachment, Ears
-from muster.daemon.agent.crew import Crew, Job
-from muster.daemon.agent.handover import Handover
-from muster.daemon.agent.neighbourhood import Consequences, Neighbourhood
-from muster.daemon.agent.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
-from muster.daemon.agent.pool import Pool
-from muster.daemon.agent.stacks import Stacks
-from muster.daemon.channel import bind, make_server
-from muster.daemon.identity import Credentials, IdentityUnavailable
-from muster.daemon.probe import Door, probe
+from muster.daemon.agent import memory_handover
+from muster.daemon.agent.coordinator_stream import Attachment, Ears
+from muster.daemon.agent.failure_detector.peer_monitor import Consequences, Neighbourhood
+from muster.daemon.agent.failure_detector.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
+from muster.daemon.agent.memory_handover import Handover
+from muster.daemon.agent.pool_jobs import Pool
+from muster.daemon.agent.ranks import reconcile
+from muster.daemon.agent.ranks.rank_supervisor import Crew, Job
+from muster.daemon.agent.ranks.stack_dumps import Stacks
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable
+from muster.daemon.transport.reachability import Door, probe
 from muster.v1 import common_pb2_grpc, peer_pb2_grpc
 from muster.v1.agent_pb2 import (
     AgentHello,
@@ -62,8 +63,8 @@ _SILENCES = {
 }
 
 
-class Keeper(ShardKeeper, handover.Keeper, Protocol):
-    """The memory store of this node (muster.checkpoint.keeper.Keeper)."""
+class Keeper(ShardKeeper, memory_handover.Keeper, Protocol):
+    """The memory store of this node (muster.checkpoint.store.keeper.Keeper)."""
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
     def enlist(self, order: Order) -> None: ...
@@ -203,7 +204,7 @@ class Agent:
             self._start(self._keep_stacks(order.generation), vital=False)
         if order.stop:
             self._ask_to_stop(order.stop)
-        if converge.settled(self._local(), order):
+        if reconcile.settled(self._local(), order):
             self._changed()  # nothing under way will say that the order is carried out
 
     def _converge(self) -> None:
@@ -212,36 +213,36 @@ class Agent:
             return
         self._converging = True
         try:
-            while steps := converge.decide(self._local(), self._order):
+            while steps := reconcile.decide(self._local(), self._order):
                 for step in steps:
                     self._take(step, self._order)
-                if any(isinstance(step, converge.Leave) for step in steps):
+                if any(isinstance(step, reconcile.Leave) for step in steps):
                     return
         finally:
             self._converging = False
 
-    def _take(self, step: converge.Step, order: Order) -> None:
+    def _take(self, step: reconcile.Step, order: Order) -> None:
         log.debug("step: %s", step)
         match step:
-            case converge.Kill(generation):
+            case reconcile.Kill(generation):
                 self._killed = generation
                 self._crew.kill(generation)
-            case converge.Fenced(generation):
+            case reconcile.Fenced(generation):
                 self._keeper.fence(generation)
                 self._fenced = generation
                 self._changed()
-            case converge.OpenStore(generation):
+            case reconcile.OpenStore(generation):
                 self._crew.open_store(generation)
-            case converge.CloseStore():
+            case reconcile.CloseStore():
                 self._crew.close_store()
-            case converge.Start():
+            case reconcile.Start():
                 self._crew.start(step, order)
-            case converge.Leave(exit_code, reason):
+            case reconcile.Leave(exit_code, reason):
                 self._hands_over = order.requeued
                 self._leave(exit_code, reason or "the coordinator says so")
 
-    def _local(self) -> converge.Local:
-        return converge.Local(
+    def _local(self) -> reconcile.Local:
+        return reconcile.Local(
             node=self._setting.own.node,
             fenced=self._fenced,
             killed=self._killed,
@@ -299,7 +300,7 @@ class Agent:
         store = self._crew.store
         listening = store if store is not None and store.port else None
         order = self._order
-        done = order is not None and converge.settled(self._local(), order)
+        done = order is not None and reconcile.settled(self._local(), order)
         return AgentStatus(
             fenced_generation=self._fenced,
             ranks=self._ranks(),

@@ -19,21 +19,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from muster.daemon import site
-from muster.daemon.channel import CannotListen, check_address
-from muster.daemon.coordinator.incumbent import Incumbent
-from muster.daemon.coordinator.journal import JournalError
-from muster.daemon.coordinator.lease import Lease, LeaseError
-from muster.daemon.coordinator.local_slurm import LocalSlurm
-from muster.daemon.coordinator.policy import Policy, PolicyError
+from muster.daemon.coordinator.journal.journal import JournalError
+from muster.daemon.coordinator.leadership.leader import Keeping, Watchdog, end_at_once, stand_by
+from muster.daemon.coordinator.leadership.lease import Lease, LeaseError
+from muster.daemon.coordinator.leadership.lease_holder import Incumbent
+from muster.daemon.coordinator.leadership.state_folder import OWN, check_alone, check_shared
+from muster.daemon.coordinator.policy.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.coordinator.state_folder import OWN, check_alone, check_shared
-from muster.daemon.coordinator.tenure import Keeping, Watchdog, end_at_once, stand_by
-from muster.daemon.identity import IdentityError
-from muster.daemon.rights import Rights
-from muster.slurm.client.command import NEEDED, can_end
+from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
+from muster.daemon.transport import site_config
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import CannotListen, check_address
+from muster.daemon.transport.identity import IdentityError
+from muster.slurm.client.backends.open import open_slurm
+from muster.slurm.client.backends.run_command import NEEDED, can_end
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.open import open_slurm
 from muster.slurm.client.permit import Permit, unopposed
 from muster.slurm.client.types import Slurm
 
@@ -44,14 +44,14 @@ _log = logging.getLogger("muster.coordinator")
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point `muster-coordinator`."""
     flags = _parser().parse_args(argv)
-    site.start_logging(flags.log_level)
+    site_config.start_logging(flags.log_level)
     try:
         asyncio.run(_run(flags))
     except CannotListen as error:
         # A standby that stays down would not be missed before it is needed.
-        _die(EXIT_UNAVAILABLE if flags.shared_state else site.EXIT_CONFIG, str(error))
-    except (site.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
-        _die(site.EXIT_CONFIG, str(error))
+        _die(EXIT_UNAVAILABLE if flags.shared_state else site_config.EXIT_CONFIG, str(error))
+    except (site_config.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
+        _die(site_config.EXIT_CONFIG, str(error))
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
     except Exception as error:  # noqa: BLE001  # the very top: a bug ends the process, the journal takes it up again
@@ -66,7 +66,7 @@ def _die(status: int, words: str) -> NoReturn:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="muster-coordinator", description="Keeps gangs of training ranks running.")
-    site.add_arguments(parser, listen=f":{site.COORDINATOR_PORT}")
+    site_config.add_arguments(parser, listen=f":{site_config.COORDINATOR_PORT}")
     parser.add_argument("--state-dir", metavar="DIR", type=Path,
                         help=f"the journal's folder; default {OWN}")  # fmt: skip
     parser.add_argument("--shared-state", action="store_true",
@@ -85,7 +85,7 @@ async def _run(flags: argparse.Namespace) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    settings = site.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
+    settings = site_config.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
     policy, credentials = Policy.load(flags.policy), settings.credentials()
     flags.state_dir = await asyncio.to_thread(_check, flags)
     await _check_calls(flags)
@@ -133,7 +133,7 @@ async def _check_calls(flags: argparse.Namespace) -> None:
     if flags.slurm == "fake" or await can_end():
         return
     if flags.shared_state:
-        raise site.SiteError(
+        raise site_config.SiteError(
             f"with --shared-state calls to Slurm must not outlive this process, which takes {NEEDED}: install it, or "
             "run one coordinator alone"
         )

@@ -12,19 +12,19 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from muster.daemon.channel import bind, make_server
-from muster.daemon.coordinator.core.ledger import Ledger
-from muster.daemon.coordinator.journal import Journal
-from muster.daemon.coordinator.loop import Engine
-from muster.daemon.coordinator.policy import Policy
-from muster.daemon.coordinator.service_agent import AgentService
-from muster.daemon.coordinator.service_api import MusterService
-from muster.daemon.coordinator.service_node import NodeService, Resolve, addresses_of
-from muster.daemon.coordinator.slurm_lookup import SlurmLookup
-from muster.daemon.coordinator.slurm_roster import SlurmRoster
-from muster.daemon.coordinator.slurm_watch import SlurmWatch
-from muster.daemon.identity import Credentials
-from muster.daemon.rights import Rights
+from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services.agent_service import AgentService
+from muster.daemon.coordinator.services.api_service import MusterService
+from muster.daemon.coordinator.services.node_service import NodeService, Resolve, addresses_of
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.slurm.lookup import SlurmLookup
+from muster.daemon.coordinator.slurm.roster import SlurmRoster
+from muster.daemon.coordinator.slurm.watch import SlurmWatch
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import Credentials
 from muster.slurm.client.permit import unopposed
 from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
@@ -88,7 +88,7 @@ class Coordinator:
         """Listen, and take up what is owed.
 
         Raises:
-            muster.daemon.channel.CannotListen: the address is taken.
+            muster.daemon.transport.channel.CannotListen: the address is taken.
         """
         self.port = bind(self._server, self._settings.listen)
         self.engine.start()

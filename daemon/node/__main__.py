@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from muster.daemon import site
-from muster.daemon.channel import CannotListen
-from muster.daemon.identity import IdentityError
-from muster.daemon.memory_line import SOCKET
-from muster.daemon.node import fd_store
+from muster.daemon.host.kept_memory_client import SOCKET
 from muster.daemon.node.daemon import NodeDaemon, Settings, Systemd
-from muster.daemon.node.sensor import Roots
+from muster.daemon.node.kept_memory import systemd_fd_store
+from muster.daemon.node.sensors.sensor import Roots
+from muster.daemon.transport import site_config
+from muster.daemon.transport.channel import CannotListen
+from muster.daemon.transport.identity import IdentityError
 
 EXIT_UNAVAILABLE, EXIT_BUG = 69, 70
 _log = logging.getLogger("muster.node")
@@ -32,11 +32,11 @@ _log = logging.getLogger("muster.node")
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point `musterd`."""
     flags = _parser().parse_args(argv)
-    site.start_logging(flags.log_level)
+    site_config.start_logging(flags.log_level)
     try:
         asyncio.run(_run(_settings(flags)))
-    except (site.SiteError, IdentityError) as error:
-        _die(site.EXIT_CONFIG, str(error))
+    except (site_config.SiteError, IdentityError) as error:
+        _die(site_config.EXIT_CONFIG, str(error))
     except CannotListen as error:
         _die(EXIT_UNAVAILABLE, str(error))
     except Exception as error:  # noqa: BLE001  # the very top
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="musterd", description="Calls the roll for one node, watches its hardware.")
-    site.add_arguments(parser, listen=f":{site.NODE_PORT}")
+    site_config.add_arguments(parser, listen=f":{site_config.NODE_PORT}")
     parser.add_argument("--node", metavar="NAME", help="this node in Slurm; default SLURMD_NODENAME, else hostname -s")
     parser.add_argument("--heartbeat", metavar="SECONDS", type=_seconds, default=5.0,
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip
@@ -66,19 +66,19 @@ def _seconds(text: str) -> float:
 
 def _settings(flags: argparse.Namespace) -> Settings:
     try:
-        site.split_address(flags.listen)
+        site_config.split_address(flags.listen)
     except ValueError as error:
-        raise site.SiteError(f"--listen: {error}") from None
-    settings = site.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
+        raise site_config.SiteError(f"--listen: {error}") from None
+    settings = site_config.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
     return Settings(
-        node=site.node_name(flags.node),
+        node=site_config.node_name(flags.node),
         coordinator=settings.coordinator,
         listen=flags.listen,
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
         roots=Roots(kmsg=flags.kmsg),
         memory=Path(flags.memory) if flags.memory else None,
-        systemd=Systemd(os.environ.get("NOTIFY_SOCKET", ""), fd_store.inherited(os.environ, os.getpid())),
+        systemd=Systemd(os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited(os.environ, os.getpid())),
     )
 
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from muster.daemon import clock
-from muster.daemon.channel import bind, make_server
-from muster.daemon.identity import Credentials
-from muster.daemon.node.attach import Attachment
-from muster.daemon.node.depot import Depot
-from muster.daemon.node.fd_store import FdStore
-from muster.daemon.node.memory_service import MemoryService
-from muster.daemon.node.probe import ProbeService
-from muster.daemon.node.sensor import Roots, keep_watching
+from muster.daemon.host import clock
+from muster.daemon.node.coordinator_stream import Attachment
+from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.kept_memory.memory_service import MemoryService
+from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.node.probe_service import ProbeService
 from muster.daemon.node.sensors import SENSORS
-from muster.daemon.site import split_address, split_addresses
+from muster.daemon.node.sensors.sensor import Roots, keep_watching
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.v1 import common_pb2_grpc, node_pb2
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -70,7 +70,7 @@ class NodeDaemon:
         """Serve until cancelled.
 
         Raises:
-            muster.daemon.channel.CannotListen: the address is taken.
+            muster.daemon.transport.channel.CannotListen: the address is taken.
         """
         # First of all: whatever ends this run of the daemon, nothing is kept for longer than it may be.
         memory = self._memory()

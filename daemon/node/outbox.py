@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from muster.daemon.node.sensor import Observation
+from muster.daemon.node.sensors.sensor import Observation
 
 LIMIT = 1000
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import time
 
 from muster.launcher.command import Command, connect, load_site, say_away
 from muster.launcher.coordinator import gang_ref
-from muster.launcher.json_text import to_json
+from muster.launcher.output.json_text import to_json
 from muster.v1.api_pb2 import EventRecord, EventsRequest
 
 

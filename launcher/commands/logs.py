@@ -12,11 +12,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from muster.daemon.agent import logs
+from muster.daemon.host import rank_log_files
 from muster.launcher.command import Command, connect, load_site, say_away
 from muster.launcher.coordinator import Coordinator, gang_ref
 from muster.launcher.errors import WrongInput
-from muster.launcher.rank_logs import Reader, generations
+from muster.launcher.output.rank_logs import Reader, generations
 from muster.v1.api_pb2 import GangView
 
 POLL_S = 0.2
@@ -47,7 +47,7 @@ COMMAND = Command("logs", "show what a job's ranks wrote", _arguments, _run)
 
 
 def _folder(view: GangView) -> Path:
-    return logs.folder(view.run_dir, view.gang_id)
+    return rank_log_files.folder(view.run_dir, view.gang_id)
 
 
 def _first(options: argparse.Namespace, view: GangView) -> int:

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from muster.launcher.command import Command, connect, load_site, painter
-from muster.launcher.json_text import to_json
-from muster.launcher.tables import roll_call
+from muster.launcher.output.json_text import to_json
+from muster.launcher.output.tables import roll_call
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

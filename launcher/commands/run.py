@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from muster.launcher.command import Command, console, note
 from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
-from muster.launcher.explain import explain
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.run import LocalRun, check_faults, interruptible, must_be_dir
-from muster.launcher.spec import Job
-from muster.launcher.tables import recovery_table
+from muster.launcher.output.tables import recovery_table
+from muster.launcher.spec.explain import explain
+from muster.launcher.spec.spec import Job
 from muster.v1.common_pb2 import JobSpec
 
 _LEAVE_S = 10.0

@@ -13,8 +13,8 @@ from rich.live import Live
 
 from muster.launcher.command import Command, connect, console, load_site, say_away
 from muster.launcher.coordinator import Coordinator, gang_ref
-from muster.launcher.json_text import to_json
-from muster.launcher.tables import gang_list, gang_text
+from muster.launcher.output.json_text import to_json
+from muster.launcher.output.tables import gang_list, gang_text
 from muster.v1.api_pb2 import GangView
 
 

@@ -16,12 +16,12 @@ import sysconfig
 from contextlib import suppress
 from pathlib import Path
 
-from muster.daemon.site import Site, split_address, split_addresses
-from muster.launcher import spec
+from muster.daemon.transport.site_config import Site, split_address, split_addresses
 from muster.launcher.command import Command, connect, load_site, note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
-from muster.launcher.script import Submission, node_options, render
-from muster.slurm.client.cli import CliSlurm
+from muster.launcher.spec import spec
+from muster.launcher.submission.script import Submission, node_options, render
+from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.types import Slurm
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.local import processes
 from muster.launcher.local.faults import Hit, Kind, kernel_line
 from muster.launcher.local.processes import Program

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.daemon.agent import process
+from muster.daemon.host import process_tree
 
 _POLL_S = 0.02
 
@@ -52,7 +52,7 @@ def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, s
             stderr=subprocess.STDOUT,
             env=dict(environment),
             process_group=0,
-            preexec_fn=lambda: process.die_with(parent),
+            preexec_fn=lambda: process_tree.die_with(parent),
         )
     return Program(name, log, popen)
 
@@ -63,7 +63,7 @@ def kill(programs: Sequence[Program]) -> None:
     for program in programs:
         if program.ended is None:
             for pid in (program.popen.pid, *_tree(program.popen.pid, below)):
-                process.kill(pid)
+                process_tree.kill(pid)
     for program in programs:
         program.popen.wait()
 
@@ -72,7 +72,7 @@ def stop(programs: Sequence[Program], grace_s: float) -> None:
     """SIGTERM these programs, and SIGKILL what still runs after `grace_s` seconds."""
     for program in programs:
         if program.ended is None:
-            process.tell(program.popen.pid, signal.SIGTERM)
+            process_tree.tell(program.popen.pid, signal.SIGTERM)
     wait(programs, grace_s)
     kill(programs)
 
@@ -91,7 +91,7 @@ def tell_rank(agent: Program, rank: int, signum: int) -> bool:
     """Send a signal to the process of `rank` below its agent; whether there was one."""
     for pid in _tree(agent.popen.pid, _children()):
         if _is_rank(pid, rank):
-            process.tell(pid, signum)
+            process_tree.tell(pid, signum)
             return True
     return False
 

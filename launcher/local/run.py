@@ -8,16 +8,15 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from muster.daemon import clock
-from muster.daemon.agent import logs
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.host import clock, rank_log_files
+from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.command import note
 from muster.launcher.coordinator import Coordinator, gang_ref
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault
-from muster.launcher.rank_logs import Reader
+from muster.launcher.output.rank_logs import Reader
 from muster.v1.api_pb2 import EventsRequest, GangView
 
 _START_S = 30.0
@@ -34,7 +33,7 @@ class LocalRun:
     def __init__(self, cluster: LocalCluster, gang: str, run_dir: str, planned: list[Fault]) -> None:
         self._cluster, self._gang = cluster, gang
         self._planned = planned
-        self._reader = Reader(logs.folder(run_dir, gang), 0, 0)
+        self._reader = Reader(rank_log_files.folder(run_dir, gang), 0, 0)
         self._view = GangView()
         self._ran_at = 0.0
 

@@ -10,9 +10,9 @@ import time
 
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import COORDINATOR, Cluster
-from muster.slurm.cluster.engine import EngineError, find_engine
-from muster.slurm.cluster.patience import WaitTimeout
 from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
+from muster.slurm.cluster.waiting import WaitTimeout
+from muster.slurm.image.engine import EngineError, find_engine
 
 DEFAULT_NAME = "dev"
 

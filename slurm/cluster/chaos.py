@@ -29,12 +29,12 @@ from types import FrameType
 from typing import NoReturn
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.engine import EngineError
-from muster.slurm.cluster.guilt import Guilt
 from muster.slurm.cluster.leftovers import wait_nothing_left
-from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import USERS, ClusterSpec
+from muster.slurm.cluster.struck_nodes import Guilt
 from muster.slurm.cluster.training import SMALL, XID, Training, TrainingSpec
+from muster.slurm.cluster.waiting import WaitTimeout, wait_until
+from muster.slurm.image.engine import EngineError
 
 MODEL = (*SMALL, "--bucket-cap-mb", "0.05", "--dropout", "0.1")
 PAUSE_S = 0.1

@@ -21,11 +21,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.slurm.cluster.engine import Engine, EngineError, Outcome, find_engine
 from muster.slurm.cluster.host import Process
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
+from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 
 COORDINATOR = "muster-coordinator"
 _FREEZE_S = 20.0

@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.engine import EngineError
-from muster.slurm.cluster.patience import WaitTimeout
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import XID, Training, TrainingSpec, View
+from muster.slurm.cluster.waiting import WaitTimeout
+from muster.slurm.image.engine import EngineError
 
 FIRST_FAULT, SECOND_FAULT, STEPS = 50, 70, 90
 COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
-from muster.slurm.cluster.engine import Engine, EngineError, Outcome
+from muster.slurm.image.engine import Engine, EngineError, Outcome
 
 # The host's end of the container's link goes down or up. The container keeps its address and routes, as with
 # a pulled cable: what it sends is dropped without an error, and its peers hear nothing at all.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.slurm.cluster.cluster import CONTROLLER, Cluster
-from muster.slurm.cluster.engine import EngineError
-from muster.slurm.cluster.patience import WaitTimeout, wait_until
+from muster.slurm.cluster.waiting import WaitTimeout, wait_until
+from muster.slurm.image.engine import EngineError
 
 # For each NODE=/ITS/PROC: "NODE seen" where its first process is, "NODE process PID NAME of UID" for each process of an
 # ordinary user (2001 is the first), "NODE memory PID FILE" for each memory file of which anybody has a descriptor.

@@ -14,9 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.engine import Engine, EngineError, find_engine
 from muster.slurm.cluster.interrupts import held_back
-from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.registry import (
     BY_HAND,
     LABEL,
@@ -29,7 +27,9 @@ from muster.slurm.cluster.registry import (
     remove_cluster,
 )
 from muster.slurm.cluster.spec import CONTROLLER, COORDINATOR_PORT, LOGIN, POLICY, STANDBY, USERS, ClusterSpec
+from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.build import ensure_cluster_image
+from muster.slurm.image.engine import Engine, EngineError, find_engine
 from muster.slurm.image.recipe import Recipe
 
 _HERE = Path(__file__).resolve().parent

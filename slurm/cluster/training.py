@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import LOGIN
+from muster.slurm.cluster.waiting import wait_until
 
 SMALL = ("--width", "64", "--layers", "2")
 """train.py's arguments for a small model: its steps take hundredths of a second."""

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from muster.daemon.memory_line import SOCKET, ask
+from muster.daemon.host.kept_memory_client import SOCKET, ask
 
 PATIENCE_S = 5.0
 """A musterd that is being started again (its socket is there, and nobody answers) is waited for so long."""

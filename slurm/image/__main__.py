@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from muster.slurm.cluster.engine import EngineError, find_engine
 from muster.slurm.image.build import ensure_base, ensure_cluster_image
+from muster.slurm.image.engine import EngineError, find_engine
 from muster.slurm.image.recipe import Recipe
 from muster.slurm.image.run import run_in_image
 

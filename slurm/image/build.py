@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from muster.slurm.cluster.engine import INSTALL_HINT, Engine, EngineError, cache_dir
+from muster.slurm.image.engine import INSTALL_HINT, Engine, EngineError, cache_dir
 from muster.slurm.image.recipe import (
     BUILD_PACKAGES,
     IMAGE_DIR,

@@ -20,7 +20,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.slurm.cluster.engine import EngineError
+from muster.slurm.image.engine import EngineError
 
 IMAGE_DIR = Path(__file__).resolve().parent
 ROOT = IMAGE_DIR.parent.parent

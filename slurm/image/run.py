@@ -9,8 +9,8 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 
-from muster.slurm.cluster.engine import Engine, find_engine
 from muster.slurm.image.build import LABEL, ensure_tests
+from muster.slurm.image.engine import Engine, find_engine
 from muster.slurm.image.recipe import ROOT
 
 SOURCE = "/source"  # where the checkout lies in the container

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, Cluster
-from muster.slurm.cluster.engine import EngineError
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.image.engine import EngineError
 
 _CLUSTER = pytest.StashKey[Cluster]()
 

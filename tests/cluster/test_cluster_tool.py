@@ -13,10 +13,10 @@ import pytest
 
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.engine import EngineError
 from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
-from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.waiting import WaitTimeout, wait_until
+from muster.slurm.image.engine import EngineError
 
 pytestmark = pytest.mark.cluster
 

@@ -4,8 +4,8 @@ import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import PACED, SMALL, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

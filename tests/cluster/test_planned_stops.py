@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import PACED, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, Cluster
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.training import SMALL, XID, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.slurm.client.hostlist import expand
+from muster.slurm.client.parsing.hostlist import expand
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -146,7 +146,7 @@ def test_a_node_is_let_go_of_a_job_with_gpus() -> None:
         wait_until(lambda: shown(cluster, job)[0] == "RUNNING", 10, "the job runs")
         let_go = f"""
 import asyncio
-from muster.slurm.client.open import open_slurm
+from muster.slurm.client.backends.open import open_slurm
 async def main():
     slurm = await open_slurm()
     await slurm.let_go({job}, "n1")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
-from muster.slurm.cluster.patience import wait_until
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
 from muster.slurm.cluster.training import PACED, XID, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

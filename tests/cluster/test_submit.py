@@ -8,8 +8,8 @@ import time
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
-from muster.slurm.cluster.engine import Outcome
 from muster.slurm.cluster.spec import LOGIN
+from muster.slurm.image.engine import Outcome
 
 pytestmark = pytest.mark.cluster
 

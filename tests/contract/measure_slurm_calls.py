@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 
 from run_slurm_contract import RealWorld
 
-from muster.slurm.client.open import open_slurm
+from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.types import Job
 
 

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from muster.slurm.client import command
-from muster.slurm.client.cli import CliSlurm
-from muster.slurm.client.open import open_slurm
+from muster.slurm.client.backends import run_command
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.types import Job, Node, Slurm, Unknown
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ class RealWorld:
         script = "srun --no-kill sleep 600" if ends_with is None else f"exit {ends_with}"
         sbatch = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"]
         argv = ["setpriv", f"--reuid={self._user}", "--init-groups", *sbatch]
-        done = await command.run(argv, deadline=20, cwd=Path("/tmp"))
+        done = await run_command.run(argv, deadline=20, cwd=Path("/tmp"))
         assert done.status == 0, done.words
         return int(done.out.split(";")[0])
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.simulator.mutants import MUTANTS, Mutant, mutate
+from muster.simulator.planted_bugs.mutants import MUTANTS, Mutant, mutate
 
 SEEDS = 200
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    command = [sys.executable, "-Pm", "muster.daemon.coordinator.simulator.mutants", name, str(SEEDS)]
+    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs.mutants", name, str(SEEDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "found by seed" in done.stdout

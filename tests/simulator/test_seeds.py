@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from muster.daemon.coordinator.simulator import many, seeds
+from muster.simulator import many, seeds
 
 SEEDS = 2000
 EVENTS, FAULTS = 500, 3
@@ -36,7 +36,7 @@ def test_one_seed_is_one_run(seed: int) -> None:
 
 def _transcript(seed: int, hash_seed: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "muster.daemon.coordinator.simulator", "--seed", str(seed)],
+        [sys.executable, "-m", "muster.simulator", "--seed", str(seed)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     return done.stdout

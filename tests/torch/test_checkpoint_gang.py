@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from muster.checkpoint.rehearsal import RehearsedGang  # noqa: E402
-from muster.checkpoint.shards import Stamp  # noqa: E402
+from muster.checkpoint.format.versions import Stamp  # noqa: E402
+from muster.checkpoint.testing.gang_in_one_process import RehearsedGang  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]

@@ -18,10 +18,11 @@ from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 
-from muster.checkpoint import Checkpoint, CheckpointError, items, layout  # noqa: E402
-from muster.checkpoint.keeper import Keeper  # noqa: E402
-from muster.checkpoint.link import AgentLink  # noqa: E402
-from muster.checkpoint.waiting import Waiting  # noqa: E402
+from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
+from muster.checkpoint.format import items, layout  # noqa: E402
+from muster.checkpoint.store.keeper import Keeper  # noqa: E402
+from muster.checkpoint.training.agent_socket import AgentLink  # noqa: E402
+from muster.checkpoint.training.waiting import Waiting  # noqa: E402
 from muster.v1 import agent_pb2, common_pb2  # noqa: E402
 
 pytestmark = [

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.attach import Attachment, Ears
-from muster.daemon.agent.scripted_coordinator import ScriptedCoordinator
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.agent.coordinator_stream import Attachment, Ears
+from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentHello, AgentStatus
 
 

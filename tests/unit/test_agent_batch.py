@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.agent.batch import EXIT_REQUEUED, LAUNCHES, Absence, Pace, Remote, batch
-from muster.daemon.agent.launch import REQUEUES, Allocation, Srun, requeue
-from muster.daemon.coordinator.scripted_world import World
+from muster.daemon.agent.batch.batch_process import EXIT_REQUEUED, LAUNCHES, Absence, Pace, Remote, batch
+from muster.daemon.agent.batch.srun import REQUEUES, Allocation, Srun, requeue
+from muster.daemon.coordinator.testing.scripted_world import World
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
 RUNNING = GangView(phase="RUNNING", generation=1)

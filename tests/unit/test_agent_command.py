@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.daemon.agent.command import Kind, PythonCommand, is_python, python_command
+from muster.daemon.agent.ranks.python_command import Kind, PythonCommand, is_python, python_command
 
 
 @pytest.mark.parametrize(

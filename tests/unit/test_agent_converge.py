@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.daemon.agent.converge import (
+from muster.daemon.agent.ranks.reconcile import (
     CloseStore,
     Fenced,
     Kill,
@@ -17,15 +17,7 @@ from muster.daemon.agent.converge import (
     decide,
     settled,
 )
-from muster.v1.agent_pb2 import (
-    DUTY_EXIT,
-    DUTY_FENCE,
-    DUTY_HOLD,
-    DUTY_RUN,
-    DUTY_UNSPECIFIED,
-    Order,
-    RankPlace,
-)
+from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_FENCE, DUTY_HOLD, DUTY_RUN, DUTY_UNSPECIFIED, Order, RankPlace
 
 HOLD = Order(duty=DUTY_HOLD)
 EXIT = Order(duty=DUTY_EXIT, exit_code=7, reason="done")

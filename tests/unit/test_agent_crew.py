@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.converge import LocalRank, Start
-from muster.daemon.agent.crew import Crew, Job
-from muster.daemon.agent.warmth import Recipe
+from muster.daemon.agent.ranks.rank_supervisor import Crew, Job
+from muster.daemon.agent.ranks.reconcile import LocalRank, Start
+from muster.daemon.agent.ranks.zygote_handle import Recipe
 from muster.v1 import agent_pb2
 
 

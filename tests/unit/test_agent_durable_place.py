@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.durable_place import claim, fault
+from muster.daemon.agent.durable_dir_check import claim, fault
 
 
 def test_all_nodes_see_the_folder_of_the_batch_host(tmp_path: Path) -> None:

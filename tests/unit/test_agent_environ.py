@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.daemon.agent.environ import Place, Store, base, of_rank
+from muster.daemon.agent.ranks.rank_environment import Place, Store, base, of_rank
 
 PLACE = Place(
     rank=5,

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint import transfer
-from muster.checkpoint.errors import BadShard
-from muster.checkpoint.keeper import Keeper
-from muster.checkpoint.link import AgentLink
-from muster.checkpoint.rehearsal import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.shards import Shard, Stamp
-from muster.checkpoint.slots import Memory
-from muster.daemon.agent.handover import Handover, newest_first
-from muster.daemon.agent.scripted_gang import Gang, scripted_gang
-from muster.daemon.node.depot import Depot
-from muster.daemon.node.fd_store import FdStore
-from muster.daemon.node.memory_service import MemoryService
+from muster.checkpoint.format.errors import BadShard
+from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.store import transfer
+from muster.checkpoint.store.keeper import Keeper
+from muster.checkpoint.store.shards import Shard
+from muster.checkpoint.store.slots import Memory
+from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank, contents
+from muster.checkpoint.training.agent_socket import AgentLink
+from muster.daemon.agent.memory_handover import Handover, newest_first
+from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.kept_memory.memory_service import MemoryService
+from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.slurm.hooks import prolog
 from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_HOLD, TIER_OWN, Order
 
@@ -192,9 +193,9 @@ async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Pat
 
 RANK = """
     import os, pickle, time
-    from muster.checkpoint.layout import length_mark, offset_mark
-    from muster.checkpoint.link import AgentLink
-    from muster.checkpoint.rehearsal import RehearsedRank, contents
+    from muster.checkpoint.format.layout import length_mark, offset_mark
+    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.testing.gang_in_one_process import RehearsedRank, contents
     items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
     rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)
     start = rank.join()

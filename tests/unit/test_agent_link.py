@@ -12,10 +12,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.agent.link import Ends, Hooks, Link
-from muster.daemon.agent.peers import Channels, PeerService, Self
-from muster.daemon.channel import bind, make_server
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.agent.failure_detector.peer_link import Ends, Hooks, Link
+from muster.daemon.agent.failure_detector.peers import Channels, PeerService, Self
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import SecretCredentials
 from muster.v1 import peer_pb2_grpc
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from muster.daemon.agent.peers import PeerService, Self
+from muster.daemon.agent.failure_detector.peers import PeerService, Self
 from muster.v1.agent_pb2 import Order
 from muster.v1.common_pb2 import Member
 from muster.v1.peer_pb2 import LinkPing

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.pool import Pool, Terms, ends_at
-from muster.launcher.script import PoolJob
+from muster.daemon.agent.pool_jobs import Pool, Terms, ends_at
+from muster.slurm.client.batch_script import PoolJob
 from muster.slurm.client.errors import SlurmRefused
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 from muster.v1.common_pb2 import JobSpec

@@ -5,7 +5,7 @@ import sys
 
 ORPHANED_WHILE_LISTED = """
 import os, signal, subprocess, sys
-from muster.daemon.agent import process
+from muster.daemon.host import process_tree as process
 
 process.adopt_orphans()
 family = "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.scripted_coordinator import ScriptedCoordinator
-from muster.daemon.agent.scripted_gang import Gang, scripted_gang
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import (
     DUTY_EXIT,
     DUTY_HOLD,
@@ -129,8 +129,8 @@ async def test_a_crash_is_told_with_the_last_lines(gang: Gang) -> None:
 
 LAST_STEP = """
     import os, time
-    from muster.checkpoint.link import AgentLink
-    from muster.checkpoint.rehearsal import RehearsedRank
+    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.testing.gang_in_one_process import RehearsedRank
     rank = RehearsedRank(AgentLink.from_environment(), 0, 1)
     rank.join()
     rank.layout(256 << 20)
@@ -158,9 +158,9 @@ async def test_an_end_in_good_order_is_told_with_the_last_step_that_was_kept(gan
 
 KEPT = """
     import os, pickle, time
-    from muster.checkpoint.layout import length_mark, offset_mark
-    from muster.checkpoint.link import AgentLink
-    from muster.checkpoint.rehearsal import RehearsedRank
+    from muster.checkpoint.format.layout import length_mark, offset_mark
+    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.testing.gang_in_one_process import RehearsedRank
     items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
     rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)
     rank.join()

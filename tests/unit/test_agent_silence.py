@@ -2,8 +2,8 @@
 
 import pytest
 
-from muster.daemon.agent.silence import WIDEN_S, Circle, Heard, Judgement, judge
-from muster.daemon.bargain import ACCUSE_S, SILENT_S
+from muster.daemon.agent.failure_detector.silence_rules import WIDEN_S, Circle, Heard, Judgement, judge
+from muster.daemon.transport.fencing_timeouts import ACCUSE_S, SILENT_S
 
 EDGE = 0.001
 NEVER = float("-inf")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent import logs, stacks
-from muster.daemon.agent.scripted_gang import Gang, scripted_gang
+from muster.daemon.agent.ranks import stack_dumps
+from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
+from muster.daemon.host import rank_log_files
 
 PYTHON = sys.executable
 WAITS = """
@@ -23,7 +24,7 @@ WAITS = """
 """
 JOINS = """
     import os, time
-    from muster.checkpoint.link import AgentLink
+    from muster.checkpoint.training.agent_socket import AgentLink
     link = AgentLink.from_environment()
     print(os.getpid(), flush=True)
     time.sleep(100)
@@ -42,7 +43,7 @@ async def kept(gang: Gang, generation: int = 1) -> list[str]:
     order.keep_stacks = True
     gang.coordinator.order(order)
     await gang.until(lambda: gang.all(lambda n: gang.status(n).stacks_generation == generation))
-    paths = [logs.stacks_path(str(gang.folder), "g", generation, rank) for rank in range(len(gang.nodes))]
+    paths = [rank_log_files.stacks_path(str(gang.folder), "g", generation, rank) for rank in range(len(gang.nodes))]
     return [path.read_text() for path in paths]
 
 
@@ -99,5 +100,5 @@ async def test_a_script_below_another_command_is_found_where_it_uses_the_library
 
 def test_of_endless_stacks_the_beginning_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "stack"
-    file.write_bytes(b"x" * (stacks.MOST_BYTES + 100))
-    assert len(stacks._Asked(str(file), 50).text()) == stacks.MOST_BYTES
+    file.write_bytes(b"x" * (stack_dumps.MOST_BYTES + 100))
+    assert len(stack_dumps._Asked(str(file), 50).text()) == stack_dumps.MOST_BYTES

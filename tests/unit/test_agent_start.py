@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from muster.daemon.agent.start import _own_address
+from muster.daemon.agent.startup import _own_address
 
 
 def test_the_address_that_faces_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:

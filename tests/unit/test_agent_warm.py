@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent import logs
-from muster.daemon.agent.packet import Message
-from muster.daemon.agent.warmth import CannotStart, Recipe, Warm
+from muster.daemon.agent.ranks.zygote_handle import CannotStart, Recipe, Warm
+from muster.daemon.host import rank_log_files
+from muster.daemon.host.packets import Message
 
 PYTHON = sys.executable
 
@@ -52,7 +52,7 @@ class Harness:
         return key
 
     def log(self, key: str) -> str:
-        log = logs.path(*self._where(key))
+        log = rank_log_files.path(*self._where(key))
         return log.read_text() if log.exists() else ""
 
     def _where(self, key: str) -> tuple[str, str, int, int]:

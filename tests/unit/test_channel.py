@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from muster.daemon.channel import (
+from muster.daemon.transport.channel import (
     KEY,
     MESSAGE_BYTES,
     CannotListen,
@@ -26,7 +26,7 @@ from muster.daemon.channel import (
     raise_bug,
     reach,
 )
-from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.common_pb2 import PingReply, PingRequest
 

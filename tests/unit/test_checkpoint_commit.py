@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.checkpoint.commit import MISSES, PAST, Ballot, Verdict
-from muster.checkpoint.shards import NOTHING, Stamp
+from muster.checkpoint.format.versions import NOTHING, Stamp
+from muster.checkpoint.store.commit import MISSES, PAST, Ballot, Verdict
 
 NODES = ("a", "b", "c")
 

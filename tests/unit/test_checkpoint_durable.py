@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint import choice, durable
-from muster.checkpoint.durable import Label, label_of, label_of_aside
-from muster.checkpoint.errors import CheckpointError
-from muster.checkpoint.shards import Stamp
-from muster.daemon.coordinator.core.events import GangSpec, Version
-from muster.daemon.coordinator.core.flushing import durable_path
-from muster.daemon.coordinator.core.ledger import Gang
+from muster.checkpoint.format import durable
+from muster.checkpoint.format.durable import Label, label_of, label_of_aside
+from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.store import flush_version
+from muster.daemon.coordinator.core.recovery.flushing import durable_path
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.events import GangSpec, Version
 
 
 def whole(folder: Path, name: str, completed: int, **manifest: object) -> Path:
@@ -84,6 +85,6 @@ def test_what_another_gang_said_is_never_forgotten(tmp_path: Path) -> None:
     others = {".flush-a-1-3", ".flush-b-3", ".flush-a-9", ".flush-a-x"}
     for name in {*others, ".flush-a-3", ".flush-a-8"}:
         (tmp_path / name).mkdir()
-    choice.forget(tmp_path, "a", 8)
+    flush_version.forget(tmp_path, "a", 8)
     assert {path.name for path in tmp_path.iterdir()} == others
-    choice.forget(tmp_path / "absent", "a", 8)
+    flush_version.forget(tmp_path / "absent", "a", 8)

@@ -15,13 +15,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from muster.checkpoint import choice, durable, flush, layout
-from muster.checkpoint.errors import FlushError, RestoreError
-from muster.checkpoint.keeper import Keeper
-from muster.checkpoint.link import AgentLink, Start
-from muster.checkpoint.pieces import digest_of, shard_digest
-from muster.checkpoint.rehearsal import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.shards import Piece, Stamp
+from muster.checkpoint.format import durable, layout
+from muster.checkpoint.format.errors import FlushError, RestoreError
+from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.store import flush, flush_version
+from muster.checkpoint.store.keeper import Keeper
+from muster.checkpoint.store.pieces import digest_of, shard_digest
+from muster.checkpoint.store.shards import Piece
+from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank, contents
+from muster.checkpoint.training.agent_socket import AgentLink, Start
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
 
 SHARED = (9 << 20) + 77
@@ -933,7 +935,7 @@ async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(
 
 
 async def test_a_writer_whose_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
-    said, superseded = choice.folder_of(tmp_path, GANG, 1), threading.Event()
+    said, superseded = flush_version.folder_of(tmp_path, GANG, 1), threading.Event()
     part = flush.Part(Stamp(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded)
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
         flush.write(part, [])

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.checkpoint import layout, transfer
-from muster.checkpoint.errors import BadShard
-from muster.checkpoint.layout import Footer, Index, Published
-from muster.checkpoint.pieces import cover, cuts, digest_of, digest_pieces, shard_digest
-from muster.checkpoint.shards import Piece
+from muster.checkpoint.format import layout
+from muster.checkpoint.format.errors import BadShard
+from muster.checkpoint.format.layout import Footer, Index, Published
+from muster.checkpoint.store import transfer
+from muster.checkpoint.store.pieces import cover, cuts, digest_of, digest_pieces, shard_digest
+from muster.checkpoint.store.shards import Piece
 from muster.v1 import peer_pb2
 
 

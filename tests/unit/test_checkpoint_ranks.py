@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.checkpoint.ranks import RankSockets
+from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.v1.rank_pb2 import AgentRankMessage, RankFilled, RankMessage
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.shards import Piece, Shard, Shelf, Stamp
-from muster.checkpoint.slots import Memory, NoMemory, Slots, room
+from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.store.shards import Piece, Shard, Shelf
+from muster.checkpoint.store.slots import Memory, NoMemory, Slots, room
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
 

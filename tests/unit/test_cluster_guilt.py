@@ -1,6 +1,6 @@
 """Who may be drained in `make chaos`, and for how long."""
 
-from muster.slurm.cluster.guilt import FORGIVEN_S, Guilt
+from muster.slurm.cluster.struck_nodes import FORGIVEN_S, Guilt
 
 CALM: set[str] = {"n0", "n1"}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.slurm.cluster.engine import EngineError
-from muster.slurm.cluster.patience import WaitTimeout, wait_until
 from muster.slurm.cluster.registry import BY_HAND, check_name, is_gone, owner_of_this_process
 from muster.slurm.cluster.spec import ClusterSpec, SpecError
+from muster.slurm.cluster.waiting import WaitTimeout, wait_until
+from muster.slurm.image.engine import EngineError
 
 
 def settings(spec: ClusterSpec) -> dict[str, str]:

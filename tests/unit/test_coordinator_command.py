@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.local_slurm import LocalSlurm
-from muster.daemon.coordinator.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.scripted_world import DEADLINE_S, spec
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, spec
+from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.client.states import JobState
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon import job_limits
-from muster.daemon.coordinator import convert
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import GangSpec
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.services import conversion
+from muster.daemon.transport import job_limits
 from muster.v1 import agent_pb2, common_pb2
 
 
@@ -39,26 +39,26 @@ def spec(**more: object) -> common_pb2.JobSpec:
     ],
 )
 def test_a_job_that_can_not_be_is_refused_in_words(field: str, value: object, words: str) -> None:
-    with pytest.raises(convert.Nonsense) as refused:
-        convert.submitted("g", 1, 1000, spec(**{field: value}))
+    with pytest.raises(conversion.Nonsense) as refused:
+        conversion.submitted("g", 1, 1000, spec(**{field: value}))
     assert str(refused.value) == words
 
 
 def test_a_spec_that_would_fill_the_journal_is_refused() -> None:
-    with pytest.raises(convert.Nonsense, match="environment included"):
-        convert.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.SPEC}))
-    with pytest.raises(convert.Nonsense, match="gang_id has"):
-        convert.submitted("g" * 1000, 1, 1000, spec())
+    with pytest.raises(conversion.Nonsense, match="environment included"):
+        conversion.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.SPEC}))
+    with pytest.raises(conversion.Nonsense, match="gang_id has"):
+        conversion.submitted("g" * 1000, 1, 1000, spec())
 
 
 def test_the_largest_job_is_taken() -> None:
     largest = spec(nodes=31_250, spares=100_000, gather_timeout_s=7 * 86400.0, stop_before_s=86400.0)
-    assert convert.submitted("g", 1, 1000, largest).spec.nodes == 31_250
+    assert conversion.submitted("g", 1, 1000, largest).spec.nodes == 31_250
 
 
 def test_an_agents_words_are_cut_to_what_somebody_reads() -> None:
     rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}the end")
-    status = convert.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]))
+    status = conversion.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]))
     assert len(status.failure) == job_limits.WORDS + 3
     assert status.notice == "short"
     assert status.ranks[0].stderr_tail.endswith("xthe end")

@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.states import Verdict
-from muster.daemon.coordinator.journal import JournalError
-from muster.daemon.coordinator.scripted_world import NODES, World
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.journal.journal import JournalError
+from muster.daemon.coordinator.testing.scripted_world import NODES, World
 
 NO_ROOM = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.daemon.coordinator.incumbent import Incumbent
-from muster.daemon.coordinator.lease import Lease, LeaseError, LeaseLost, Patience
-from muster.daemon.coordinator.tenure import Keeping
+from muster.daemon.coordinator.leadership.leader import Keeping
+from muster.daemon.coordinator.leadership.lease import Lease, LeaseError, LeaseLost, Patience
+from muster.daemon.coordinator.leadership.lease_holder import Incumbent
 from muster.slurm.client.permit import OVERTIME_S
 
 PATIENCE = Patience()
@@ -379,7 +379,10 @@ def test_who_is_hidden_has_not_ended(tmp_path: Path) -> None:
         assert Incumbent(ME.host, ME.kernel, pid, 1).has_ended(ME, proc=tmp_path) is has_ended
 
 
-ARMED = "import time; from muster.daemon.coordinator.tenure import Watchdog; dog = Watchdog(); {}; time.sleep({})"
+ARMED = (
+    "import time; from muster.daemon.coordinator.leadership.leader import Watchdog; "
+    "dog = Watchdog(); {}; time.sleep({})"
+)
 
 
 @pytest.mark.parametrize("parent", ["", "SIG_BLOCK", "SIG_IGN"])

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon import clock
-from muster.daemon.coordinator.core import events as e
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.turn import Outcome
-from muster.daemon.coordinator.journal import Journal
-from muster.daemon.coordinator.loop import ASLEEP_S, Engine
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.turn import Outcome
+from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.coordinator.steady import SteadyClock
-from muster.daemon.identity import SecretCredentials
-from muster.daemon.rights import Rights
-from muster.slurm.client.fake import FakeSlurm
-from muster.slurm.client.fake_cluster import FakeCluster
+from muster.daemon.coordinator.shell.engine import ASLEEP_S, Engine
+from muster.daemon.host import clock
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.identity import SecretCredentials
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
 
 
 class PlayedClock(SteadyClock):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import GangSpec
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.orderbook import OrderBook
-from muster.daemon.coordinator.streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.order_dispatch import OrderBook
 from muster.v1 import agent_pb2 as pb
 
 SEATS = (f.Seat("n1", 0, "n2", ("n2",)), f.Seat("n2", 1, "n1", ("n1",)))

@@ -7,15 +7,15 @@ import io
 import pytest
 from rich.console import Console
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import GangSpec, RankState, Status, Version
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.sight import AgentSight, Sight, Stall
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.orders import Orders
-from muster.daemon.coordinator.text import describe
-from muster.daemon.coordinator.views import gang_view
-from muster.launcher.tables import gang_text
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.events import GangSpec, RankState, Status, Version
+from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.core.state.observed_state import AgentSight, Sight, Stall
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.services.views import gang_view
+from muster.daemon.coordinator.shell.orders import Orders
+from muster.launcher.output.tables import gang_text
 from muster.v1 import agent_pb2 as pb
 
 NODES = ("n1", "n2", "n3")

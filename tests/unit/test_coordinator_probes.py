@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core.events import Silence
-from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.probes import Prober
-from muster.daemon.coordinator.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.scripted_world import spec
-from muster.daemon.coordinator.streams import AgentStream, AgentStreams
-from muster.daemon.identity import Credentials, IdentityUnavailable, SecretCredentials
-from muster.daemon.probe import Door, knock, probe
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.events import Silence
+from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
+from muster.daemon.coordinator.shell.probes import Prober
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.testing.scripted_world import spec
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials
+from muster.daemon.transport.reachability import Door, knock, probe
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.journal import Journal, Record
-from muster.daemon.coordinator.scripted_world import DEADLINE_S, NODES, World
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.journal.journal import Journal, Record
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World
 from muster.slurm.client.states import NodeState
 from muster.v1 import agent_pb2
 

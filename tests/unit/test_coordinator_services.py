@@ -15,15 +15,15 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from muster.daemon.channel import open_channel, proof
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.states import Verdict
-from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.scripted_world import DEADLINE_S, NODES, World, spec
-from muster.daemon.coordinator.steady import SteadyClock
-from muster.daemon.coordinator.streams import MUTE_S, AgentStream
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.journal.journal import Journal, JournalError
+from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
+from muster.daemon.coordinator.shell.agent_streams import MUTE_S, AgentStream
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World, spec
+from muster.daemon.transport.channel import open_channel, proof
 from muster.slurm.client.types import Topology
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 

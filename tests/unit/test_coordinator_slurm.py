@@ -7,19 +7,19 @@ from collections.abc import Collection
 
 import pytest
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import GangSpec
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.slurm_calls import BUG_TRIES, SlurmCalls, give
-from muster.daemon.coordinator.slurm_lookup import SlurmLookup
-from muster.daemon.coordinator.slurm_roster import SlurmRoster
-from muster.daemon.coordinator.slurm_watch import SlurmWatch, job_seen
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.slurm.lookup import SlurmLookup
+from muster.daemon.coordinator.slurm.owed_calls import BUG_TRIES, SlurmCalls, give
+from muster.daemon.coordinator.slurm.roster import SlurmRoster
+from muster.daemon.coordinator.slurm.watch import SlurmWatch, job_seen
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
-from muster.slurm.client.fake import FakeSlurm
-from muster.slurm.client.fake_cluster import FakeCluster
-from muster.slurm.client.sbatch_request import JobRequest
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.states import JobFlag, JobState
 from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, Topology, Unknown
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import ROUNDS, UNSETTLED_PAUSE_S, advance
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.ledger import Ledger
-from muster.daemon.coordinator.core.turn import GangTurn, Turn
+from muster.daemon.coordinator.core.recovery.transitions import ROUNDS, UNSETTLED_PAUSE_S, advance
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 
 NOW = 50.0
 

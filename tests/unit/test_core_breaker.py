@@ -2,15 +2,15 @@
 
 import pytest
 
-from muster.daemon.coordinator.core import breaker
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.limits import Limits
-from muster.daemon.coordinator.core.sight import Sight
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.core.tallies import Tallies
-from muster.daemon.coordinator.core.turn import Turn
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.detection import circuit_breaker
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.observed_state import Sight
+from muster.daemon.coordinator.core.state.state_index import Tallies
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.turn import Turn
+from muster.simulator.scenarios.scenario import Rehearsal
 
 
 def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> Rehearsal:
@@ -69,7 +69,7 @@ def test_an_hour_later_nodes_may_be_taken_again() -> None:
 
     def held(now: float) -> str:
         sight = Sight(since=0.0)
-        return breaker.hold(Turn(ledger, sight, Tallies(ledger, sight), now, limits=limits))
+        return circuit_breaker.hold(Turn(ledger, sight, Tallies(ledger, sight), now, limits=limits))
 
     assert held(3699.0) == "2 nodes were taken out of service within the hour, and no more may be"
     assert held(3701.0) == ""

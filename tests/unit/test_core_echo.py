@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.limits import Limits
-from muster.daemon.coordinator.core.states import Verdict
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.simulator.scenarios.scenario import Rehearsal
 
 NVLINK = "Xid 74: NVLink error"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import KEPT, KEPT_S, Core
-from muster.daemon.coordinator.core.ledger import RECOVERIES, Ledger, apply
-from muster.daemon.coordinator.core.states import Phase
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import RECOVERIES, Ledger, apply
+from muster.daemon.coordinator.core.state.state_tables import Phase
 
 SPEC = e.GangSpec(1, 0)
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import RankState, Status
-from muster.daemon.coordinator.core.limits import Limits
-from muster.daemon.coordinator.core.pace import Pace
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
-from muster.daemon.coordinator.simulator.world import NO_LIMITS
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.events import RankState, Status
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.step_pace import Pace
+from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.world.world import NO_LIMITS
 
 
 def training(nodes: int = 4, spares: int = 1, *, hang_after_s: float = 60.0, **more: object) -> Rehearsal:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import Version
-from muster.daemon.coordinator.core.restore import wants_no_memory
-from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.simulator.agent import Agent
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
-from muster.daemon.node.custody import KEPT_S
+from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.node.kept_memory.retention import KEPT_S
+from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.world.agent import Agent
 
 
 def requeued(**given: object) -> Rehearsal:

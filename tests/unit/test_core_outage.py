@@ -1,13 +1,13 @@
 """Many nodes silent at once: nobody is taken before the cause is told apart, in whichever gangs they are."""
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.events import Silence, Status
-from muster.daemon.coordinator.core.ledger import Ledger
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state.events import Silence, Status
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.turn import Ask
+from muster.simulator.scenarios.scenario import Rehearsal
 
 NODES = 5
 

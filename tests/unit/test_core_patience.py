@@ -2,9 +2,9 @@
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.scenarios.scenario import Rehearsal
 
 
 def training(nodes: int = 4, spares: int = 1, **more: object) -> Rehearsal:

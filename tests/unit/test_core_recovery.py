@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.events import Silence
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.core.turn import Ask
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.events import Silence
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.turn import Ask
+from muster.simulator.scenarios.scenario import Rehearsal
 from muster.slurm.client.states import JobState
 
 

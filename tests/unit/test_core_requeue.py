@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.ledger import Ledger
-from muster.daemon.coordinator.core.limits import Limits
-from muster.daemon.coordinator.core.requeues import EXCLUDED_S
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.simulator.jobs import Wanted
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
-from muster.daemon.coordinator.simulator.world import NO_LIMITS, POOL
+from muster.daemon.coordinator.core.recovery.requeueing import EXCLUDED_S
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.world.slurm_jobs import Wanted
+from muster.simulator.world.world import NO_LIMITS, POOL
 from muster.slurm.client.types import excluding
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Verdict
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.state_tables import Verdict
 
 HELLO = e.NodeAttached("n1", "boot", "incarnation", "10.0.0.1:7071")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.simulator.network import COORDINATOR
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.world.network import COORDINATOR
 from muster.slurm.client.states import JobState
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import silence
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.events import Silence
-from muster.daemon.coordinator.core.ledger import Ledger
-from muster.daemon.coordinator.core.states import Phase
-from muster.daemon.coordinator.core.tallies import Tallies
-from muster.daemon.coordinator.core.tally import Tally
-from muster.daemon.coordinator.core.turn import GangTurn, Turn
-from muster.daemon.coordinator.simulator.rehearsal import Rehearsal
+from muster.daemon.coordinator.core.detection import time_fencing
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state.events import Silence
+from muster.daemon.coordinator.core.state.gang_index import Tally
+from muster.daemon.coordinator.core.state.state_index import Tallies
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.simulator.scenarios.scenario import Rehearsal
 
 HOW_FAR = ("quiet_at", "said", "lease_at", "marked", "_ranks", "_by_fabric", "_serial", "_behind")
 """What says how far counting has come, not what was counted."""
@@ -157,7 +157,7 @@ def test_once_a_silence_has_passed_a_report_costs_the_same_in_a_gang_of_any_size
         gt = GangTurn(Turn(core.ledger, core.sight, core.tallies, world.now), world.gang)
         assert gt.tally.quiet_at <= world.now
         gt.tally.said.add("n2")
-        return _lines(lambda: silence.passed_at(gt))
+        return _lines(lambda: time_fencing.passed_at(gt))
 
     assert cost(8) == cost(40)
 

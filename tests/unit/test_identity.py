@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.identity import (
+from muster.daemon.transport.identity import (
     CredentialRefused,
     IdentityError,
     IdentityUnavailable,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.identity import CredentialRefused, IdentityUnavailable, MungeCredentials
+from muster.daemon.transport.identity import CredentialRefused, IdentityUnavailable, MungeCredentials
 
 METHOD = "/muster.v1.Muster/List"
 MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")

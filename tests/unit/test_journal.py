@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.events import GangSpec, Version
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Phase, Verdict
-from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.journal_end import JournalEnd
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.journal.end_mark import JournalEnd
+from muster.daemon.coordinator.journal.journal import Journal, JournalError
 
 SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
 

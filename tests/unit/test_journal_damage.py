@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.core.states import Verdict
-from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.journal_end import JournalEnd
-from muster.daemon.coordinator.journal_format import FORMAT, STEPS
-from muster.daemon.coordinator.text import describe
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state.fact_text import describe
+from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.journal.end_mark import JournalEnd
+from muster.daemon.coordinator.journal.journal import Journal, JournalError
+from muster.daemon.coordinator.journal.migrations import FORMAT, STEPS
 
 EVENTS = 16
 
@@ -164,9 +164,9 @@ def test_a_note_that_a_power_cut_took_says_nothing(tmp_path: Path, words: bytes)
 WRITER = """
 import sys
 from pathlib import Path
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.journal.journal import Journal
 
 journal, number = Journal(Path(sys.argv[1]), snapshot_every=10), 0
 ledger = journal.load()

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.ledger import Ledger, apply
-from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.journal_format import FORMAT
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.journal.journal import Journal, JournalError
+from muster.daemon.coordinator.journal.migrations import FORMAT
 
 GOLDEN = Path(__file__).parent / "golden" / "journals"
 OLD = range(1, FORMAT)

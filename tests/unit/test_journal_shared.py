@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.journal import Journal, JournalError
-from muster.daemon.coordinator.journal_shared import Takeover, copy_bytes
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.journal.journal import Journal, JournalError
+from muster.daemon.coordinator.journal.per_term_journal import Takeover, copy_bytes
 
 # Writes a fact and is killed in the middle of the next transaction, a part of which is in the file already.
 DIES = """
 import os, sys
 from pathlib import Path
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.journal import Journal
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.journal.journal import Journal
 journal = Journal(Path(sys.argv[1]), lease_term=int(sys.argv[2]))
 journal.append([f.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
 db = journal._db

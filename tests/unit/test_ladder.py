@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.simulator.script import BadScript, play
+from muster.simulator.scenarios.script import BadScript, play
 
 LADDER = Path(__file__).parents[2] / "docs" / "ladder"
 

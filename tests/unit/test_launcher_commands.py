@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from muster.daemon.agent import logs
-from muster.daemon.coordinator.scripted_world import NODES, World
-from muster.daemon.identity import SecretCredentials
-from muster.daemon.site import Site
+from muster.daemon.coordinator.testing.scripted_world import NODES, World
+from muster.daemon.host import rank_log_files
+from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import COMMANDS, main, parser
 from muster.launcher.commands.submit import prepare, submit
 from muster.launcher.coordinator import Coordinator, gang_ref
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
-from muster.launcher.script import render
-from muster.launcher.tables import roll_call
-from muster.slurm.client.cli import CliSlurm
-from muster.slurm.client.fake import FakeSlurm
+from muster.launcher.output.tables import roll_call
+from muster.launcher.submission.script import render
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import Topology
 from muster.v1.api_pb2 import EventsRequest, NodeView
 
@@ -258,7 +258,7 @@ async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(
     jobs = [await queue(world, tmp_path), await queue(world, tmp_path)]
     outputs(capsys)
     for job in jobs:
-        log = logs.path(str(tmp_path / "run"), gang_of(world, job), 1, 0)
+        log = rank_log_files.path(str(tmp_path / "run"), gang_of(world, job), 1, 0)
         log.parent.mkdir(parents=True)
         log.write_text(f"job {job}\n")
     for job in jobs:
@@ -298,10 +298,10 @@ async def test_stacks_of_every_generation_are_shown_on_request(
     with pytest.raises(WrongInput, match="there are no stacks"):
         await muster(world, "logs", "--stacks", str(job))
     for generation in (1, 2):
-        log = logs.path(str(tmp_path / "run"), gang_of(world, job), generation, 0)
+        log = rank_log_files.path(str(tmp_path / "run"), gang_of(world, job), generation, 0)
         log.parent.mkdir(parents=True)
         log.write_text("hello\n")
-    logs.stacks_path(str(tmp_path / "run"), gang_of(world, job), 1, 0).write_text("in train\n")
+    rank_log_files.stacks_path(str(tmp_path / "run"), gang_of(world, job), 1, 0).write_text("in train\n")
     assert await muster(world, "logs", "--stacks", str(job)) == 0
     assert outputs(capsys)[0] == "g1 rank 0: in train\n"
 

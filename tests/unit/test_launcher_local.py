@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent import process
-from muster.daemon.channel import bind, make_server
-from muster.daemon.identity import SecretCredentials
+from muster.daemon.host import process_tree
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.errors import WrongInput
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault, Kind, due, missed, parse
@@ -152,7 +152,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def _no_orphans_of_ours() -> None:
     """Where a test fails half-way, what it started is still found by the guard."""
-    process.adopt_orphans()
+    process_tree.adopt_orphans()
 
 
 def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
 
 TRAINS = """
 import os, time
-from muster.checkpoint.link import AgentLink
+from muster.checkpoint.training.agent_socket import AgentLink
 link = AgentLink.from_environment()
 link.join()
 step = 0

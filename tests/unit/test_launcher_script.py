@@ -10,9 +10,9 @@ import pytest
 from google.protobuf import json_format
 
 from muster.launcher.errors import WrongInput
-from muster.launcher.script import Submission, node_options, render
-from muster.launcher.spec import parse
-from muster.slurm.client.sbatch_request import read_request
+from muster.launcher.spec.spec import parse
+from muster.launcher.submission.script import Submission, node_options, render
+from muster.slurm.client.parsing.sbatch_request import read_request
 from muster.v1.common_pb2 import JobSpec
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec import CheckpointTable, Job, Parallelism, Slurm, load, parse, signal_number
+from muster.launcher.spec.spec import CheckpointTable, Job, Parallelism, Slurm, load, parse, signal_number
 
 LEAST = """
 name = "tiny"

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-PACKAGES = ("launcher", "daemon", "checkpoint", "slurm")
+PACKAGES = ("launcher", "daemon", "checkpoint", "slurm", "simulator")
 
 
 @pytest.mark.parametrize(
@@ -54,28 +54,29 @@ DOORS = {
             *(f"os.exec{kind}" for kind in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
         ),
         {
-            "slurm/client/command.py": "Slurm's commands",
+            "slurm/client/backends/run_command.py": "Slurm's commands",
             "slurm/cluster/": "the test cluster drives a container engine; no daemon imports it",
-            "daemon/agent/warmth.py": "starts the warm process, whose children the ranks are",
-            "daemon/agent/warm.py": "the warm process forks into the rank",
-            "daemon/agent/rank.py": "a command that is not Python is executed in the rank's place",
-            "daemon/agent/guard.py": "the agent's parent forks the agent",
-            "daemon/agent/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
+            "slurm/image/engine.py": "podman and docker, for the test image and the test cluster",
+            "daemon/agent/ranks/zygote_handle.py": "starts the warm process, whose children the ranks are",
+            "daemon/agent/ranks/zygote.py": "the warm process forks into the rank",
+            "daemon/agent/ranks/rank_main.py": "a command that is not Python is executed in the rank's place",
+            "daemon/host/orphan_guard.py": "the agent's parent forks the agent",
+            "daemon/agent/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
-            "daemon/agent/launch.py": "the batch script's srun, which it outlives",
-            "daemon/coordinator/simulator/many.py": "seeds run in processes; no daemon imports it",
+            "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
+            "simulator/many.py": "seeds run in processes; no daemon imports it",
         },
     ),
     "wall clock": Door(
         ("time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today"),
         {
-            "daemon/clock.py": "the clock of all daemons",
+            "daemon/host/clock.py": "the clock of all daemons",
             "slurm/cluster/": "the test cluster says when a fault took effect; no daemon imports it",
         },
     ),
     "database": Door(
         ("sqlite3", "sqlite_utils"),
-        {"daemon/coordinator/journal.py": "the journal"},
+        {"daemon/coordinator/journal/journal.py": "the journal"},
     ),
     "gRPC transport": Door(
         (
@@ -87,13 +88,13 @@ DOORS = {
             "grpc.aio.server",
         ),
         {
-            "daemon/channel.py": "channels and servers with credentials; TLS goes there",
-            "checkpoint/rehearsal.py": "a gang in one process on loopback, for tests and benchmarks",
+            "daemon/transport/channel.py": "channels and servers with credentials; TLS goes there",
+            "checkpoint/testing/gang_in_one_process.py": "a gang in one process on loopback, for tests and benchmarks",
         },
     ),
     "pyslurm": Door(
         ("pyslurm",),
-        {"slurm/client/pyslurm_worker.py": "a process of its own: pyslurm holds the GIL through every call"},
+        {"slurm/client/backends/pyslurm_worker.py": "a process of its own: pyslurm holds the GIL through every call"},
     ),
 }
 
@@ -103,7 +104,7 @@ CORE_MAY_IMPORT = {
     *("__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math"),
     *("operator", "pydantic", "re", "typing"),
 }
-CORE_MAY_SHARE = ("muster.daemon.coordinator.core", "muster.daemon.bargain")
+CORE_MAY_SHARE = ("muster.daemon.coordinator.core", "muster.daemon.transport.fencing_timeouts")
 """The core's own modules, and the numbers that it and the agents must hold alike."""
 
 
@@ -180,7 +181,7 @@ def test_the_core_knows_no_outside_world() -> None:
 
 
 def test_what_the_core_shares_with_the_agents_knows_nothing_at_all() -> None:
-    assert list(_imports(ast.parse((ROOT / "daemon/bargain.py").read_text()))) == []
+    assert list(_imports(ast.parse((ROOT / "daemon/transport/fencing_timeouts.py").read_text()))) == []
 
 
 @pytest.mark.parametrize(

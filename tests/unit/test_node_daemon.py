@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.channel import CannotListen, bind, make_server, open_channel
-from muster.daemon.identity import Caller, SecretCredentials, current_caller
-from muster.daemon.node.attach import Attachment, Memory, Patience
+from muster.daemon.node.coordinator_stream import Attachment, Memory, Patience
 from muster.daemon.node.daemon import NodeDaemon, Settings, own_address
-from muster.daemon.node.depot import Depot
-from muster.daemon.node.fd_store import FdStore
-from muster.daemon.node.sensor import Observation, Roots
+from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.node.sensors.sensor import Observation, Roots
+from muster.daemon.transport.channel import CannotListen, bind, make_server, open_channel
+from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
 from muster.v1.common_pb2 import PingRequest

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.node.kernel_log import Device, KernelLog, message, open_log
-from muster.daemon.node.sensor import Observation, Roots, keep_watching
+from muster.daemon.node.sensors.kernel_log import Device, KernelLog, message, open_log
 from muster.daemon.node.sensors.kmsg import KernelLogSensor, Recent
-from muster.daemon.node.xid import Sighting
+from muster.daemon.node.sensors.sensor import Observation, Roots, keep_watching
+from muster.daemon.node.sensors.xid import Sighting
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon import clock
-from muster.daemon.agent import packet
-from muster.daemon.identity import SecretCredentials
-from muster.daemon.memory_line import MOST_FDS, ask, call
-from muster.daemon.node import fd_store
-from muster.daemon.node.custody import KEPT_S, Custody, Kept, Owner
-from muster.daemon.node.depot import Depot
-from muster.daemon.node.fd_store import FdStore
-from muster.daemon.node.memory_service import USERS_MOST_CALLS, MemoryService
+from muster.daemon.host import clock, packets
+from muster.daemon.host.kept_memory_client import MOST_FDS, ask, call
+from muster.daemon.node.kept_memory import systemd_fd_store
+from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.kept_memory.memory_service import USERS_MOST_CALLS, MemoryService
+from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
+from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.hooks import prolog
 from muster.v1.memory_pb2 import KeepMemory
 
@@ -131,7 +130,7 @@ class Node:
         self.depot = Depot(store, freed_s=60.0)
         self.service = MemoryService(path, self.depot, lambda: self.now, [os.getuid()] if root else [])
 
-    async def ask(self, request: packet.Message, *fds: int) -> tuple[packet.Message, list[int]]:
+    async def ask(self, request: packets.Message, *fds: int) -> tuple[packets.Message, list[int]]:
         return await asyncio.to_thread(ask, str(self.path), request, fds)
 
     async def leave(self, *fds: int, gang: str = "g", job: int = 7) -> str:
@@ -492,10 +491,10 @@ def test_descriptors_of_the_store_are_found_by_their_names() -> None:
     one, other = memfd(), memfd()
     first = min(one, other)
     environ = {"LISTEN_PID": "42", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a.0:a.1", "HOME": "/"}
-    assert fd_store.inherited(dict(environ), 43, first) == {}, "they are another process's"
+    assert systemd_fd_store.inherited(dict(environ), 43, first) == {}, "they are another process's"
     assert abs(one - other) == 1
     os.set_inheritable(one, True)
-    assert fd_store.inherited(environ, 42, first) == {"a.0": first, "a.1": first + 1}
+    assert systemd_fd_store.inherited(environ, 42, first) == {"a.0": first, "a.1": first + 1}
     assert environ == {"HOME": "/"}
     assert not os.get_inheritable(one)
     os.close(one)

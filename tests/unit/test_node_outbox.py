@@ -3,7 +3,7 @@
 import pytest
 
 from muster.daemon.node.outbox import Outbox
-from muster.daemon.node.sensor import Observation
+from muster.daemon.node.sensors.sensor import Observation
 
 
 def _seen(code: int, device: str = "a") -> Observation:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.daemon.node.xid import Reader, Sighting
+from muster.daemon.node.sensors.xid import Reader, Sighting
 
 PCI = "NVRM: Xid (PCI:0000:b5:00): "
 

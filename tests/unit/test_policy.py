@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.echo import ECHO_S
-from muster.daemon.coordinator.core.limits import Limits
-from muster.daemon.coordinator.policy import Judgement, Policy, PolicyError
+from muster.daemon.coordinator.core.detection.correlated_faults import ECHO_S
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.policy.policy import Judgement, Policy, PolicyError
 
 SHIPPED = Policy.load()
 
@@ -36,7 +36,7 @@ def test_precursors_degrade(code: int) -> None:
 
 
 def test_the_file_says_for_how_long_a_peers_loss_is_waited_for() -> None:
-    text = files("muster.daemon.coordinator").joinpath("policy.toml").read_text()
+    text = files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text()
     assert re.findall(r"lost within ([\d.]+) s", text) == [f"{ECHO_S:g}"] * 2
 
 

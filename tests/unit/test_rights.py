@@ -2,8 +2,8 @@
 
 import pytest
 
-from muster.daemon.identity import Caller
-from muster.daemon.rights import Rights
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.identity import Caller
 
 ROOT, SLURM, OPERATOR, OWNER, OTHER, COORDINATOR = 0, 64030, 500, 1001, 1002, 64030
 RIGHTS = Rights(frozenset({SLURM, OPERATOR}), own_uid=COORDINATOR)

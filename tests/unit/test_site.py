@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon import site
-from muster.daemon.identity import SecretCredentials
-from muster.daemon.site import Site, SiteError, node_name, split_address, split_addresses
+from muster.daemon.transport import site_config
+from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.site_config import Site, SiteError, node_name, split_address, split_addresses
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -109,6 +109,6 @@ def test_the_node_is_named_by_flag_slurm_or_host() -> None:
 
 def test_all_daemons_share_their_flags() -> None:
     parser = argparse.ArgumentParser()
-    site.add_arguments(parser, listen=":1")
+    site_config.add_arguments(parser, listen=":1")
     flags = parser.parse_args(["--coordinator", "a:1", "--auth", "munge", "--config", "/x", "--log-level", "debug"])
     assert (flags.coordinator, flags.listen, flags.auth, flags.config) == ("a:1", ":1", "munge", Path("/x"))

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.slurm.client.cli import CliSlurm
-from muster.slurm.client.errors import (
-    BatchHostRefused,
-    NotPermitted,
-    SlurmRefused,
-    SlurmTimeout,
-    SlurmUnavailable,
-)
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.errors import BatchHostRefused, NotPermitted, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import GONE, Job, Node, Unknown
 

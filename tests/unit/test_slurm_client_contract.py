@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from muster.slurm.client.fake import FakeSlurm
-from muster.slurm.client.fake_cluster import FakeCluster
-from muster.slurm.client.sbatch_request import read_request
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import read_request
 from muster.slurm.client.types import Slurm
 
 CONTRACT = Path(__file__).parents[1] / "contract" / "slurm_contract.py"

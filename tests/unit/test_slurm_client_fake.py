@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused
-from muster.slurm.client.fake import FakeSlurm
-from muster.slurm.client.fake_cluster import FakeCluster
-from muster.slurm.client.sbatch_request import JobRequest, read_request
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import JobRequest, read_request
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import Job
 

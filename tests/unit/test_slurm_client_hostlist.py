@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.slurm.client.hostlist import expand
+from muster.slurm.client.parsing.hostlist import expand
 
 
 @pytest.mark.parametrize(

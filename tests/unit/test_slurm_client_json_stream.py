@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.slurm.client.json_stream import RECORDS_A_TURN, records
+from muster.slurm.client.parsing.json_stream import RECORDS_A_TURN, records
 
 VALUES = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.slurm.client.backends.worker_process import WorkerProcess
 from muster.slurm.client.errors import SlurmRefused, SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.worker_process import WorkerProcess
 
 # As much of pyslurm's interface as the worker uses. It prints where a C library would, and misbehaves by name.
 PYSLURM = """
@@ -62,7 +62,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[WorkerProcess]:
 
 def argv(folder: Path, configuration: str = "slurm.conf") -> list[str]:
     where = f"PYTHONPATH={folder}", f"SLURM_CONF={folder / configuration}", f"--chdir={folder}"
-    return ["env", where[2], *where[:2], sys.executable, "-m", "muster.slurm.client.pyslurm_worker"]
+    return ["env", where[2], *where[:2], sys.executable, "-m", "muster.slurm.client.backends.pyslurm_worker"]
 
 
 async def names(worker: WorkerProcess, *asked: str, deadline: float = 10) -> list[str]:
@@ -158,7 +158,7 @@ async def test_without_pyslurm_it_says_so(tmp_path: Path) -> None:
 
 STARTS_AND_GOES = """
 import asyncio, os, signal, sys
-from muster.slurm.client import command
+from muster.slurm.client.backends import run_command as command
 
 async def main():
     held, within, how = int(sys.argv[1]), float(sys.argv[2]), getattr(signal, sys.argv[3])
@@ -209,7 +209,7 @@ async def test_a_request_is_permitted_and_takes_no_longer(tmp_path: Path) -> Non
 
 RUNS = """
 import asyncio
-from muster.slurm.client import command
+from muster.slurm.client.backends import run_command as command
 
 async def main():
     for _ in range(2):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.memory_line import MOST_FDS, SOCKET
-from muster.daemon.node.memory_service import MOST_CALLS
-from muster.daemon.site import EXIT_CONFIG
+from muster.daemon.host.kept_memory_client import MOST_FDS, SOCKET
+from muster.daemon.node.kept_memory.memory_service import MOST_CALLS
+from muster.daemon.transport.site_config import EXIT_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -1,8 +1,8 @@
 """The coordinator's heart: decisions without clock, socket, thread, subprocess or database.
 
-`Core.decide(event, now)` takes one event and returns what follows from it: *facts*, which are journaled and make up
-the durable state (`ledger`), and *asks*, which are forgotten on a restart (probes). What is merely seen at the moment
-(open streams, last contacts, statuses) lives in `sight` and is seen again after a restart. Orders to agents are a
-pure function of the ledger, Slurm calls are owed in the ledger until they are settled; so carrying a decision out is
-idempotent and a restart is replay.
+`Core.decide(event, now)` takes one event and returns what follows from it: *facts*, which are journaled and make up the
+durable state (`durable_state`), and *asks*, which are forgotten on a restart (probes). Open streams, last contacts and
+statuses live in `observed_state`: they are not journaled, and a restarted coordinator observes them again. Orders to
+agents are a pure function of the durable state. Calls to Slurm are owed in it until they are settled. So carrying a
+decision out is idempotent, and a restart is replay.
 """

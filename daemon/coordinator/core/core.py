@@ -1,18 +1,19 @@
 """The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
 steps of a recovery."""
 
-from muster.daemon.coordinator.core import breaker, echo, gathering, pool, suspicion
-from muster.daemon.coordinator.core import events as e
-from muster.daemon.coordinator.core import facts as f
-from muster.daemon.coordinator.core.advance import advance
 from muster.daemon.coordinator.core.deadlines import Deadlines
-from muster.daemon.coordinator.core.ends import EXIT_NO_NODES, end, end_as_slurm
-from muster.daemon.coordinator.core.ledger import Gang, Ledger
-from muster.daemon.coordinator.core.limits import Limits
-from muster.daemon.coordinator.core.sight import Sight, observe
-from muster.daemon.coordinator.core.states import OUT_OF_SERVICE, RESUMABLE, SILENT, Phase, Verdict
-from muster.daemon.coordinator.core.tallies import Tallies
-from muster.daemon.coordinator.core.turn import GangTurn, Outcome, Turn
+from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector
+from muster.daemon.coordinator.core.recovery import gathering, shared_pool
+from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end, end_as_slurm
+from muster.daemon.coordinator.core.recovery.transitions import advance
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.observed_state import Sight, observe
+from muster.daemon.coordinator.core.state.state_index import Tallies
+from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, RESUMABLE, SILENT, Phase, Verdict
+from muster.daemon.coordinator.core.state.turn import GangTurn, Outcome, Turn
 
 KEPT_S, KEPT = 7 * 86400.0, 1000
 """A gang that is over stays in the ledger for so long (seconds), while not so many newer ones are."""
@@ -38,7 +39,7 @@ class Core:
         for gang in ledger.gangs.values():
             if not gang.final or gang.pool:
                 self._due.set(gang.id, now)  # who does not come back after a restart has to be missed
-        self._due.set(ECHO, echo.look_at(ledger, self.sight, now))
+        self._due.set(ECHO, correlated_faults.look_at(ledger, self.sight, now))
 
     def decide(self, event: e.Event, now: float) -> Outcome:
         """Note `event`, decide what follows, apply it to the ledger.
@@ -59,9 +60,9 @@ class Core:
             advance(GangTurn(turn, gang))
             self._arm(gang, turn)
         if self.ledger.echoes and any(isinstance(fact, f.NodeJudged) for fact in turn.outcome.facts):
-            echo.explain(turn)
+            correlated_faults.explain(turn)
         if self.ledger.echoes or self._due.get(ECHO) is not None:
-            self._due.set(ECHO, echo.look_at(self.ledger, self.sight, now))
+            self._due.set(ECHO, correlated_faults.look_at(self.ledger, self.sight, now))
         turn.outcome.due = self._due.nearest
         return turn.outcome
 
@@ -120,7 +121,7 @@ def _consequences(turn: Turn, event: e.Event) -> None:
         case e.NodeAttached() | e.NodeHeard() | e.NodeSignalled() | e.NodeSeen():
             _node(turn, event)
         case e.Tick() if turn.ledger.echoes:
-            for node, reason in echo.own(turn):
+            for node, reason in correlated_faults.own(turn):
                 _unfit(turn, node, reason)
         case _:
             pass
@@ -172,7 +173,7 @@ def _attached(turn: Turn, event: e.AgentAttached) -> None:
 
 
 def _joins_from_pool(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
-    if pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
+    if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
         return  # it will be cancelled
     if event.node in turn.tallies.out or gang.phase is Phase.REQUEUED:
         return  # the shell lets it in once Slurm is seen to have it in service
@@ -196,7 +197,7 @@ def _join(turn: Turn, gang: Gang, event: e.AgentAttached) -> None:
     carried = member is not None and any(s.node == event.node for s in gang.seats)
     if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
         gt = GangTurn(turn, gang)
-        suspicion.fence(gt, f"muster-agent on {event.node} was started anew", True, turn.now)
+        failure_detector.fence(gt, f"muster-agent on {event.node} was started anew", True, turn.now)
     turn.record(
         f.MemberJoined(
             gang.id,
@@ -261,14 +262,14 @@ def _signalled(turn: Turn, event: e.NodeSignalled) -> None:
     if event.judgement == "unfit":
         _unfit(turn, event.node, event.reason)
     elif event.judgement == "echo":
-        echo.heard(turn, event.node, event.reason)
+        correlated_faults.heard(turn, event.node, event.reason)
     elif event.judgement == "degraded" and verdict is Verdict.FIT:
         turn.record(f.NodeJudged(event.node, Verdict.DEGRADED, event.reason))
 
 
 def _unfit(turn: Turn, node: str, reason: str) -> None:
-    held = breaker.hold(turn)
+    held = circuit_breaker.hold(turn)
     if not held:
-        breaker.take(turn, next(iter(turn.tallies.homes(node)), None), node, Verdict.UNFIT, reason)
+        circuit_breaker.take(turn, next(iter(turn.tallies.homes(node)), None), node, Verdict.UNFIT, reason)
     elif turn.ledger.node(node).verdict is Verdict.FIT:
         turn.record(f.NodeJudged(node, Verdict.DEGRADED, f"{reason}; it stays in service: {held}"))

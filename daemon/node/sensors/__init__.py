@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.daemon.node.sensor import Roots, Sensor
 from muster.daemon.node.sensors.kmsg import KernelLogSensor
+from muster.daemon.node.sensors.sensor import Roots, Sensor
 
 SENSORS: tuple[Callable[[Roots], Sensor], ...] = (KernelLogSensor,)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 
-from muster.daemon import clock
-from muster.daemon.node.kernel_log import open_log
-from muster.daemon.node.sensor import Observation, Report, Roots
-from muster.daemon.node.xid import Reader, Sighting
+from muster.daemon.host import clock
+from muster.daemon.node.sensors.kernel_log import open_log
+from muster.daemon.node.sensors.sensor import Observation, Report, Roots
+from muster.daemon.node.sensors.xid import Reader, Sighting
 
 SAME_S = 1.0
 _log = logging.getLogger(__name__)

@@ -1,0 +1,111 @@
+"""Shards on the wire: offers, and pieces cut into messages of 512 KiB."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+
+from muster.checkpoint.format.errors import BadShard
+from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.store.pieces import cover, digest_of, shard_digest
+from muster.checkpoint.store.shards import Piece, Shard
+from muster.checkpoint.store.slots import Memory
+from muster.v1 import peer_pb2
+
+MESSAGE_BYTES = 512 << 10
+
+SHORT_BYTES = 128 << 10
+"""A piece of no more bytes goes along with the offer. A shard has three such at most, one before each border."""
+
+
+def offer_of(gang_id: str, node: str, shard: Shard, *, short: bool = False) -> peer_pb2.ShardOffer:
+    """Describe a shard: its version, its size and the digest of every piece; with `short`, the bytes of short ones too.
+
+    Raises:
+        BadShard: a short piece is not what its digest says.
+    """
+    return peer_pb2.ShardOffer(
+        gang_id=gang_id,
+        node=node,
+        rank=shard.rank,
+        version=shard.stamp.version(),
+        bytes=shard.bytes,
+        digest=shard.digest,
+        pieces=[
+            peer_pb2.Piece(
+                offset=piece.offset,
+                length=piece.length,
+                digest=piece.digest,
+                data=bytes(_verified(shard, n)) if short and piece.length <= SHORT_BYTES else b"",
+            )
+            for n, piece in enumerate(shard.pieces)
+        ],
+    )
+
+
+def short_of(offer: peer_pb2.ShardOffer) -> dict[int, bytes]:
+    """The bytes of pieces that came along with an offer, by the piece's number; not verified yet."""
+    return {n: piece.data for n, piece in enumerate(offer.pieces) if piece.data}
+
+
+def pieces_of(offer: peer_pb2.ShardOffer) -> tuple[Piece, ...]:
+    """The pieces of an offer.
+
+    Raises:
+        BadShard: they don't cover the shard, or don't give its digest.
+    """
+    pieces = tuple(Piece(p.offset, p.length, p.digest) for p in offer.pieces)
+    whole = all(len(p.data) in (0, p.length) for p in offer.pieces)
+    if not whole or not cover(offer.bytes, pieces) or shard_digest(pieces) != offer.digest:
+        raise BadShard(f"the offer of rank {offer.rank} from {offer.node} contradicts itself")
+    return pieces
+
+
+async def messages(
+    offer: peer_pb2.ShardOffer, shard: Shard, numbers: Iterable[int]
+) -> AsyncIterator[peer_pb2.ShardData]:
+    """The offer, then the numbered pieces of `shard`, each verified just before it leaves.
+
+    Raises:
+        BadShard: a piece is not what its digest says.
+    """
+    yield peer_pb2.ShardData(offer=offer)
+    for n in numbers:
+        piece, data = shard.pieces[n], _verified(shard, n)
+        for start in range(0, piece.length, MESSAGE_BYTES):
+            part = bytes(data[start : start + MESSAGE_BYTES])
+            yield peer_pb2.ShardData(offset=piece.offset + start, data=part)
+
+
+def _verified(shard: Shard, number: int) -> memoryview:
+    data = shard.piece(number)
+    if digest_of(data) != shard.pieces[number].digest:
+        raise BadShard(f"piece {number} of rank {shard.rank}'s shard of {shard.stamp} has changed in memory")
+    return data
+
+
+async def receive(stream: AsyncIterable[peer_pb2.ShardData], memory: Memory, pieces: Sequence[Piece]) -> list[int]:
+    """Write what comes into `memory`.
+
+    Returns:
+        Numbers of the pieces that came whole. They are not verified yet.
+
+    Raises:
+        BadShard: data lies outside the shard.
+    """
+    came: dict[int, int] = {}
+    edges = [(p.offset, p.offset + p.length) for p in pieces]
+    current = 0
+    async for message in stream:
+        start, end = message.offset, message.offset + len(message.data)
+        if not message.data:
+            continue
+        if not edges[current][0] <= start < edges[current][1]:
+            current = next((n for n, (a, b) in enumerate(edges) if a <= start < b), len(edges))
+        if current == len(edges) or end > edges[current][1]:
+            raise BadShard(f"bytes {start} to {end} are in no piece of the shard")
+        memory.view[start:end] = message.data
+        came[current] = came.get(current, 0) + len(message.data)
+    return [n for n, count in came.items() if count == pieces[n].length]
+
+
+def stamp_of(offer: peer_pb2.ShardOffer) -> Stamp:
+    """The version of an offer."""
+    return Stamp.of(offer.version)

@@ -1,0 +1,118 @@
+"""Which rank's file publishes what: agreed once among the ranks, by torch.distributed.checkpoint's own planners.
+
+Every rank says what it holds; rank 0 merges that into the metadata of the durable format, with marks where a flush
+fills offsets and lengths in. What replicas hold alike is published by the lowest rank.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlan
+
+from muster.checkpoint.format import durable, layout
+from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.training import tree
+from muster.checkpoint.training.states import Leaf
+
+_FORMAT_VERSION = "1.0.0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """This rank's share: the numbers of the items that its file publishes, by name; `metadata` on rank 0 only."""
+
+    rank: int
+    world_size: int
+    numbers: dict[str, int]
+    metadata: bytes
+
+
+def place() -> tuple[int, int]:
+    """This process's rank and the world size.
+
+    Raises:
+        CheckpointError: there are other ranks, and no process group to speak to them with, or no numpy.
+    """
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size() > 1 and not _has_numpy():
+            raise CheckpointError("numpy is missing: PyTorch needs it where ranks exchange objects; pip install numpy")
+        return dist.get_rank(), dist.get_world_size()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        raise CheckpointError(
+            f"WORLD_SIZE is {world} and torch.distributed is not initialised: "
+            "call init_process_group before the first step"
+        )
+    return 0, 1
+
+
+@functools.cache
+def _has_numpy() -> bool:
+    return importlib.util.find_spec("numpy") is not None
+
+
+def agree(leaves: list[Leaf]) -> Publication:
+    """Plan with all ranks of the default process group; a collective call.
+
+    Raises:
+        CheckpointError: the ranks' states don't make one checkpoint.
+    """
+    rank, world = place()
+    planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
+    planner.set_up_planner({leaf.name: _described(leaf.value) for leaf in leaves}, is_coordinator=rank == 0)
+    paths: dict[str, tree.Path] = {}
+    for leaf in leaves:
+        if leaf.name in paths:
+            raise CheckpointError(f"two values bear the name {leaf.name}: one key holds a dot, or 1 stands beside '1'")
+        paths[leaf.name] = leaf.path
+    local = dataclasses.replace(planner.create_local_plan(), planner_data=paths)
+    gathered: list[Any] = [local] * world
+    if world > 1:
+        dist.gather_object(local, gathered if rank == 0 else None)
+    outcome: list[Any] = [_merge(planner, gathered) if rank == 0 else None]
+    if world > 1:
+        dist.broadcast_object_list(outcome)
+    if isinstance(outcome[0], str):
+        raise CheckpointError(f"the ranks' states don't make one checkpoint: {outcome[0]}")
+    numbers, metadata = outcome[0]
+    return Publication(rank, world, numbers[rank], metadata if rank == 0 else b"")
+
+
+def _described(value: Any) -> Any:
+    # A planner asks objects for nothing but that they are no tensors.
+    return value.detach() if isinstance(value, torch.Tensor) else None
+
+
+def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dict[str, int]], bytes] | str:
+    """Rank 0's part: the numbers for every rank and the metadata, or why there is no plan."""
+    try:
+        merged, metadata = planner.create_global_plan(plans)
+    except (ValueError, AssertionError) as error:
+        return str(error)
+    numbers: list[dict[str, int]] = []
+    storage: dict[Any, Any] = {}
+    count = 0
+    for rank, plan in enumerate(merged):
+        mine: dict[str, int] = {}
+        for item in plan.items:
+            if item.index.fqn in mine:
+                return f"rank {rank} holds several shards of {item.index.fqn}: only DTensors are supported"
+            mine[item.index.fqn] = count
+            storage[item.index] = _StorageInfo(
+                durable.file_name(rank), layout.offset_mark(count), layout.length_mark(count)
+            )
+            count += 1
+        numbers.append(mine)
+    metadata.planner_data = {name: path for plan in plans for name, path in plan.planner_data.items()}
+    metadata.storage_data = storage
+    if hasattr(metadata, "version"):
+        metadata.version = _FORMAT_VERSION
+    return numbers, pickle.dumps(metadata, 4)

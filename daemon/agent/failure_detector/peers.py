@@ -1,0 +1,162 @@
+"""Channels to the other agents of the gang, and what this agent answers them.
+
+Callers must be the gang's owner (this process's own uid); probes are answered to anyone with a credential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from muster.daemon.host import clock
+from muster.daemon.transport.channel import open_channel, proof
+from muster.daemon.transport.identity import Credentials, current_caller
+from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
+from muster.v1.agent_pb2 import Order
+from muster.v1.common_pb2 import PingReply, PingRequest
+
+if TYPE_CHECKING:
+    from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
+
+_Context = Any
+_ANSWERED_S = 10.0
+
+
+class ShardKeeper(Protocol):
+    """The part of PeerService that is about shards (muster.checkpoint.store.keeper)."""
+
+    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed: ...
+    async def Put(
+        self, request_iterator: AsyncIterator[peer_pb2.ShardData], context: _Context
+    ) -> peer_pb2.ShardStored: ...
+    def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]: ...
+    async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck: ...
+    async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """Who this agent is. `uid`: the gang's owner."""
+
+    gang: str
+    node: str
+    incarnation: str
+    uid: int
+
+
+class Channels:
+    """One channel to each address, opened when first asked for."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def dial(self, address: str) -> PeerServiceAsyncStub:
+        """A stub of the agent at `address` ("host:port"). Nothing is sent before the first call."""
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, self._credentials)
+        return peer_pb2_grpc.PeerServiceStub(self._channels[address])
+
+    async def link(self, address: str) -> Any:
+        """Open PeerService.Link to the agent at `address`: a call to write pings to and to read pongs from.
+
+        Raises:
+            grpc.aio.AioRpcError: no credential can be made now.
+        """
+        metadata = await proof(self._credentials, "/muster.v1.PeerService/Link")
+        return self.dial(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
+
+    async def close(self) -> None:
+        """Close them all."""
+        for channel in self._channels.values():
+            await channel.close(grace=None)
+        self._channels.clear()
+
+
+class PeerService(peer_pb2_grpc.PeerServiceServicer):
+    """What this agent answers to the others of its gang. `order`: the newest one, None before the first."""
+
+    def __init__(self, own: Self, keeper: ShardKeeper, order: Callable[[], Order | None]) -> None:
+        self._own = own
+        self._keeper = keeper
+        self._order = order
+        self._answered: dict[str, float] = {}
+
+    async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
+        """Answer each ping at once."""
+        await self._admit(context)
+        async for ping in request_iterator:
+            yield self.pong(ping)
+
+    def pong(self, ping: peer_pb2.LinkPing) -> peer_pb2.LinkPong:
+        """The answer to `ping`."""
+        order = self._order()
+        generation = order.generation if order is not None else 0
+        outcast = self._outcast(ping, order)
+        if not outcast and ping.gang_id == self._own.gang:
+            self._answered[ping.node] = clock.monotonic()
+        return peer_pb2.LinkPong(seq=ping.seq, generation=generation, outcast=outcast)
+
+    def answered_ms(self) -> dict[str, int]:
+        """Milliseconds since each node that is no member any more was last answered as one, where that is not long ago.
+
+        The coordinator waits for these silences to pass: as long as it was answered, such a node may count this one
+        among those that it hears, and let its ranks live.
+        """
+        order, now = self._order(), clock.monotonic()
+        members = {member.node for member in order.members} if order is not None else set()
+        ages = {node: now - at for node, at in self._answered.items() if node not in members}
+        return {node: round(1000 * age) for node, age in ages.items() if age < _ANSWERED_S}
+
+    def _outcast(self, ping: peer_pb2.LinkPing, order: Order | None) -> bool:
+        # An order that is older than the sender's may not know of it yet.
+        if order is None or ping.gang_id != self._own.gang or order.generation < ping.generation:
+            return False
+        return bool(order.members) and all(member.node != ping.node for member in order.members)
+
+    async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
+        await self._admit(context)
+        return await self._keeper.Offer(request, context)
+
+    async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
+        await self._admit(context)
+        return await self._keeper.Put(request_iterator, context)
+
+    async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
+        await self._admit(context)
+        async for data in self._keeper.Fetch(request, context):
+            yield data
+
+    async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
+        await self._admit(context)
+        return await self._keeper.Stored(request, context)
+
+    async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
+        await self._admit(context)
+        return await self._keeper.Committed(request, context)
+
+    async def _admit(self, context: _Context) -> None:
+        caller = current_caller()
+        if caller.uid != self._own.uid:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"uid {caller.uid} is not the owner of this gang")
+
+
+class ProbeService(common_pb2_grpc.ProbeServiceServicer):
+    """Answers that an agent lives here."""
+
+    def __init__(self, own: Self) -> None:
+        self._reply = PingReply(node=own.node, role="agent", incarnation=own.incarnation)
+
+    async def Ping(self, request: PingRequest, context: _Context) -> PingReply:
+        reply = PingReply()
+        reply.CopyFrom(self._reply)
+        reply.nonce = request.nonce
+        return reply
+
+
+OpenLink = Callable[[str], Awaitable[Any]]
+"""See Channels.link."""

@@ -1,0 +1,98 @@
+"""What an agent makes of silence: whom to accuse, whom else to ask, when to end its own ranks.
+
+Pure: times are seconds on one monotonic clock and come in from outside. A *contact* is the time at which the newest
+answered ping was sent: what is known about a peer is never younger than that.
+
+    a neighbour silent for 0.75 s   the coordinator and all members are pinged too, every 250 ms (a *spell* begins)
+    a neighbour silent for 1.25 s   it is accused
+    2 s without an answer from      the ranks are killed; this node counts as heard, and at exactly half of the gang
+    the coordinator and from a      the coordinator's answer decides
+    majority of the gang
+
+The last line is half of a bargain: the coordinator starts no new generation sooner after a silence than every agent has
+killed its ranks. So it is kept to the letter, also by an agent that was stopped for a while: its contacts are old then,
+and it kills. Accusations are no bargain: an agent that was stopped blames nobody for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from muster.daemon.transport.fencing_timeouts import ACCUSE_S, SILENT_S
+
+PING_S = 0.5
+WIDE_PING_S = 0.25
+WIDEN_S = 0.75
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """Whom this agent belongs with. `members`: all nodes of the gang, `own` too; `neighbours`: those it always
+    pings.
+    """
+
+    own: str
+    members: frozenset[str] = frozenset()
+    neighbours: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What has been heard.
+
+    contacts: by node; a neighbour that has never answered has the time at which the pinging began.
+    coordinator: contact with the coordinator; minus infinity: never.
+    spell: contact with the neighbour whose silence began this spell; None outside one. Whoever is pinged in spells
+    only is
+        taken as heard until then.
+    awake: since when this agent has been running without a gap.
+    """
+
+    contacts: Mapping[str, float] = field(default_factory=dict)
+    coordinator: float = _NEVER
+    spell: float | None = None
+    awake: float = _NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`spell`: as in Heard, from now on. `accuse`: node to seconds of silence. `kill`: why the ranks must end, or
+    empty.
+    """
+
+    spell: float | None = None
+    accuse: Mapping[str, float] = field(default_factory=dict)
+    kill: str = ""
+
+
+def judge(now: float, circle: Circle, heard: Heard) -> Judgement:
+    """What follows from what has been heard until `now`."""
+    contacts = {node: heard.contacts.get(node, now) for node in circle.neighbours - {circle.own}}
+    silent = [contact for contact in contacts.values() if now - contact >= WIDEN_S]
+    if not silent:
+        return Judgement()
+    spell = min(silent) if heard.spell is None else heard.spell
+    accuse = {node: now - at for node, at in contacts.items() if now - max(at, heard.awake) >= ACCUSE_S}
+    return Judgement(spell, accuse, _why_kill(now, circle, heard, spell))
+
+
+def _why_kill(now: float, circle: Circle, heard: Heard, spell: float) -> str:
+    if now - max(heard.coordinator, spell) < SILENT_S:
+        return ""
+    others = circle.members - {circle.own}
+    near = 1 + sum(now - _presumed(heard, circle, node, spell) < SILENT_S for node in others)
+    if 2 * near > len(circle.members):
+        return ""
+    return (
+        f"neither the coordinator nor a majority of the gang has answered for {SILENT_S:g} s "
+        f"({near} of {len(circle.members)} heard, this node among them)"
+    )
+
+
+def _presumed(heard: Heard, circle: Circle, node: str, spell: float) -> float:
+    if node in circle.neighbours and node in heard.contacts:
+        return heard.contacts[node]
+    return max(heard.contacts.get(node, _NEVER), spell)

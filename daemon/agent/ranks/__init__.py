@@ -1,0 +1,5 @@
+"""Ranks of one node: the reconcile rule, zygotes, forked ranks, their environment, logs and stacks, the rendezvous
+store.
+
+Imports `daemon.host`. The agent imports it.
+"""

@@ -1,0 +1,41 @@
+"""Whether this process may be forked into a rank.
+
+A process that has run an OpenMP region, opened an accelerator or holds a CUDA context gives children that hang or fail
+later, far from the cause. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from muster.daemon.host import process_tree
+
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/infiniband/")
+
+
+def obstacle() -> str:
+    """Why this process must not be forked into a rank, in words; empty where it may."""
+    if (device := _open_device()) is not None:
+        return f"{device} is open in it"
+    if _cuda_initialised():
+        return "it holds a CUDA context"
+    if (threads := process_tree.threads()) > 1:
+        return f"it has {threads} threads"
+    return ""
+
+
+def _open_device() -> str | None:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the listing's own descriptor
+            continue
+        if target.startswith(_DEVICES):
+            return target
+    return None
+
+
+def _cuda_initialised() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "cuda") and bool(torch.cuda.is_initialized())

@@ -1,0 +1,183 @@
+"""The forked child becomes a rank: a session of its own, its environment, its log, then the user's script as
+`__main__`.
+
+Runs in the child of a warm process, before and around the user's code; standard library alone. It promises that the
+script can't tell the difference from `python script`: `sys.argv`, `sys.path[0]`, `__main__`, spawned workers, pickling,
+exit status, tracebacks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.machinery
+import io
+import os
+import random
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NoReturn
+
+from muster.checkpoint.format import stack_file
+from muster.daemon.agent.ranks.python_command import Kind, PythonCommand
+from muster.daemon.host import process_tree
+
+# Slurm signals every process of a step; ranks are told by their agent.
+_IGNORED = (signal.SIGTERM, signal.SIGUSR2)
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as a shell says it
+
+
+def detach(parent: int) -> None:
+    """A session of its own, which dies with `parent`; signals as a fresh process has them, but those of Slurm
+    ignored.
+    """
+    os.setsid()
+    process_tree.die_with(parent)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def write_to(log: int) -> None:
+    """Both output streams go to the open file `log`, which is closed; nothing is to be read."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(log)
+
+
+def live_in(environment: Mapping[str, str]) -> None:
+    """Replace the whole environment."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def execute(argv: Sequence[str]) -> NoReturn:
+    """Become the command by exec, as a shell would."""
+    # Python ignores these; a program expects them at their defaults.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], list(argv))
+    except FileNotFoundError:
+        code, why = _NOT_FOUND, "no such program on this node; give its path, or check PATH in [env]"
+    except OSError as error:
+        code, why = _NOT_EXECUTABLE, str(error.strerror)
+    os.write(2, f"muster: can't run {argv[0]!r}: {why}\n".encode())
+    os._exit(code)
+
+
+def take_place(command: PythonCommand, argv: Sequence[str]) -> None:
+    """sys.argv and sys.path as the interpreter sets them up for `argv`; the script's own modules can be preloaded
+    then.
+    """
+    first = {Kind.MODULE: "-m", Kind.TEXT: "-c", Kind.SCRIPT: command.target}[command.kind]
+    sys.argv[:] = [first, *command.arguments]
+    sys.orig_argv[:] = list(argv)
+    if not (command.safe_path or sys.flags.safe_path):
+        sys.path.insert(0, _path_entry(command))
+
+
+def become(command: PythonCommand) -> None:
+    """Run the command's script; returns when it has come to its end.
+
+    Raises:
+        SystemExit: as the script says, or 1 after an uncaught exception, whose traceback is printed.
+    """
+    _freshen()
+    stack_file.offer()
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    try:
+        _run(command, main)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the very top of the user's program
+        error.__traceback__ = _users_part(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def _run(command: PythonCommand, main: types.ModuleType) -> None:
+    if command.kind is Kind.MODULE:
+        runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]
+    elif command.kind is Kind.TEXT:
+        exec(compile(command.target + "\n", "<string>", "exec", dont_inherit=True), main.__dict__)
+    elif _is_package(command.target):
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+    else:
+        _run_script(command.target, main)
+
+
+def _run_script(target: str, main: types.ModuleType) -> None:
+    path = os.path.abspath(target)
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    try:
+        with io.open_code(path) as file:
+            text = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _path_entry(command: PythonCommand) -> str:
+    if command.kind is Kind.TEXT:
+        return ""
+    if command.kind is Kind.MODULE:
+        return os.getcwd()
+    path = os.path.realpath(command.target)
+    return os.path.abspath(command.target) if _is_package(command.target) else os.path.dirname(path)
+
+
+def _is_package(target: str) -> bool:
+    """A folder or archive with a `__main__.py` in it."""
+    return os.path.isdir(target) or target.endswith((".zip", ".pyz"))
+
+
+def _freshen() -> None:
+    """What a process must not share with its siblings, or hold from the time before its birth."""
+    importlib.invalidate_caches()
+    random.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    # As in a fresh process; torch.seed() would touch accelerators.
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    if (spawning := sys.modules.get("multiprocessing.process")) is not None:
+        spawning.__dict__["ORIGINAL_DIR"] = os.getcwd()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # a log that is followed, not a pipe
+    _mend_store()
+
+
+def _mend_store() -> None:
+    """Where torch lacks libuv, its way to the agent's store asks for libuv all the same (torch 2.6 to 2.14)."""
+    rendezvous = sys.modules.get("torch.distributed.rendezvous")
+    if rendezvous is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "1":
+        rendezvous.__dict__["TCPStore"] = partial(rendezvous.__dict__["TCPStore"], use_libuv=False)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+
+def _users_part(error: BaseException) -> types.TracebackType | None:
+    """The traceback without the frames of this module and of runpy."""
+    part = error.__traceback__
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while part is not None and part.tb_frame.f_code.co_filename in ours:
+        part = part.tb_next
+    return part

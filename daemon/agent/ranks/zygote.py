@@ -1,0 +1,264 @@
+"""The warm process: imports what a rank will need, then waits, and forks into the rank when a generation starts.
+
+Started by the agent through `COMMAND` below, one per local rank, with a Unix socket (see `packet`) as its descriptor
+FD. It runs no tensor operation, so that it can be forked again for every generation; before each fork that is checked,
+and where the check fails the command is started afresh by exec. Commands that are not Python are always executed.
+
+It is the parent of its rank: it tells the agent how the rank ended, ends what the rank has left behind, and dies with
+the agent (and the rank with it). Standard library alone: it shares the user's interpreter, not the agent's.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.daemon.agent.ranks import fork_safety, rank_main, rendezvous_store
+from muster.daemon.agent.ranks.python_command import PythonCommand, python_command
+from muster.daemon.host import packets, process_tree, rank_log_files
+
+# Slurm signals every process of a step: none of these is for us.
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LAST_WISH_S = 5.0
+
+# `python FLAGS -c COMMAND ROOT FD PARENT`. ROOT holds the package `muster`: the interpreter is the user's, which may
+# not have it. Only `muster` is taken from there: nothing else of the agent's own environment may come before, or
+# beside, the user's.
+COMMAND = """\
+import sys
+path = list(sys.path)
+sys.path.append(sys.argv[1])
+from muster.daemon.agent.ranks import zygote
+sys.path[:] = path[0 if sys.flags.safe_path else 1:]
+zygote.main(sys.argv[2:])
+"""
+
+Task = Callable[[], None]
+
+
+@dataclass
+class _Child:
+    pid: int
+    # Of a rank: run folder, gang, generation, rank.
+    log: tuple[str, str, int, int] | None = None
+    ended: bool = False
+    gone: bool = False
+    reaped: bool = False
+
+
+class Warm:
+    """The loop of a warm process. `serve` returns a task in each forked child, None in the process itself at its
+    end.
+    """
+
+    def __init__(self, sock: socket.socket, argv: Sequence[str], command: PythonCommand | None) -> None:
+        self._sock = sock
+        self._argv = argv
+        self._command = command
+        self._children: dict[str, _Child] = {}
+        self._pid = os.getpid()
+        self._woken, self._waker = _wake_on_child()
+
+    def serve(self) -> Task | None:
+        """Carry out the agent's messages until the agent has ended."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._look_after_children()
+            if self._sock.fileno() in ready:
+                received = packets.receive(self._sock)
+                if received is None:
+                    self._leave()
+                    return None
+                if (task := self._do(*received)) is not None:
+                    return task
+
+    def _do(self, message: packets.Message, fds: list[int]) -> Task | None:
+        match message["do"]:
+            case "rank":
+                return self._start_rank(message, fds)
+            case "store":
+                return self._start_store(message)
+            case "reap":
+                self._reap(message["key"])
+            case unknown:
+                raise ValueError(f"the agent asks for {unknown!r}, which this version does not know")
+        return None
+
+    # --- children ----------------------------------------------------------------------------------------------------
+
+    def _start_rank(self, message: packets.Message, fds: list[int]) -> Task | None:
+        why = message["cold"] or self._obstacle()
+        pid = os.fork()
+        if pid == 0:
+            return lambda: self._be_rank(message, fds[0], cold=bool(why))
+        os.close(fds[0])
+        self._children[message["key"]] = _Child(pid, log=tuple(message["log"]))
+        self._say("started", message["key"], pid=pid, cold=why)
+        return None
+
+    def _obstacle(self) -> str:
+        return "the command is not a Python script" if self._command is None else fork_safety.obstacle()
+
+    def _be_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
+        environment = message["env"]
+        rank_main.detach(self._pid)
+        # Here, not in the agent: shared storage may hang, and hangs nobody else then.
+        try:
+            log = rank_log_files.open_log(*message["log"])
+        except OSError as error:
+            self._say("refused", message["key"], words=str(error.strerror))
+            os._exit(1)
+        rank_main.write_to(log)
+        self._close()
+        rank_main.live_in({**environment, "MUSTER_AGENT_FD": str(link)})
+        if cold or self._command is None:
+            os.set_inheritable(link, True)
+            rank_main.execute(self._argv)
+        process_tree.name_self(f"rank{environment.get('RANK', '')}")
+        gc.enable()
+        rank_main.become(self._command)
+
+    def _start_store(self, message: packets.Message) -> Task | None:
+        pid = os.fork()
+        if pid == 0:
+            return lambda: self._be_store(message)
+        self._children[message["key"]] = _Child(pid)
+        self._say("started", message["key"], pid=pid, cold="")
+        return None
+
+    def _be_store(self, message: packets.Message) -> None:
+        rank_main.detach(self._pid)
+        process_tree.name_self("muster-store")
+        rendezvous_store.serve(
+            message["avoid"], message["libuv"], lambda port: self._say("store", message["key"], port=port)
+        )
+
+    def _look_after_children(self) -> None:
+        for key, child in self._children.items():
+            if not child.ended and (code := _exit_code(child.pid)) is not None:
+                child.ended = True
+                # SIGKILL leaves no last words, and a fence may not wait for shared storage.
+                words = child.log is not None and code not in (0, -signal.SIGKILL)
+                self._say("exit", key, code=code, tail=rank_log_files.tail(*child.log) if words and child.log else "")
+        self._end_leftovers()
+
+    def _end_leftovers(self) -> None:
+        waiting = [key for key, child in self._children.items() if child.ended and not child.gone]
+        # Only a rank leaves processes behind; it is the only one of its kind here at a time.
+        if any(self._children[key].log is not None for key in waiting):
+            keep = {child.pid for child in self._children.values() if not child.reaped}
+            if process_tree.end_orphans(keep) > 0:
+                return
+        for key in waiting:
+            self._children[key].gone = True
+            self._say("gone", key)
+
+    def _reap(self, key: str) -> None:
+        child = self._children.pop(key)
+        os.waitpid(child.pid, 0)
+
+    def _leave(self) -> None:
+        """The agent has ended: so do all children. Those that die of our end (parent-death signal) are left to it."""
+        deadline = time.monotonic() + _LAST_WISH_S
+        while process_tree.end_orphans(set()) > 0 and time.monotonic() < deadline:
+            select.select([self._woken], [], [], 0.1)
+
+    def _say(self, word: str, key: str, **more: Any) -> None:
+        try:
+            packets.send(self._sock, {"say": word, "key": key, **more})
+        except BrokenPipeError:
+            pass  # the agent has ended; the next look at the socket says so
+
+    def _close(self) -> None:
+        self._sock.close()
+        os.close(self._woken)
+        os.close(self._waker)
+
+
+# --- getting warm ----------------------------------------------------------------------------------------------------
+
+
+def preload(modules: Sequence[str]) -> list[str]:
+    """Import `modules`; returns what is worth knowing, one line each. What fails to import is left to the script."""
+    notes = []
+    for name in modules:
+        threads = process_tree.threads()
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            notes.append(f"preload: {name} can't be imported: {error}")
+        except Exception as error:  # noqa: BLE001 - a module's own code may raise anything; the script will meet it again
+            notes.append(f"preload: {name} fails to import: {type(error).__name__}: {error}")
+        if process_tree.threads() > threads:
+            notes.append(
+                f"preload: {name} starts threads, so ranks can't be forked from here: take it out of `preload`, "
+                "or keep its libraries to one thread (OMP_NUM_THREADS=1, OPENBLAS_NUM_THREADS=1)"
+            )
+    return notes
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Entry point: FD of the socket, PARENT's pid."""
+    fd, parent = int(arguments[0]), int(arguments[1])
+    process_tree.die_with(parent)
+    process_tree.adopt_orphans()
+    process_tree.name_self("muster-warm")
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    received = packets.receive(sock)
+    if received is None:
+        return
+    gc.disable()  # collecting amid imports finds nothing and takes a tenth of their time
+    warm = Warm(sock, received[0]["argv"], _prepare(sock, received[0]))
+    gc.freeze()  # the children share the pages of all that stands now, and never walk it
+    if (task := warm.serve()) is None:
+        os._exit(0)  # the interpreter's own tidying up takes a second with torch, for nothing
+    task()
+
+
+def _prepare(sock: socket.socket, message: packets.Message) -> PythonCommand | None:
+    started = time.monotonic()
+    command = python_command(message["argv"], sys.executable)
+    notes: list[str] = []
+    if command is not None:
+        rank_main.take_place(command, message["argv"])
+        notes = preload(message["preload"])
+    torch = "torch.distributed" in sys.modules
+    ready = {"torch": torch, "libuv": torch and rendezvous_store.has_libuv(), "notes": notes}
+    try:
+        packets.send(sock, {"say": "ready", "key": "", "seconds": time.monotonic() - started, **ready})
+    except BrokenPipeError:
+        pass  # the agent has ended meanwhile; the first look at the socket says so
+    return command
+
+
+def _wake_on_child() -> tuple[int, int]:
+    """A pipe that becomes readable when a child has changed its state."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader, writer
+
+
+def _exit_code(pid: int) -> int | None:
+    """How a child ended (0 to 255, or minus the signal), leaving it a zombie; None while it runs."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

@@ -1,0 +1,166 @@
+"""From a command line to a running agent or batch process: settings, logging, signals, the event loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from muster.checkpoint.store.keeper import Keeper
+from muster.daemon.agent import agent_log, durable_dir_check
+from muster.daemon.agent.agent import Agent, Setting
+from muster.daemon.agent.batch.batch_process import Remote
+from muster.daemon.agent.batch.batch_process import batch as run_batch
+from muster.daemon.agent.batch.srun import Allocation
+from muster.daemon.agent.failure_detector.peers import Channels, Self
+from muster.daemon.agent.pool_jobs import Pool, Terms, ends_at
+from muster.daemon.agent.ranks import rank_environment
+from muster.daemon.agent.ranks.rank_supervisor import Job
+from muster.daemon.agent.ranks.zygote_handle import PRELOAD, Recipe
+from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
+from muster.slurm.client.backends.commands import CliSlurm
+from muster.slurm.client.batch_script import PoolJob
+from muster.v1.api_pb2 import BatchRef
+from muster.v1.common_pb2 import JobSpec
+
+
+class BadOption(Exception):
+    """The caller's fault: an option or the spec can't be right."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """`muster-agent run`: serve until told to leave; returns the exit code.
+
+    Raises:
+        BadOption, SiteError, IdentityError: with what would be right.
+    """
+    spec = read_spec(options.spec)
+    site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
+    setting = _setting(options, spec, site)
+    agent_log.start(options.log_level, spec.run_dir, setting.own.gang, setting.own.node)
+    # Not asyncio.run: it waits for every task and thread, whatever they hang on; this process ends without.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(_serve(setting))
+    finally:
+        agent_log.stop()
+
+
+def batch(options: argparse.Namespace) -> int:
+    """`muster-agent batch`: see muster.daemon.agent.batch.batch_process.
+
+    Raises:
+        BadOption, SiteError, IdentityError: with what would be right.
+    """
+    if not options.gang:
+        raise BadOption("--gang (or MUSTER_GANG) must name the gang")
+    site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
+    start_logging(options.log_level)
+    spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
+    if spec and spec.durable_dir:
+        os.environ[durable_dir_check.VARIABLE] = durable_dir_check.claim(spec.durable_dir)
+    run = BatchRef(
+        gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restarts()
+    )
+    remote = Remote(site.coordinator, site.credentials(), run)
+    return asyncio.run(run_batch(options.command, remote, _allocation(spec, run) if spec else None))
+
+
+def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
+    """What Slurm says in the environment, for this run of the job."""
+    nodes, host = int(os.environ.get("SLURM_JOB_NUM_NODES", 0)), os.environ.get("SLURMD_NODENAME", "")
+    needed = spec.min_nodes or spec.nodes
+    return Allocation(run.slurm_job_id, nodes, needed, spec.requeue, host, run.slurm_restart_count)
+
+
+def read_spec(text: str) -> JobSpec:
+    """The JobSpec that `text` is (JSON), or that the file `text` holds.
+
+    Raises:
+        BadOption: neither.
+    """
+    if not text:
+        raise BadOption("--spec (or MUSTER_SPEC) must be the job's spec as JSON, or a file that holds it")
+    try:
+        spec = json_format.Parse(text if text.lstrip().startswith("{") else Path(text).read_text(), JobSpec())
+    except OSError as error:
+        raise BadOption(f"--spec: {text!r} can't be read: {error.strerror}") from None
+    except json_format.ParseError as error:
+        raise BadOption(f"--spec is not a JobSpec as JSON: {error}") from None
+    for field in ("command", "run_dir", "ranks_per_node"):
+        if not getattr(spec, field):
+            raise BadOption(f"--spec: {field} is missing")
+    return spec
+
+
+def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
+    if not options.gang:
+        raise BadOption("--gang (or MUSTER_GANG) must name the gang")
+    own = Self(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
+    environment, pool_serial = rank_environment.base(os.environ, spec.env), int(os.environ.get("MUSTER_POOL") or 0)
+    recipe = Recipe(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
+    return Setting(
+        own=own,
+        job=Job(own.gang, own.node, recipe, spec.run_dir, spec.ranks_per_node),
+        spec=spec,
+        coordinator=site.coordinator,
+        credentials=site.credentials(),
+        listen=options.listen,
+        host=options.advertise or _own_address(split_addresses(site.coordinator)[0]),
+        notice_s=options.notice,
+        slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),
+        slurm_restart_count=_restarts(),
+        batch_host=os.environ.get("SLURM_NODEID") == "0" and not pool_serial,
+        pool_serial=pool_serial,
+        # A small job of the pool doesn't come back.
+        memory_socket="" if pool_serial else options.memory,
+        failure=durable_dir_check.fault(spec.durable_dir, os.environ.get(durable_dir_check.VARIABLE, "")),
+    )
+
+
+def _restarts() -> int:
+    """How often Slurm has restarted the gang's own job; in a small job of the pool, when that was submitted."""
+    return int(os.environ.get("MUSTER_RESTARTS") or os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+def _own_address(towards: str) -> str:
+    """This host's address on the network that leads to "host:port"; its name where that can't be told."""
+    host, port = split_address(towards)
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(target)  # sends nothing
+            own = str(sock.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+    # The coordinator on this very node: the others need an address that leads here from theirs.
+    if ip_address(own.partition("%")[0]).is_loopback and "SLURM_JOB_NODELIST" in os.environ:
+        return socket.gethostname()
+    return f"[{own}]" if ":" in own else own
+
+
+async def _serve(setting: Setting) -> int:
+    def make_keeper(channels: Channels, changed: Callable[[], None]) -> Keeper:
+        refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
+        return Keeper(setting.own.gang, setting.own.node, channels.dial, changed, refused)
+
+    def make_pool(changed: Callable[[], None]) -> Pool:
+        restarts, given = setting.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
+        job = PoolJob(setting.own.gang, setting.spec, restarts, given, sys.argv[0])
+        return Pool(Terms(job, ends_at(), dict(os.environ)), CliSlurm(), changed)
+
+    agent = Agent(setting, make_keeper, make_pool)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.terminate)
+    return await agent.run()

@@ -1,0 +1,119 @@
+"""A coordinator for tests and trials: real AgentService on a real port, orders given by hand.
+
+It decides nothing: a test says what is ordered and waits for what the agents report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import Credentials
+from muster.v1 import agent_pb2_grpc
+from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
+
+
+class AgentSeen:
+    """One agent, as its stream shows it: its hello, its newest status, everything else that it has said."""
+
+    def __init__(self, hello: AgentHello) -> None:
+        self.hello = hello
+        self.status = AgentStatus()
+        self.said: list[AgentMessage] = []
+        self.outbox: asyncio.Queue[CoordinatorMessage] = asyncio.Queue()
+
+
+class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
+    """Start with `start`; `order` and `probe` send; `until` waits. Set `deaf` to leave pings unanswered."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.agents: dict[str, AgentSeen] = {}
+        self.attached = 0
+        self.deaf = False
+        self.term = 1
+        self._serial = 0
+        self._orders: dict[str, Order] = {}
+        self._news = asyncio.Condition()
+        self._server = make_server(credentials)
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(self, self._server)
+
+    async def start(self, port: int = 0) -> str:
+        """Listen on loopback; returns "host:port"."""
+        port = bind(self._server, f"127.0.0.1:{port}")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        """Cut all streams and stop listening."""
+        await self._server.stop(grace=None)
+
+    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[CoordinatorMessage]:
+        """See agent.proto."""
+        first = await anext(aiter(request_iterator))
+        seen = AgentSeen(first.hello)
+        self.attached += 1
+        self.agents[first.hello.node] = seen
+        if first.hello.node in self._orders:
+            seen.outbox.put_nowait(self._message(order=self._orders[first.hello.node]))
+        reading = asyncio.ensure_future(self._read(seen, request_iterator))
+        await self._tell()
+        try:
+            while not reading.done():
+                sending = asyncio.ensure_future(seen.outbox.get())
+                await asyncio.wait([sending, reading], return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    yield sending.result()
+                else:
+                    sending.cancel()
+        finally:
+            reading.cancel()
+
+    def order(self, order: Order, *nodes: str) -> int:
+        """Give an order to `nodes` (none named: to all); returns its serial."""
+        self._serial += 1
+        order.serial = self._serial
+        for node in nodes or tuple(self.agents):
+            self._orders[node] = order
+            self.agents[node].outbox.put_nowait(self._message(order=order))
+        return self._serial
+
+    def probe(self, witness: str, order: ProbeOrder) -> None:
+        """Have `witness` probe."""
+        self.agents[witness].outbox.put_nowait(self._message(probe=order))
+
+    def dismiss(self, node: str, reason: str) -> None:
+        """Send the agent of `node` home."""
+        self.agents[node].outbox.put_nowait(self._message(dismissed=reason))
+
+    async def until(self, what: Callable[[], bool], timeout: float = 20.0) -> None:
+        """Wait until `what` holds.
+
+        Raises:
+            TimeoutError: it has not come to hold in time.
+        """
+        async with asyncio.timeout(timeout), self._news:
+            await self._news.wait_for(what)
+
+    def status(self, node: str) -> AgentStatus:
+        """The newest status of `node`; an empty one before the first."""
+        return self.agents[node].status if node in self.agents else AgentStatus()
+
+    def _message(self, **body: Any) -> CoordinatorMessage:
+        return CoordinatorMessage(term=self.term, **body)
+
+    async def _read(self, seen: AgentSeen, messages: Any) -> None:
+        async for message in messages:
+            if message.WhichOneof("body") == "status":
+                seen.status = message.status
+            elif message.WhichOneof("body") == "ping":
+                if not self.deaf:
+                    seen.outbox.put_nowait(self._message(pong=AgentPing(seq=message.ping.seq)))
+            else:
+                seen.said.append(message)
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()

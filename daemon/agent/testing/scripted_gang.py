@@ -1,0 +1,169 @@
+"""Real agents as processes of this machine, with a scripted coordinator: for tests and trials."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
+from muster.daemon.host import rank_log_files
+from muster.daemon.transport.identity import SecretCredentials
+from muster.v1.agent_pb2 import AgentMessage, AgentStatus, Duty, Order, RankPhase, RankPlace, RankStatus
+from muster.v1.common_pb2 import Member
+
+_WAIT_S = 30.0
+# torch on a machine with few and busy cores
+_WARM_S = 120.0
+
+
+@asynccontextmanager
+async def scripted_gang(folder: Path, preload: tuple[str, ...] = ("random",)) -> AsyncIterator[Gang]:
+    """A gang without agents yet, working in `folder`; ends them all."""
+    coordinator = ScriptedCoordinator(SecretCredentials.create(folder / "secret"))
+    gang = Gang(folder, coordinator, await coordinator.start(), preload)
+    try:
+        yield gang
+    finally:
+        for agent in gang.agents.values():
+            agent.terminate()
+        for agent in gang.agents.values():
+            await asyncio.to_thread(agent.wait)
+        await gang.coordinator.stop()
+
+
+@dataclass
+class Gang:
+    """Agents on nodes n0, n1, ... of this machine, with rank i on node i."""
+
+    folder: Path
+    coordinator: ScriptedCoordinator
+    address: str
+    preload: tuple[str, ...] = ("random",)
+    notice_s: float = 0.0
+    """How long agents wait for the coordinator's word after SIGTERM."""
+    memory: str = ""
+    """The socket that they leave memory at, and take it back from; empty: none."""
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    async def start(self, size: int, *command: str, **spec: object) -> None:
+        """Start `size` agents and wait until they are warm."""
+        for node in (f"n{i}" for i in range(size)):
+            self.launch(node, *command, **spec)
+        await self.coordinator.until(
+            lambda: len(self.coordinator.agents) == size and self.all(lambda n: self.status(n).warm == 1), _WARM_S
+        )
+
+    def launch(self, node: str, *command: str, **spec: object) -> None:
+        """Start one agent; its messages go to FOLDER/NODE.err."""
+        folder = str(self.folder)
+        settings = {"ranks_per_node": 1, "run_dir": folder, "work_dir": folder, "preload": self.preload, **spec}
+        text = json.dumps({"command": command, **settings})
+        argv = [sys.executable, "-m", "muster.daemon.agent", "run", "--gang", "g", "--node", node, "--spec", text]
+        argv += ["--coordinator", self.address, "--auth", f"secret:{self.folder}/secret", "--log-level", "debug"]
+        argv += [f"--notice={self.notice_s}", f"--memory={self.memory}"]
+        with (self.folder / f"{node}.err").open("ab") as errors:
+            self.agents[node] = subprocess.Popen(argv, stderr=errors)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Those whose agent was started."""
+        return sorted(self.agents)
+
+    def all(self, holds: Callable[[str], bool]) -> bool:
+        """Whether something holds for every node."""
+        return all(holds(node) for node in self.nodes)
+
+    def status(self, node: str) -> AgentStatus:
+        """Its newest status."""
+        return self.coordinator.status(node)
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Wait for something that agents report; TimeoutError after a while."""
+        await self.coordinator.until(what)
+
+    def members(self, *without: str) -> list[Member]:
+        """The gang, each the next one's neighbour, but for those named."""
+        nodes = [node for node in self.nodes if node not in without]
+        return [
+            Member(
+                node=node,
+                peer_address=self.coordinator.agents[node].hello.peer_address,
+                group_rank=i,
+                neighbours=[nodes[(i + 1) % len(nodes)]] if len(nodes) > 1 else [],
+            )
+            for i, node in enumerate(nodes)
+        ]
+
+    def fence(self, generation: int, without: tuple[str, ...] = ()) -> None:
+        """Order FENCE; the first member opens the store."""
+        members = self.members(*without)
+        order = Order(duty=Duty.DUTY_FENCE, generation=generation, members=members, store_node=members[0].node)
+        self.coordinator.order(order, *(m.node for m in members))
+
+    def run_order(self, generation: int, without: tuple[str, ...] = ()) -> Order:
+        """The order RUN, with the store that the first member has reported."""
+        members = self.members(*without)
+        return Order(
+            duty=Duty.DUTY_RUN,
+            generation=generation,
+            members=members,
+            world_size=len(members),
+            places=[RankPlace(rank=i, node=m.node) for i, m in enumerate(members)],
+            master_addr="127.0.0.1",
+            master_port=self.status(members[0].node).store_port,
+        )
+
+    async def run(self, generation: int = 1) -> list[int]:
+        """Fence, run, wait until the ranks run; their pids, as they print them."""
+        self.fence(generation - 1)
+        await self.until(lambda: self.status("n0").store_generation == generation)
+        self.coordinator.order(self.run_order(generation))
+        await self.until(lambda: self.all(lambda n: self.rank(n, generation).phase == RankPhase.RANK_PHASE_RUNNING))
+        return [int((await self.words(i, generation))[0]) for i in range(len(self.nodes))]
+
+    def rank(self, node: str, generation: int) -> RankStatus:
+        """The rank of `node` in that generation; an empty one before it is reported."""
+        found = [rank for rank in self.status(node).ranks if rank.generation == generation]
+        return found[0] if found else RankStatus()
+
+    def log(self, rank: int, generation: int) -> Path:
+        """Where the rank writes."""
+        return rank_log_files.path(str(self.folder), "g", generation, rank)
+
+    def output(self, rank: int, generation: int) -> str:
+        """What a rank has printed; nothing before it has started."""
+        log = self.log(rank, generation)
+        return log.read_text() if log.exists() else ""
+
+    async def words(self, rank: int, generation: int, count: int = 1) -> list[str]:
+        """The first words of a rank's log, once they are there."""
+        async with asyncio.timeout(_WAIT_S):
+            while len(found := self.output(rank, generation).split()) < count:  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.01)
+        return found
+
+    def said(self, node: str, kind: str) -> list[AgentMessage]:
+        """What an agent has said beside its statuses: "accusation", "probe_result"."""
+        return [m for m in self.coordinator.agents[node].said if m.WhichOneof("body") == kind]
+
+    async def exit_code(self, node: str) -> int:
+        """How `muster-agent run` ends there."""
+        async with asyncio.timeout(_WAIT_S):
+            return await asyncio.to_thread(self.agents[node].wait)
+
+    def agent_pid(self, node: str) -> int:
+        """The agent itself: the guard's only child."""
+        guard = self.agents[node].pid
+        return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+
+    def script(self, text: str) -> str:
+        """Write the ranks' script; its name."""
+        (self.folder / "train.py").write_text(textwrap.dedent(text))
+        return "train.py"

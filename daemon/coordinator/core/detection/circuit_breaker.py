@@ -1,0 +1,53 @@
+"""How much is done without asking: limits on what is taken out of service, and observe mode.
+
+A wrong row in the policy, or a fault of the network, must not empty a cluster. Where a limit is reached a live node
+stays in service whatever its hardware says, and Slurm is not told of a dead one: it finds out by itself. Gangs get on
+without a node that is gone all the same, for they can't train with it; one that loses node after node is stopped.
+"""
+
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import HOUR_S, Gang
+from muster.daemon.coordinator.core.state.state_tables import NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.state.turn import Turn
+
+DAY_S = 86400.0
+"""A node that has been out of service for longer counts no more: some never come back."""
+
+
+def hold(turn: Turn) -> str:
+    """Why no further node may be taken out of service; empty where one may."""
+    limits = turn.limits
+    if limits.observe:
+        return "observe mode"
+    taken = sum(turn.now - at < HOUR_S for at in turn.ledger.taken.values())
+    if taken >= limits.nodes_per_hour:
+        return f"{taken} nodes were taken out of service within the hour, and no more may be"
+    judged = (turn.ledger.node(name).judged_at for name in turn.tallies.out)
+    out, known = sum(turn.now - at < DAY_S for at in judged), len(turn.ledger.nodes)
+    if out >= max(limits.nodes_at_least, int(limits.fraction * known)):
+        return f"{out} of {known} nodes are out of service, and no more may be"
+    return ""
+
+
+def take(turn: Turn, gang: Gang | None, node: str, verdict: Verdict, reason: str) -> None:
+    """Call the node `verdict`, and have it drained in Slurm where it lives, else set DOWN."""
+    held, before = hold(turn), turn.ledger.node(node).verdict
+    if verdict is before or verdict in NODE_MOVES[before]:
+        turn.record(f.NodeJudged(node, verdict, reason))
+    verb: f.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
+    id, job = (gang.id, gang.job) if gang else ("", 0)
+    if held:
+        turn.record(f.Withheld(id, node, verb, f"{reason}; {held}"))
+    else:
+        turn.owe(verb, id, job, f"muster: {reason}", node=node)
+
+
+def too_many_swaps(gang: Gang, now: float, most: int) -> str:
+    """Why the gang may not go on without further nodes; empty where it may. What a run of the job before has lost is no
+    reason not to start this one."""
+    if gang.phase is not Phase.RECOVERING or not gang.recoveries or not gang.recoveries[-1].nodes_out:
+        return ""
+    lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < HOUR_S)
+    if lost <= most:
+        return ""
+    return f"the job has lost {lost} nodes within the hour, and {most} may be replaced: the job may be what breaks them"

@@ -1,0 +1,54 @@
+"""Fencing by time: when the ranks of nodes that left without a word have ended.
+
+An agent that hears neither the coordinator nor a majority of its gang for `SILENT_S` kills its ranks
+(daemon/agent/failure_detector/silence_rules.py). This module is the coordinator's half of that rule.
+"""
+
+from collections.abc import Iterable
+
+from muster.daemon.coordinator.core.detection.probe_result import proven_ended
+from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.transport.fencing_timeouts import SILENT_S
+
+KILL_MARGIN_S = 0.4
+"""From that moment until its ranks are gone."""
+ACK_S = 0.05
+"""How soon it is looked again whether all have carried out the newest order."""
+
+
+def passed_at(gt: GangTurn) -> float:
+    """When the ranks of every node that left in silence have ended for certain.
+
+    Such a node lets its ranks live for as long as a majority answers it. So all who may have answered it must know that
+    it is out, and say when they last took it for a member.
+    """
+    gang, tally = gt.gang, gt.tally
+    left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
+    others = len(tally.present)
+    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gt, m, others)]
+    if not silent:
+        return 0.0
+    if tally.behind(gang, gt.seen):
+        return gt.now + ACK_S
+    if gt.now >= tally.quiet_at:  # what was reported since is looked at before anything starts
+        speakers = tally.said if tally.quiet_at else gt.seen.agents.keys()
+        quiet_at = max(_last_contact(gt, member.node, speakers) for member in silent) + SILENT_S + KILL_MARGIN_S
+        tally.quiet_at = max(tally.quiet_at, quiet_at)
+        tally.said.clear()
+    return tally.quiet_at
+
+
+def _last_contact(gt: GangTurn, node: str, speakers: Iterable[str]) -> float:
+    """When any of these agents, or the coordinator, may last have answered `node`."""
+    # Its ranks did not run before the generation did, and count the silence from their start on.
+    last = max(gt.turn.sight.heard_at(gt.gang.id, node), gt.gang.started_at)
+    for agent in [agent for name in speakers if (agent := gt.seen.agents.get(name))]:
+        ages = [said[node] for said in (agent.status.heard_s, agent.status.answered_s) if node in said]
+        if ages and agent.node != node:
+            last = max(last, agent.reported_at - min(ages))
+    return last
+
+
+def _ended(gt: GangTurn, member: Member, others: int) -> bool:
+    return proven_ended(gt.seen.closed.get(member.node, set()), others)

@@ -1,0 +1,391 @@
+"""A gang's next move: for each phase, what must hold before it goes on.
+
+Everything here is level-triggered: it looks at the ledger and at what is seen, never at which event came last, so that
+lost, doubled and reordered events change nothing but the moment.
+"""
+
+from collections.abc import Callable
+
+from muster.daemon.coordinator.core.detection import (
+    attribution,
+    circuit_breaker,
+    failure_detector,
+    hang_detector,
+    progress_timeouts,
+    time_fencing,
+)
+from muster.daemon.coordinator.core.recovery import (
+    completion,
+    flushing,
+    gang_end,
+    gathering,
+    planned_stop,
+    requeueing,
+    restore_plan,
+    shared_pool,
+)
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import placement
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.events import RankState, Version
+from muster.daemon.coordinator.core.state.gang_index import of_generation
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
+from muster.daemon.coordinator.core.state.turn import GangTurn
+
+STORE_S = 45.0
+"""A node that opens no rendezvous store in this time (its first imports included) is passed over."""
+STORE_TRIES = 14
+"""So often in a row a node may be passed over: ten minutes, for modules may come slowly from a file system that is new
+to all nodes. Then no other node would mend it."""
+SLURM_WORD_S = 5.0
+"""Slurm's view of a job is read every 2 s; this long it may take to hear that Slurm ended the job."""
+RELEASE_S = 30.0
+"""A script without the library declares no step: its outgoing nodes are let go this long after its ranks run."""
+WORDS_MOST = 200
+"""Characters of a rank's last line that are told as a reason."""
+
+
+ROUNDS = 12
+"""Rounds of decisions for one gang in one turn, at most. Rules without a bug need three, of which the last decides
+nothing (measured: 150 seeds of the simulator)."""
+UNSETTLED_PAUSE_S = 1.0
+"""Seconds until a gang whose rules came to no end is looked at again. At each look such rules write ROUNDS decisions or
+more to the journal. One look a second leaves the coordinator free for other gangs, and does not fill the disk."""
+
+
+def _once(gt: GangTurn) -> None:
+    gang = gt.gang
+    if gang.final:
+        gang_end.see_job_out(gt)
+        return
+    if gang_end.outside_end(gt):
+        return
+    planned_stop.plan(gt)
+    if _failing(gt):
+        return
+    if gang.phase in ACTIVE:
+        _remove_unfit(gt)
+    failure_detector.examine(gt)
+    shared_pool.tend(gt)
+    flushing.progress(gt)
+    match gang.phase:
+        case Phase.SUBMITTED:
+            gathering.look_for_job(gt)
+        case Phase.REQUEUED:
+            requeueing.admit(gt)
+            gathering.look_for_job(gt)
+        case Phase.GATHERING:
+            gathering.gather(gt)
+        case Phase.PREFLIGHT | Phase.RECOVERING:
+            _recover(gt)
+        case Phase.STARTING | Phase.RUNNING:
+            _run(gt)
+        case Phase.DRAINING:
+            completion.drain(gt)
+        case _:
+            pass
+
+
+def advance(gt: GangTurn, decide: Callable[[GangTurn], None] = _once) -> None:
+    """Call `decide`, one round of the rules, until it decides nothing more: what is seen allows no further move.
+
+    Rules that still decide something after ROUNDS rounds contradict each other, which is a bug. The outcome reports the
+    bug, and the gang is looked at again after UNSETTLED_PAUSE_S. The decisions of this turn stand. Other gangs go on.
+    """
+    decided = gt.turn.outcome.facts
+    for _ in range(ROUNDS):
+        before = len(decided)
+        decide(gt)
+        if len(decided) == before:
+            return
+    newest = ", ".join(type(fact).__name__ for fact in decided[before:])
+    gt.turn.outcome.bugs.append(
+        f"gang {gt.gang.id} in phase {gt.gang.phase}: the rules came to no end in {ROUNDS} rounds, the last of which "
+        f"decided {newest}; the gang is looked at again in {UNSETTLED_PAUSE_S:g} s"
+    )
+    gt.turn.wake(gt.now + UNSETTLED_PAUSE_S)
+
+
+# -- recovery --
+
+
+def _recover(gt: GangTurn) -> None:
+    gang = gt.gang
+    if not all(failure_detector.ended(gt, gang.members[node]) for node in gt.tally.unfenced):
+        return  # `suspicion.examine` asks after those that do not answer
+    clear_at = time_fencing.passed_at(gt)
+    if gt.now < clear_at:
+        gt.turn.wake(clear_at)
+        return
+    if gang.stop is not None:
+        completion.leave(gt)
+        return
+    observed = gt.turn.limits.observe and gang.seats
+    if _fails(gang) and not observed:
+        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _crash_words(gt))
+        return
+    attribution.examine(gt)
+    if observed:
+        gang_end.end(
+            gt, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {_would_have(gt)}; {gang.recoveries[-1].cause}"
+        )
+        return
+    if words := circuit_breaker.too_many_swaps(gang, gt.now, gt.turn.limits.swaps_per_hour):
+        if not flushing.begin(gt, words, Phase.FAILED):
+            gang_end.end(gt, Phase.FAILED, gang_end.EXIT_STOPPED, words)
+        return
+    if shared_pool.awaited(gt):
+        return
+    if len(gt.tally.present) - len(gt.tally.unfit) < min(len(gang.seats) or gang.spec.nodes, gang.spec.fewest):
+        requeueing.no_nodes(gt, requeueing.few_words(gt))
+    elif _store_opens(gt):
+        return  # who sits where is looked at once, not with every report that comes meanwhile
+    elif ranked := _next_seats(gt):
+        _start_where_store_listens(gt, ranked)
+
+
+def _would_have(gt: GangTurn) -> str:
+    """What would follow if it were not for observe mode."""
+    gang = gt.gang
+    if _fails(gang):
+        return f"the job would fail with exit code {gang_end.EXIT_NO_REQUEUE}: {_crash_words(gt)}"
+    ranked = _next_seats(gt)
+    if ranked is None and gt.turn.limits.pool.options and gang.spec.pool_nodes:
+        return "nodes of the shared pool would be asked for"
+    if ranked is None:
+        return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
+    before = [seat.node for seat in gang.seats]
+    if len(ranked) < len(before):
+        return f"the job would go on with {len(ranked)} nodes"
+    swaps = [f"{new} would take the place of {old}" for old, new in zip(before, ranked, strict=True) if old != new]
+    return ", ".join(swaps) or "the ranks would be restarted in place"
+
+
+def _remove_unfit(gt: GangTurn) -> None:
+    """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
+    for node in sorted(gt.tally.unfit):
+        failure_detector.remove(gt, gt.gang.members[node], gt.turn.ledger.node(node).reason, alive=True)
+
+
+def _next_seats(gt: GangTurn) -> list[str] | None:
+    gang, usable = gt.gang, gt.usable()
+    if not gang.seats:
+        return placement.first_seats(usable, gang.spec.nodes)
+    before = [seat.node for seat in gang.seats]
+    return placement.reseat(before, usable, gt.leaves(), min(len(before), gang.spec.fewest))
+
+
+def _store_opens(gt: GangTurn) -> bool:
+    """A node that will carry ranks is opening the store, and has time left for it."""
+    gang = gt.gang
+    until = max(gang.phase_at, gang.store_at) + STORE_S
+    if gt.store_listens() or gt.now >= until or gang.store_node not in gt.tally.present or gt.unfit(gang.store_node):
+        return False
+    if gang.store_node not in {seat.node for seat in gang.seats}:
+        return False
+    gt.turn.wake(until)
+    return True
+
+
+def _start_where_store_listens(gt: GangTurn, ranked: list[str]) -> None:
+    """The store lives on a node that carries ranks: a spare's would end with the generation's start, or unnoticed."""
+    gang = gt.gang
+    if gang.store_node not in ranked:
+        gt.turn.record(f.StoreMoved(gang.id, next((n for n in ranked if gt.seen.attached(n)), ranked[0])))
+    elif gt.store_listens() and gt.seen.status(gang.store_node).store_reserved and gang.store_node != ranked[0]:
+        gt.turn.record(f.StoreMoved(gang.id, ranked[0]))  # nobody but rank 0 would open it
+    elif gt.store_listens():
+        _start(gt, ranked)
+    elif gt.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:
+        gt.turn.wake(asked_at + STORE_S)
+    elif gang.stores_missed + 1 >= STORE_TRIES:
+        minutes = STORE_TRIES * STORE_S / 60
+        words = f"no node has opened a rendezvous store within {minutes:.0f} min, though their agents answer"
+        gang_end.end(
+            gt,
+            Phase.FAILED,
+            gang_end.EXIT_AGENT,
+            f"{words}; the last one asked is {gang.store_node}: see its agent's log",
+        )
+    else:  # an agent that answers but opens no store is passed over
+        after = ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]
+        gt.turn.record(f.StoreMoved(gang.id, after, missed=True))
+
+
+def _start(gt: GangTurn, ranked: list[str]) -> None:
+    gang = gt.gang
+    version, sources = _state(gt, ranked)
+    if version is None and _memory_may_return(gt):
+        return
+    seats, spares = placement.arrange(ranked, gt.usable())
+    gt.turn.record(
+        f.GenerationStarted(
+            gang=gang.id,
+            generation=gang.fenced + 1,
+            seats=seats,
+            spares=spares,
+            master_node=gang.store_node,
+            master_port=gt.seen.status(gang.store_node).store_port,
+            version=version,
+            sources=sources,
+            durable_path="" if version else gang.durable_path,
+            fenced_at=gt.now,
+            action=_action(gang, ranked),
+            crashed_on=attribution.crashed_on(gt) if gang.recoveries else None,
+        )
+    )
+
+
+def _memory_may_return(gt: GangTurn) -> bool:
+    """After a coordinator's restart an outgoing node that holds the only copy may not have attached anew yet."""
+    since = gt.turn.sight.since
+    away = [m for m in gt.gang.members.values() if m.out and m.alive and not gt.seen.attached(m.node)]
+    if not gt.gang.stepped or not away or gt.now - since >= failure_detector.REATTACH_S:
+        return False
+    gt.turn.wake(since + failure_detector.REATTACH_S)
+    return True
+
+
+def _action(gang: Gang, ranked: list[str]) -> str:
+    before = [seat.node for seat in gang.seats]
+    if not before:
+        return "requeue" if gang.recoveries else "start"
+    if len(ranked) < len(before):
+        return "fewer replicas"
+    return "restart in place" if before == ranked else "swap"
+
+
+def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Source, ...]]:
+    spec = gt.gang.spec
+    count = len(ranked) * spec.ranks_per_node
+    version = restore_plan.newest_complete(gt.held(), lambda _: count)
+    durable = gt.gang.durable_version
+    if version is None or (durable is not None and durable > version):
+        return None, ()
+    home = {
+        position * spec.ranks_per_node + local: node
+        for position, node in enumerate(ranked)
+        for local in range(spec.ranks_per_node)
+    }
+    leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
+    return version, restore_plan.sources(gt.held(), version, count, home, leaving)
+
+
+def _fails(gang: Gang) -> bool:
+    """The software ends it again and again."""
+    return gang.failures >= gang.spec.max_failures
+
+
+def _crash_words(gt: GangTurn) -> str:
+    gang = gt.gang
+    last = gang.recoveries[-1].cause if gang.recoveries else ""
+    return f"{gang.failures} generations running ended without progress; last: {last}"
+
+
+# -- running --
+
+
+def _ranks_on(gt: GangTurn, node: str) -> list[RankState]:
+    """Ranks of the running generation, as the node's agent reports them."""
+    return of_generation(gt.seen.status(node).ranks, gt.gang.generation)
+
+
+def _failing(gt: GangTurn) -> bool:
+    """Agents have met an error that no order can mend. Where most have, it is the job's, and the gang ends; a few
+    are taken out of it, as any node that can't carry ranks.
+
+    Who was given notice (SIGTERM) will go as well; most of them were, and a stop is planned. So Slurm's word is waited
+    for, and nothing else is decided meanwhile.
+    """
+    failing, seen = gt.tally.failing | gt.tally.noticed, gt.seen
+    if not failing or gt.gang.stop is not None or gt.gang.phase not in ACTIVE | {Phase.GATHERING}:
+        seen.failed_at = 0.0
+        return False
+    seen.failed_at = seen.failed_at or gt.now
+    if gt.now - seen.failed_at < SLURM_WORD_S:
+        gt.turn.wake(seen.failed_at + SLURM_WORD_S)
+        return True
+    words = {node: f"{node}: {seen.status(node).failure or seen.status(node).notice}" for node in sorted(failing)}
+    if _too_many(gt, len(words)):
+        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_AGENT, next(iter(words.values())))
+        return True
+    for node, reason in words.items():
+        failure_detector.remove(gt, gt.gang.members[node], reason, alive=True)
+    return False
+
+
+def _too_many(gt: GangTurn, failing: int) -> bool:
+    """So many agents that can't go on are most of the gang, or leave too few nodes to begin with. While it gathers,
+    those that have not attached yet are nodes as well, and who was taken out for the same is none."""
+    gang = gt.gang
+    if gang.phase is not Phase.GATHERING:
+        return 2 * failing > len(gt.tally.present)
+    nodes = max(len(gang.members), len(gang.job_nodes) or gang.spec.nodes + gang.spec.spares)
+    failing += sum(bool(member.out) for member in gang.members.values())
+    return 2 * failing > nodes or nodes - failing < gang.spec.fewest
+
+
+def _run(gt: GangTurn) -> None:
+    gang = gt.gang
+    if _crashed(gt):
+        return
+    tally = gt.tally
+    whole = tally.reported == gang.ranks
+    # Training moves only with every rank, though one may be out of the coordinator's reach.
+    if (whole or tally.progressed) and gang.phase is Phase.STARTING:
+        gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
+    if tally.progressed and not progress_timeouts.stepped(gt):
+        watched = gt.turn.sight.since <= gang.started_at
+        gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt), watched))
+    attribution.blame(gt)
+    if whole and tally.done == tally.reported:
+        completion.finish(gt)
+    elif not planned_stop.overdue(gt) and not hang_detector.watch(gt):
+        _release(gt)
+        flushing.on_request(gt)
+
+
+def _first_step(gt: GangTurn) -> int:
+    return min(rank.step for seat in gt.gang.seats for rank in _ranks_on(gt, seat.node) if rank.progressed)
+
+
+def _crashed(gt: GangTurn) -> bool:
+    tally = gt.tally
+    if not tally.crashed:
+        return False
+    nodes = sorted(tally.crashed, key=lambda node: tally.seats[node].group_rank)
+    failed = [(node, rank) for node in nodes for rank in _ranks_on(gt, node) if not rank.running and rank.exit_code]
+    # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
+    crashed = [(node, rank) for node, rank in failed if gt.seen.status(node).fenced < gt.gang.generation]
+    if crashed:
+        # What a script does of a stop is no fault of it.
+        node, rank = crashed[0]
+        stops = gt.gang.stop is not None
+        failure_detector.fence(gt, _exit_words(node, rank), hardware=stops, suspected_at=gt.now, crashed_on=node)
+    else:
+        words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
+        failure_detector.fence(gt, words, hardware=True, suspected_at=gt.now)
+    return True
+
+
+def _exit_words(node: str, rank: RankState) -> str:
+    code = rank.exit_code or 0
+    how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+    tail = rank.stderr_tail.strip().splitlines()
+    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:WORDS_MOST]}" if tail else "")
+
+
+def _release(gt: GangTurn) -> None:
+    """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
+    gang = gt.gang
+    leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
+    if not leaving or gang.phase is not Phase.RUNNING or gt.turn.limits.observe:
+        return
+    if not progress_timeouts.stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
+        gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
+        return
+    for member in leaving:
+        if member.job != gang.job:
+            shared_pool.let_go(gt, member)
+        elif not gang_end.batch_host_dead(gang):
+            gt.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)

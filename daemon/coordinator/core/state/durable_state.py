@@ -1,0 +1,496 @@
+"""The durable state and its one fold: `apply(ledger, fact, at)` changes the ledger in place and does no I/O.
+
+Whoever folds the same facts gets the same ledger; the journal's snapshot is this ledger as JSON.
+"""
+
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
+
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.state_tables import (
+    FINAL,
+    OUT_OF_SERVICE,
+    Phase,
+    Verdict,
+    move_gang,
+    move_node,
+)
+
+HOUR_S = 3600.0
+"""Limits count what happened within so many seconds."""
+RECOVERIES = 500
+"""So many of a gang's newest recoveries are kept, for each snapshot and each view holds them. Its history has all."""
+LONG_S = 3600.0
+"""A generation of a script that never declares a step has come further where it ran for so long."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One machine, whatever jobs it carries."""
+
+    name: str
+    boot_id: str = ""
+    probe_address: str = ""
+    verdict: Verdict = Verdict.FIT
+    reason: str = ""
+    judged_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Echo:
+    """A signal that may be the echo of a peer's loss (see EchoHeard), heard at `at`."""
+
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
+class Member:
+    """One node as part of one gang. `out`: why it carries no ranks again, or empty; `alive`: its processes can still be
+    told to leave; `released`: Slurm was asked to take the node out of the job, or to end the small job it came with."""
+
+    node: str
+    job: int
+    incarnation: str
+    peer_address: str
+    batch_host: bool
+    leaf: str
+    out: str = ""
+    alive: bool = True
+    released: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """It is out, and its processes can't be told anything any more."""
+        return bool(self.out) and not self.alive
+
+
+@dataclass(slots=True)
+class Recovery:
+    """How one generation came to be; times are the coordinator's wall clock, 0 where not reached."""
+
+    generation: int
+    cause: str
+    hardware: bool
+    action: str = ""
+    nodes_out: list[str] = field(default_factory=list)
+    nodes_in: list[str] = field(default_factory=list)
+    suspected_at: float = 0.0
+    detected_at: float = 0.0
+    fenced_at: float = 0.0
+    started_at: float = 0.0
+    first_step_at: float = 0.0
+    step_before: int = 0
+    step_restored: int = 0
+    crashed_on: str = ""
+    """Node of the rank that ended the generation before by itself; empty where no single one can be named."""
+    hung: bool = False
+    """The generation before was ended because it hung."""
+
+
+@dataclass(slots=True)
+class Flush:
+    """The newest flush of a gang. `path` and `error` are empty while it runs."""
+
+    serial: int
+    version: Version
+    sources: tuple[f.Source, ...]
+    reason: str
+    asked_at: float
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Stop:
+    """A planned stop: why, what follows it, and when it was planned."""
+
+    reason: str
+    after: Phase
+    at: float
+
+
+@dataclass(slots=True)
+class Hang:
+    """The running generation hangs (see HangFound); found at `at`."""
+
+    reason: str
+    suspected_at: float
+    node: str
+    at: float
+
+
+@dataclass(slots=True)
+class PoolRequest:
+    """A node of the shared pool that was asked for through the agent on `via`, with these options of sbatch. `job`: the
+    small job that Slurm made of it, 0 before that is known; `node`: who has joined from it."""
+
+    serial: int
+    via: str
+    options: tuple[str, ...]
+    job: int = 0
+    node: str = ""
+
+
+@dataclass(slots=True)
+class Gang:
+    """One training job. `stop`: in this run of the job its ranks start no more."""
+
+    id: str
+    job: int
+    owner_uid: int
+    name: str
+    spec: GangSpec
+    spec_json: str
+    registered_at: float
+    phase: Phase = Phase.SUBMITTED
+    phase_at: float = 0.0
+    generation: int = 0
+    started_at: float = 0.0
+    fenced: int = -1
+    serial: int = 0
+    restart_count: int = 0
+    job_nodes: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Nodes that the job was ever requeued without: an admission may come too late for a start, and change nothing."""
+    admitted: tuple[str, ...] = ()
+    """Of these, who may be started on again since the last requeue."""
+    members: dict[str, Member] = field(default_factory=dict)
+    seats: tuple[f.Seat, ...] = ()
+    spares: tuple[f.Seat, ...] = ()
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Number of ranks, by the first generation that had another number than those before; all nodes carry ranks at
+    first."""
+    store_node: str = ""
+    store_at: float = 0.0
+    stores_missed: int = 0
+    """So many nodes in a row have opened no store for the next generation, each in its time."""
+    master_node: str = ""
+    master_port: int = 0
+    version: Version | None = None
+    sources: tuple[f.Source, ...] = ()
+    durable_path: str = ""
+    durable_version: Version | None = None
+    recoveries: list[Recovery] = field(default_factory=list)
+    """The newest, the last one last."""
+    failures: int = 0
+    """Generations in a row that the software ended and that came no further than those before."""
+    in_vain: int = 0
+    """Runs of the job in a row that were given up while the gang gathered."""
+    reached: int = 0
+    """The newest step that any generation of this run of the job had finished when it was fenced."""
+    stepped: int = 0
+    first_step_s: float = 0.0
+    """The longest that a generation was seen to take to its first step."""
+    hang: Hang | None = None
+    doubted: str = ""
+    """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
+    doubts: tuple[int, ...] = ()
+    """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
+    flush: Flush | None = None
+    stop: Stop | None = None
+    pool: dict[int, PoolRequest] = field(default_factory=dict)
+    """Requests for nodes of the shared pool that are not over, by serial."""
+    pool_serial: int = 0
+    pool_since: float = 0.0
+    """When this recovery first asked for one; 0: it has not."""
+    pool_refused: str = ""
+    """Why this recovery asks for no more of them."""
+    drain_to: Phase | None = None
+    completed: bool = False
+    job_over: bool = False
+    exit_code: int = 0
+    reason: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Nothing will happen to it again."""
+        return self.phase in FINAL
+
+    def outlived(self, job: int, restarts: int) -> bool:
+        """The run of `job` that began when Slurm had restarted it so often is over: a later one is known."""
+        return job == self.job and restarts < self.restart_count
+
+    def present(self) -> list[Member]:
+        """Members that may carry ranks, by name."""
+        return [m for _, m in sorted(self.members.items()) if not m.out]
+
+    def keeps(self, node: str) -> bool:
+        """An outgoing node's memory is still a source of the running generation's state."""
+        started = self.recoveries and self.recoveries[-1].first_step_at > 0
+        return not started and any(source.node == node for source in self.sources)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the newest generation."""
+        return len(self.seats) * self.spec.ranks_per_node
+
+    def ranks_of(self, version: Version) -> int:
+        """Number of ranks that wrote `version`."""
+        whole = self.spec.nodes * self.spec.ranks_per_node
+        return max(((g, size) for g, size in self.sizes.items() if g <= version.generation), default=(0, whole))[1]
+
+    @property
+    def batch_host(self) -> Member | None:
+        """The member that holds the batch script, if it has attached in this run of the job."""
+        return next((m for m in self.members.values() if m.batch_host), None)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All that survives a restart."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    owed: dict[int, f.SlurmOwed] = field(default_factory=dict)
+    calls: int = 0
+    taken: dict[str, float] = field(default_factory=dict)
+    """Nodes that Slurm was told to take out of service within the hour before the last one, and when."""
+    echoes: dict[str, Echo] = field(default_factory=dict)
+    """By node, what is not decided yet."""
+
+    def node(self, name: str) -> Node:
+        """The node of that name; one that was never heard of is FIT."""
+        return self.nodes.get(name) or Node(name)
+
+    def dump(self) -> str:
+        """The ledger as JSON."""
+        return _LEDGER.dump_json(self).decode()
+
+    @staticmethod
+    def load(text: str) -> "Ledger":
+        """The ledger that `dump` wrote.
+
+        Raises:
+            pydantic.ValidationError: the text is damaged.
+        """
+        return _LEDGER.validate_json(text)
+
+
+_LEDGER: TypeAdapter[Ledger] = TypeAdapter(f.AS_WRITTEN(Ledger))
+
+
+def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
+    """Fold one fact, decided at wall-clock time `at` (seconds), into the ledger.
+
+    Raises:
+        IllegalMove: a state table forbids it; nothing was changed.
+    """
+    match fact:
+        case f.NodeRegistered() | f.NodeJudged():
+            _apply_node(ledger, fact, at)
+        case f.EchoHeard():
+            ledger.echoes[fact.node] = Echo(fact.reason, at)
+        case f.EchoOver():
+            ledger.echoes.pop(fact.node, None)
+        case f.SlurmOwed():
+            ledger.owed[fact.call] = fact
+            ledger.calls = max(ledger.calls, fact.call)
+            if fact.verb == "let_go":
+                ledger.gangs[fact.gang].members[fact.node].released = True
+            elif fact.verb == "complete":
+                ledger.gangs[fact.gang].completed = True
+            elif fact.verb == "requeue":
+                gang = ledger.gangs[fact.gang]
+                gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
+                gang.in_vain += gang.phase is Phase.GATHERING
+            elif fact.verb == "admit":
+                gang = ledger.gangs[fact.gang]
+                gang.admitted += fact.admit
+            elif fact.verb in ("drain", "down"):
+                recent = {node: when for node, when in ledger.taken.items() if at - when < HOUR_S}
+                ledger.taken = {**recent, fact.node: at}
+        case f.SlurmSettled():
+            ledger.owed.pop(fact.call, None)
+        case f.Withheld():
+            pass  # nothing was done
+        case f.GangRegistered():
+            ledger.gangs.setdefault(
+                fact.gang,
+                Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, fact.spec_json, at, phase_at=at),
+            )
+        case f.GangForgotten():
+            ledger.gangs.pop(fact.gang, None)
+        case _:
+            _apply_gang(ledger.gangs[fact.gang], fact, at)
+
+
+def _apply_node(ledger: Ledger, fact: f.NodeRegistered | f.NodeJudged, at: float) -> None:
+    node = ledger.nodes.setdefault(fact.node, Node(fact.node))
+    if isinstance(fact, f.NodeRegistered):
+        node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
+    else:
+        node.verdict = move_node(node.verdict, fact.verdict)
+        node.reason, node.judged_at = fact.reason, at
+        if fact.verdict in OUT_OF_SERVICE:
+            ledger.echoes.pop(fact.node, None)
+
+
+def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
+    match fact:
+        case f.MemberJoined():
+            _join(gang, fact)
+        case f.MemberOut():
+            _out(gang, fact, at)
+        case f.PhaseChanged():
+            _phase(gang, fact.phase, at)
+            gang.reason, gang.drain_to = fact.reason, fact.after
+            gang.serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
+        case f.GenerationFenced():
+            _fence(gang, fact, at)
+        case f.HangFound():
+            gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
+            gang.serial += 1
+        case f.StoreMoved():
+            gang.store_node, gang.store_at = fact.store_node, at
+            gang.stores_missed += fact.missed
+            gang.serial += 1
+        case f.GenerationStarted():
+            _start(gang, fact, at)
+        case f.FirstStep():
+            gang.stepped = fact.generation
+            if fact.watched:
+                gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
+            if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
+                gang.recoveries[-1].first_step_at = at
+        case f.Flushing():
+            gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
+            gang.serial += 1
+        case f.Flushed():
+            _flushed(gang, fact)
+        case f.GangEnded():
+            _phase(gang, fact.phase, at)
+            gang.exit_code, gang.reason = fact.exit_code, fact.reason
+            gang.serial += 1
+        case f.StopPlanned():
+            gang.stop = Stop(fact.reason, fact.after, at)
+            gang.serial += 1
+        case f.JobRestarted():
+            _restart(gang, fact)
+        case f.JobChanged():
+            gang.job_nodes = fact.nodes
+        case f.JobOver():
+            gang.job_over = True
+        case f.PoolAsked() | f.PoolQueued() | f.PoolClosed():
+            _pool(gang, fact, at)
+
+
+def _phase(gang: Gang, to: Phase, at: float) -> None:
+    if to != gang.phase:
+        gang.phase = move_gang(gang.phase, to)
+        gang.phase_at = at
+
+
+def _join(gang: Gang, fact: f.MemberJoined) -> None:
+    gang.members[fact.node] = Member(
+        fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
+    )
+    for request in gang.pool.values():
+        if request.job == fact.job:
+            request.node = fact.node
+    gang.serial += 1
+
+
+def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
+    member = gang.members[fact.node]
+    member.out, member.alive = fact.reason, fact.alive
+    gang.serial += 1
+    if not fact.proven:
+        gang.doubted = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
+        gang.doubts += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
+    elif gang.doubted == fact.node:
+        gang.doubted = ""
+    if not gang.recoveries or gang.phase is not Phase.RECOVERING:
+        return
+    recovery = gang.recoveries[-1]
+    if fact.node not in recovery.nodes_out:  # it may go out alive, and die on the way
+        recovery.nodes_out.append(fact.node)
+    if not recovery.hardware and fact.proven:
+        # What looked like a rank's failure was its node's: the software is not to blame.
+        recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
+        gang.failures = max(0, gang.failures - 1)
+
+
+def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float) -> None:
+    match fact:
+        case f.PoolAsked():
+            gang.pool[fact.serial] = PoolRequest(fact.serial, fact.via, fact.options)
+            gang.pool_serial, gang.pool_since = fact.serial, gang.pool_since or at
+            gang.serial += 1
+        case f.PoolQueued():
+            gang.pool[fact.serial].job = fact.job
+        case f.PoolClosed():
+            request = gang.pool.pop(fact.serial)
+            gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
+            member = gang.members.get(request.node)
+            if member is not None and member.job == request.job:
+                member.released = True
+            gang.serial += 1
+
+
+def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
+    gang.fenced = fact.generation
+    gang.store_node, gang.stores_missed = fact.store_node, 0
+    hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
+    gang.pool_since, gang.pool_refused = 0.0, ""
+    gang.serial += 1
+    if gang.phase is Phase.GATHERING:
+        _phase(gang, Phase.PREFLIGHT, at)
+    else:
+        _phase(gang, Phase.RECOVERING, at)
+        if not fact.hardware:
+            came_further = fact.step_before > gang.reached or _ran_long(gang, at)
+            gang.failures = 1 if came_further else gang.failures + 1
+            gang.doubted = gang.doubted if came_further else ""  # ranks crash elsewhere as well
+        gang.reached = max(gang.reached, fact.step_before)
+        recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
+        recovery.crashed_on, recovery.hung = fact.crashed_on, hung
+        recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
+        gang.recoveries = [*gang.recoveries[1 - RECOVERIES :], recovery]
+
+
+def _ran_long(gang: Gang, at: float) -> bool:
+    """A script that never declares a step: nothing else tells whether it came further."""
+    return gang.stepped == 0 and at - gang.started_at >= LONG_S
+
+
+def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
+    before = {seat.node for seat in gang.seats}
+    _phase(gang, Phase.STARTING, at)
+    gang.generation, gang.started_at, gang.in_vain = fact.generation, at, 0
+    gang.seats, gang.spares = fact.seats, fact.spares
+    if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
+        gang.sizes[fact.generation] = gang.ranks
+    gang.master_node, gang.master_port = fact.master_node, fact.master_port
+    gang.version, gang.sources = fact.version, fact.sources
+    gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory leaves it be
+    gang.serial += 1
+    if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
+        recovery = gang.recoveries[-1]
+        recovery.action, recovery.fenced_at, recovery.started_at = fact.action, fact.fenced_at, at
+        origin = fact.version or (gang.durable_version if fact.durable_path else None)
+        recovery.step_restored = origin.step if origin else 0
+        recovery.nodes_in = sorted({seat.node for seat in fact.seats} - before)
+        recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
+
+
+def _flushed(gang: Gang, fact: f.Flushed) -> None:
+    flush = gang.flush
+    if flush is None or flush.serial != fact.serial:
+        return
+    flush.path, flush.error = fact.path, fact.error
+    if fact.path:
+        gang.durable_path, gang.durable_version = fact.path, flush.version
+
+
+def _restart(gang: Gang, fact: f.JobRestarted) -> None:
+    gang.job, gang.restart_count = fact.job, fact.restart_count
+    gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
+    gang.job_nodes = ()
+    gang.version = gang.stop = gang.hang = None
+    gang.doubted, gang.doubts = "", ()
+    gang.reached = 0  # it may have to go back a long way
+    gang.fenced = -1
+    gang.serial += 1

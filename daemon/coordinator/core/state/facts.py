@@ -1,0 +1,336 @@
+"""What the core has decided: the journal's records. The ledger is the fold of these and of nothing else.
+
+Each fact carries its reason in words where there is one to give. `FACTS` names them for the journal's codec; a
+fact's fields may grow defaults, never lose a name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A node that carries ranks in a generation, at position `group_rank`."""
+
+    node: str
+    group_rank: int
+    buddy: str
+    neighbours: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one rank's shard is taken from."""
+
+    rank: int
+    node: str
+    own: bool
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangRegistered:
+    gang: str
+    job: int
+    owner_uid: int
+    name: str
+    spec: GangSpec
+    spec_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    gang: str
+    node: str
+    job: int
+    incarnation: str
+    peer_address: str
+    batch_host: bool
+    leaf: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOut:
+    """The node carries no rank of this gang again. `alive`: its processes can be told to leave; `proven`: it is to
+    blame, else it may be the software."""
+
+    gang: str
+    node: str
+    reason: str
+    alive: bool
+    proven: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    gang: str
+    phase: Phase
+    reason: str
+    after: Phase | None = None
+    """With DRAINING: what follows once the checkpoint is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFenced:
+    """Every rank up to `generation` shall end. `store_node` opens the next generation's rendezvous store; on
+    `crashed_on` a rank has ended by itself."""
+
+    gang: str
+    generation: int
+    cause: str
+    hardware: bool
+    store_node: str
+    step_before: int
+    suspected_at: float
+    crashed_on: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HangFound:
+    """`generation` hangs: the stacks of its ranks are kept, then it is fenced. On `node`, where one is named, ranks are
+    a step behind all others."""
+
+    gang: str
+    generation: int
+    reason: str
+    suspected_at: float
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMoved:
+    """The node that should have opened the store is out of the gang, or carries no ranks; `missed`: it is there, and
+    has opened none in its time."""
+
+    gang: str
+    store_node: str
+    missed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStarted:
+    """`crashed_on`: where ranks had ended the generation before by themselves, now that all have told how theirs ended;
+    None: as its fence says."""
+
+    gang: str
+    generation: int
+    seats: tuple[Seat, ...]
+    spares: tuple[Seat, ...]
+    master_node: str
+    master_port: int
+    version: Version | None
+    sources: tuple[Source, ...]
+    durable_path: str
+    fenced_at: float
+    action: str
+    crashed_on: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """A rank of this generation has finished its first optimizer step. `watched`: this is heard of as it happens, by a
+    coordinator that has been there since the generation's start."""
+
+    gang: str
+    generation: int
+    step: int
+    watched: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Flushing:
+    """The named version shall be written to durable storage."""
+
+    gang: str
+    serial: int
+    version: Version
+    sources: tuple[Source, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A flush ended: `path` is its folder, or `error` says why there is none."""
+
+    gang: str
+    serial: int
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangEnded:
+    gang: str
+    phase: Phase
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopPlanned:
+    """The job is about to be ended: the ranks are asked to stop, their state is saved, then `after` follows."""
+
+    gang: str
+    reason: str
+    after: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class JobRestarted:
+    """Slurm started the job again: members and fences of the run before are void."""
+
+    gang: str
+    job: int
+    restart_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobChanged:
+    """The nodes that Slurm says the job holds."""
+
+    gang: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """Slurm has ended the job, with its own word for how."""
+
+    gang: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAsked:
+    """The agent on `via` shall ask Slurm for a node of the shared pool, with these options of sbatch."""
+
+    gang: str
+    serial: int
+    via: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQueued:
+    """Slurm has taken the request: `job` is the small job whose node will join."""
+
+    gang: str
+    serial: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClosed:
+    """The request is over, and the node that came of it is wanted no more. `refused`: the recovery goes on without."""
+
+    gang: str
+    serial: int
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GangForgotten:
+    """The gang is over, with its job: it leaves the ledger, its history stays."""
+
+    gang: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    node: str
+    boot_id: str
+    probe_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJudged:
+    node: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EchoHeard:
+    """A signal that may be the echo of a peer's loss, which is waited for; `reason`: why it is fatal if it is none."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EchoOver:
+    """It is waited for no more: `peer` is the node whose loss explains it; empty: it is the node's own."""
+
+    node: str
+    peer: str = ""
+
+
+SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off", "complete", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOwed:
+    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the ledger. A requeued job
+    starts on none of `exclude`, and may start again on `admit`, which were excluded before."""
+
+    gang: str
+    call: int
+    verb: SlurmVerb
+    job: int
+    node: str
+    text: str
+    exclude: tuple[str, ...] = ()
+    exit_code: int = 0
+    admit: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettled:
+    gang: str
+    call: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """What was not done, for a limit or in observe mode: a call to Slurm for `node`."""
+
+    gang: str
+    node: str
+    verb: SlurmVerb
+    reason: str
+
+
+Fact = (
+    GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
+    | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
+    | PoolAsked | PoolQueued | PoolClosed | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
+    | HangFound | EchoHeard | EchoOver
+)  # fmt: skip
+
+FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}
+AS_WRITTEN = with_config(ConfigDict(ser_json_inf_nan="strings"))
+"""What is written can be read: of itself pydantic makes null of a number that is none, and then refuses it."""
+_ADAPTERS: dict[str, TypeAdapter[Fact]] = {name: TypeAdapter(AS_WRITTEN(kind)) for name, kind in FACTS.items()}
+
+
+def encode(fact: Fact) -> tuple[str, str]:
+    """Name and JSON of a fact, for the journal."""
+    name = type(fact).__name__
+    return name, _ADAPTERS[name].dump_json(fact).decode()
+
+
+def decode(name: str, text: str) -> Fact:
+    """The fact that `encode` made.
+
+    Raises:
+        KeyError: no such fact (a journal of a newer version).
+        pydantic.ValidationError: the record is damaged.
+    """
+    return _ADAPTERS[name].validate_json(text)

@@ -1,0 +1,290 @@
+"""What is seen at the moment: open streams, last contacts, statuses, probes. Nothing here is journaled; after a restart
+it is seen again, because agents and daemons attach anew with whole statuses."""
+
+from dataclasses import dataclass, field
+
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.events import Silence, Status
+from muster.daemon.coordinator.core.state.step_pace import Pace
+
+COORDINATOR = "coordinator"
+"""The coordinator as a witness of a closed connection."""
+AGENT, MUSTERD = "agent", "musterd"
+"""The coordinator's own probes of the two processes on the node."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """One round of asking after a node. `silences`: what each of `witnesses` has said (None: the node answered it)."""
+
+    number: int
+    node: str
+    witnesses: tuple[str, ...]
+    asked_at: float
+    silences: dict[str, Silence | None] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Every witness has answered."""
+        return set(self.witnesses) <= set(self.silences)
+
+
+@dataclass(slots=True)
+class Stall:
+    """A gang that finishes no step: when its agents were asked, who has not answered yet, when the last of them had."""
+
+    asked_at: float
+    unanswered: set[str]
+    answered_at: float = 0.0
+
+
+@dataclass(slots=True)
+class AgentSight:
+    """One agent. `attached_at`: when its stream was opened, and its order sent."""
+
+    node: str
+    incarnation: str
+    attached: bool
+    heard_at: float
+    status: Status
+    reported_at: float = 0.0
+    gone_at: float = 0.0
+    attached_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSight:
+    """A job's batch process: in which run of the job (Slurm's restart count), and when it was last heard."""
+
+    job: int
+    restart_count: int
+    heard_at: float
+
+    def is_of(self, job: int, restart_count: int) -> bool:
+        """It belongs to this run of this job."""
+        return (self.job, self.restart_count) == (job, restart_count)
+
+
+@dataclass(slots=True)
+class GangSight:
+    """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
+    witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
+    `own_probes` to whether the coordinator's own probes reach its agent, and since when that has been so."""
+
+    agents: dict[str, AgentSight] = field(default_factory=dict)
+    probes: dict[str, Probe] = field(default_factory=dict)
+    suspected: dict[str, float] = field(default_factory=dict)
+    hanging: dict[str, float] = field(default_factory=dict)
+    """Since which round of probes nothing but its kernel has answered."""
+    cleared_at: dict[str, float] = field(default_factory=dict)
+    closed: dict[str, set[str]] = field(default_factory=dict)
+    own_probes: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    job_ended: str | None = None
+    job_restarts: int = 0
+    job_nodes: tuple[str, ...] = ()
+    limit_at: float | None = None
+    limit_s: float = 0.0
+    """When the job's time limit ends it, and how long that limit is in all."""
+    waits: str = ""
+    """Why Slurm does not start the job, in its own word."""
+    queued: bool = False
+    """Slurm says that the job waits to be started."""
+    granted: tuple[int, float] | None = None
+    """While Slurm has the job running: its restart count, and since when that was seen."""
+    batch: BatchSight | None = None
+    came_at: float = 0.0
+    """When the first agent of this run of the job was seen; 0: none was."""
+    attached_at: float = 0.0
+    """When an agent last attached."""
+    dead_at: float = 0.0
+    """When a node of the job that has not attached was last seen to be silent."""
+    launched_at: float = 0.0
+    """When an agent of this run of the job was started anew: srun had ended, and goes without whom it waited for."""
+    moved_at: float = 0.0
+    """When a step that was new to the gang was last reported, and which (generation, step)."""
+    moved_to: tuple[int, int] = (0, 0)
+    pace: Pace = field(default_factory=Pace)
+    stall: Stall | None = None
+    failed_at: float = 0.0
+    cancel: str = ""
+    flush: str = ""
+
+    def attached(self, node: str) -> bool:
+        """The node's agent has an open stream."""
+        agent = self.agents.get(node)
+        return agent is not None and agent.attached
+
+    def status(self, node: str) -> Status:
+        """Newest status of the node's agent; an empty one where there is none."""
+        agent = self.agents.get(node)
+        return agent.status if agent else Status()
+
+    def answered(self, node: str) -> None:
+        """Something has come from the node's agent, or has reached it."""
+        if self.stall is not None:
+            self.stall.unanswered.discard(node)
+
+    @property
+    def step(self) -> int:
+        """Newest finished step that any rank has declared, of the newest generation that has finished one."""
+        return self.moved_to[1]
+
+
+@dataclass(slots=True)
+class NodeSight:
+    """One node's daemon. `down`: Slurm has given the node up."""
+
+    attached: bool = False
+    incarnation: str = ""
+    heard_at: float = 0.0
+    down: bool = False
+
+
+@dataclass(slots=True)
+class Sight:
+    """All that is seen. `since`: when this coordinator began to look (contacts before that are unknown)."""
+
+    since: float
+    nodes: dict[str, NodeSight] = field(default_factory=dict)
+    gangs: dict[str, GangSight] = field(default_factory=dict)
+    probes: int = 0
+    stuck_at: float = 0.0
+    """When ranks on many nodes were last seen to outlive their kill."""
+
+    def node(self, name: str) -> NodeSight:
+        """The sight of that node, made if there is none."""
+        if (found := self.nodes.get(name)) is None:
+            found = self.nodes[name] = NodeSight()
+        return found
+
+    def gang(self, gang: str) -> GangSight:
+        """The sight of that gang, made if there is none."""
+        if (found := self.gangs.get(gang)) is None:
+            found = self.gangs[gang] = GangSight()
+        return found
+
+    def heard_at(self, gang: str, node: str) -> float:
+        """When the coordinator last heard the agent of `gang` on `node`; not earlier than `since`."""
+        agent = self.gang(gang).agents.get(node)
+        return max(self.since, agent.heard_at if agent else 0.0)
+
+
+def observe(sight: Sight, event: e.Event, now: float) -> None:
+    """Note what `event` shows, at time `now` (seconds)."""
+    match event:
+        case e.AgentAttached():
+            _attached(sight.gang(event.gang), event, now)
+        case e.AgentReported() | e.AgentGone():
+            _observe_agent(sight, event, now)
+        case e.AgentHeard():
+            seen = sight.gang(event.gang)
+            if agent := seen.agents.get(event.node):
+                agent.heard_at = now
+                seen.answered(event.node)
+        case e.BatchHeard():
+            seen = sight.gang(event.gang)
+            known = seen.batch
+            if known is None or known.job != event.job or known.restart_count <= event.restart_count:
+                seen.batch = BatchSight(event.job, event.restart_count, now)  # else it has outlived its run
+        case e.NeighbourAccused():
+            _accused(sight.gang(event.gang), event, now)
+        case e.Probed():
+            _observe_probe(sight.gang(event.gang), event, now)
+        case e.CancelAsked():
+            sight.gang(event.gang).cancel = event.by
+        case e.FlushAsked():
+            sight.gang(event.gang).flush = event.by
+        case e.JobSeen():
+            _job_seen(sight.gang(event.gang), event, now)
+        case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSeen():
+            _observe_node(sight.node(event.node), event, now)
+        case _:
+            pass
+
+
+def _attached(seen: GangSight, event: e.AgentAttached, now: float) -> None:
+    seen.pace.note(seen.status(event.node), event.status, now)
+    seen.moved_to = max(seen.moved_to, _newest_step(event.status))  # not made now: it is no sign of life
+    seen.agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now, attached_at=now)
+    seen.attached_at = now
+    clear(seen, event.node, now)
+
+
+def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
+    seen.job_ended, seen.job_restarts = event.ended, event.restart_count
+    seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
+    seen.waits = event.waits
+    seen.job_nodes = event.nodes
+    seen.queued = not event.ended and not event.nodes
+    if event.ended or not event.nodes:
+        seen.granted = None
+    elif seen.granted is None or seen.granted[0] != event.restart_count:
+        seen.granted = (event.restart_count, now)
+
+
+def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: float) -> None:
+    seen = sight.gang(event.gang)
+    agent = seen.agents.get(event.node)
+    if agent is None or agent.incarnation != event.incarnation:
+        return  # an earlier process of that node
+    if isinstance(event, e.AgentGone):
+        agent.attached, agent.gone_at = False, now
+        seen.suspected.setdefault(event.node, now)
+        seen.closed.setdefault(event.node, set()).add(COORDINATOR)
+    else:
+        seen.pace.note(agent.status, event.status, now)
+        if (newest := _newest_step(event.status)) > seen.moved_to:
+            seen.pace.step(seen.moved_to, newest, now)
+            seen.moved_at, seen.moved_to = now, newest
+        seen.answered(event.node)
+        agent.status, agent.reported_at, agent.heard_at = event.status, now, now
+
+
+def _newest_step(status: Status) -> tuple[int, int]:
+    """Generation and step: a generation may start again below what the one before had reached."""
+    return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
+
+
+def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:
+    seen.suspected.setdefault(event.node, now)
+    if event.silence is Silence.CLOSED:
+        seen.closed.setdefault(event.node, set()).add(event.witness)
+
+
+def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
+    reaches = event.silence is None
+    if event.witness == AGENT and seen.own_probes.get(event.node, (not reaches, now))[0] != reaches:
+        seen.own_probes[event.node] = (reaches, now)
+    if event.witness == AGENT and reaches:
+        seen.answered(event.node)
+    probe = seen.probes.get(event.node)
+    if probe and probe.number == event.probe:
+        probe.silences[event.witness] = event.silence
+
+
+def _observe_node(node: NodeSight, event: e.NodeEvent, now: float) -> None:
+    match event:
+        case e.NodeAttached():
+            node.attached, node.incarnation, node.heard_at = True, event.incarnation, now
+        case e.NodeGone():
+            if node.incarnation == event.incarnation:
+                node.attached = False
+        case e.NodeHeard():
+            node.heard_at = now
+        case e.NodeSeen():
+            node.down = event.down
+        case _:
+            pass
+
+
+def clear(seen: GangSight, node: str, now: float) -> None:
+    """Drop every suspicion of `node`: an agent that answers clears every accusation."""
+    forget(seen, node)
+    seen.closed.pop(node, None)
+    seen.cleared_at[node] = now
+
+
+def forget(seen: GangSight, node: str) -> None:
+    """Ask after `node` no more."""
+    for found in (seen.suspected, seen.probes, seen.hanging):
+        found.pop(node, None)

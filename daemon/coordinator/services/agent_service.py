@@ -1,0 +1,280 @@
+"""AgentService: one stream for the life of an agent.
+
+Who attaches is checked once: the credential's uid owns the Slurm job, the node belongs to the job, the run of the job
+is the newest. What the journal has of an agent already need not be asked of Slurm again, so that agents come back to a
+restarted coordinator although Slurm is down. After that nothing on the stream waits for anything but the network.
+
+An agent that is started a second time on its node is dismissed while the first one lives: each of them would take the
+other's place, and each change of place ends a generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from muster.daemon.coordinator.core.recovery import shared_pool
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.durable_state import Gang, Node
+from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
+from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services.refusal import Refused, nonsense, not_permitted, run_over, try_again
+from muster.daemon.coordinator.shell.agent_streams import AgentStream
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
+from muster.daemon.coordinator.slurm.lookup import SlurmLookup
+from muster.daemon.host import clock
+from muster.daemon.transport import job_limits
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import raise_bug
+from muster.daemon.transport.identity import Caller, current_caller
+from muster.slurm.client.types import Gone, Job, Slurm, Unknown
+from muster.v1 import agent_pb2 as pb
+from muster.v1 import agent_pb2_grpc
+
+_log = logging.getLogger(__name__)
+_Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.CoordinatorMessage]
+
+
+class Dismissed(Exception):
+    """The coordinator will never have anything for this agent; the words are sent to it."""
+
+
+class AgentService(agent_pb2_grpc.AgentServiceServicer):
+    """The servicer. Everything that arrives becomes an event of `engine`."""
+
+    def __init__(self, engine: Engine, lookup: SlurmLookup, slurm: Slurm, rights: Rights) -> None:
+        self._rights = rights
+        self._engine = engine
+        self._slurm = slurm
+        self._lookup = lookup
+
+    async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
+        self, request_iterator: AsyncIterator[pb.AgentMessage], context: _Context
+    ) -> None:
+        """See agent.proto."""
+        try:
+            hello, status = await _greeting(request_iterator)
+        except Refused as refused:
+            await refused.abort(context)
+        try:
+            leaf = await self._admit(hello)
+            await self._yield_to_another(hello)
+        except Refused as refused:
+            _log.warning("%s: the agent on %s is refused: %s", hello.gang_id, hello.node, refused)
+            await refused.abort(context)
+        except Dismissed as reason:
+            _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
+            await context.write(self._message(dismissed=str(reason)))
+            return
+        await self._serve(hello, status, leaf, request_iterator, context)
+
+    async def _admit(self, hello: pb.AgentHello) -> str:
+        """Make sure that the agent may attach and that its gang is known. The leaf switch of its node.
+
+        Raises:
+            Refused: it may not attach, or Slurm doesn't tell.
+            Dismissed: it may go home.
+        """
+        caller = current_caller()
+        if isinstance(self._slurm, LocalSlurm):
+            self._slurm.meet(hello.slurm_job_id, hello.node, caller.uid)
+        gang = self._engine.core.ledger.gangs.get(hello.gang_id)
+        if gang:
+            self._must_be_agent(caller, gang.owner_uid, f"gang {gang.id}")
+            _check_gang(gang, hello)
+        _check_pool(gang, hello)
+        _check_node(self._engine.core.ledger.node(hello.node), hello)
+        if not gang or not _known(gang, hello):
+            await self._check_job(hello, caller)
+        member = gang.members.get(hello.node) if gang else None
+        leaf = member.leaf if member else await self._lookup.leaf(hello.node)
+        self._register(hello, caller.uid)
+        return leaf
+
+    def _must_be_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
+        if not self._rights.is_agent(caller, owner_uid):
+            raise not_permitted(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
+
+    async def _yield_to_another(self, hello: pb.AgentHello) -> None:
+        """Wait until no other agent of this run of the job, on this node, can be alive.
+
+        Raises:
+            Dismissed: one is. What counts is what it says from now on: one that has just died says nothing more.
+        """
+        while other := self._other(hello):
+            if await other.speaks():
+                raise Dismissed(
+                    f"an agent of this job runs on {hello.node} already: incarnation {other.incarnation}; "
+                    f"this one is {hello.incarnation}"
+                )
+            if self._other(hello) is other:
+                return  # a cut link has left its stream open
+
+    def _other(self, hello: pb.AgentHello) -> AgentStream | None:
+        """The stream of another incarnation of this agent, in the same run of the job."""
+        stream = self._engine.streams.get(hello.gang_id, hello.node)
+        if stream is None or stream.incarnation == hello.incarnation or stream.restart != hello.slurm_restart_count:
+            return None
+        return stream
+
+    def _register(self, hello: pb.AgentHello, uid: int) -> None:
+        """Make the gang known, of which this may be the first sign."""
+        if hello.gang_id in self._engine.core.ledger.gangs:
+            return
+        try:
+            event = conversion.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
+        except conversion.Nonsense as error:
+            raise nonsense(str(error)) from None
+        self._engine.post(event)
+
+    async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
+        asked_at = clock.monotonic()
+        try:
+            self._judge_job(await self._lookup.job(hello.slurm_job_id), hello, caller)
+        except (Dismissed, Refused):
+            # That answer may be older than the job's last change.
+            self._judge_job(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, caller)
+
+    def _judge_job(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
+        match found:
+            case Unknown():
+                raise try_again(f"Slurm doesn't tell about job {hello.slurm_job_id}: {found.reason}")
+            case Gone():
+                raise Dismissed(f"Slurm has no job {hello.slurm_job_id}")
+        self._must_be_agent(caller, found.user_id, f"job {found.id}")
+        _check_run(found, hello)
+
+    async def _serve(
+        self,
+        hello: pb.AgentHello,
+        status: e.Status,
+        leaf: str,
+        messages: AsyncIterator[pb.AgentMessage],
+        context: _Context,
+    ) -> None:
+        stream = AgentStream(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count)
+        self._engine.streams.add(stream)
+        writer = asyncio.create_task(_send(stream, context))
+        try:
+            self._engine.post(_attached(hello, status, leaf))
+            if self._engine.running:
+                self._engine.tell(stream)
+            await _until_either(asyncio.create_task(self._receive(stream, messages)), writer)
+        finally:
+            stream.close()
+            if self._engine.streams.remove(stream):
+                self._engine.post(e.AgentGone(stream.gang, stream.node, stream.incarnation))
+
+    async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
+        async for message in messages:
+            stream.heard()
+            if message.HasField("ping"):
+                stream.put(self._message(pong=message.ping))
+            if event := _event(stream, message):
+                self._engine.post(event)
+
+    def _message(self, **body: object) -> pb.CoordinatorMessage:
+        return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
+
+
+async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, e.Status]:
+    first, second = await anext(messages, None), await anext(messages, None)
+    if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
+        raise nonsense("the first message is hello, the second is status")
+    hello = first.hello
+    if not hello.gang_id or not hello.node or not hello.incarnation or not hello.peer_address:
+        raise nonsense("hello needs gang_id, node, incarnation and peer_address")
+    try:
+        for field in ("gang_id", "node", "incarnation", "peer_address"):
+            conversion.check_length(field, getattr(hello, field), job_limits.NAME)
+    except conversion.Nonsense as error:
+        raise nonsense(str(error)) from None
+    return hello, conversion.status(second.status)
+
+
+def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:
+    refused = shared_pool.refusal(gang, hello.pool_serial, hello.slurm_job_id, hello.node) if hello.pool_serial else ""
+    if refused:
+        raise Dismissed(refused)
+
+
+def _check_node(node: Node, hello: pb.AgentHello) -> None:
+    if hello.pool_serial and node.verdict in OUT_OF_SERVICE:
+        # Slurm has given it away again, so somebody has put it back into service: that will be seen soon.
+        raise try_again(f"{hello.node} is {node.verdict}, as far as is known: {node.reason}")
+
+
+def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
+    if not hello.pool_serial and hello.slurm_job_id != gang.job:
+        raise Dismissed(
+            f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: submit anew with muster"
+        )
+    if hello.slurm_restart_count < gang.restart_count:
+        raise Dismissed(run_over(gang.job, gang.restart_count))
+
+
+def _known(gang: Gang, hello: pb.AgentHello) -> bool:
+    member = gang.members.get(hello.node)
+    of_that_job = member is not None and member.job == hello.slurm_job_id
+    return of_that_job and hello.slurm_restart_count == gang.restart_count
+
+
+def _check_run(found: Job, hello: pb.AgentHello) -> None:
+    if hello.slurm_restart_count < found.restart_count:
+        raise Dismissed(run_over(found.id, found.restart_count))
+    if hello.node not in found.nodes:
+        raise Dismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
+
+
+def _attached(hello: pb.AgentHello, status: e.Status, leaf: str) -> e.AgentAttached:
+    return e.AgentAttached(
+        gang=hello.gang_id,
+        node=hello.node,
+        job=hello.slurm_job_id,
+        restart_count=hello.slurm_restart_count,
+        incarnation=hello.incarnation,
+        peer_address=hello.peer_address,
+        batch_host=hello.batch_host,
+        leaf=leaf,
+        status=status,
+        pool=hello.pool_serial,
+    )
+
+
+def _event(stream: AgentStream, message: pb.AgentMessage) -> e.Event | None:
+    match message.WhichOneof("body"):
+        case "status":
+            return e.AgentReported(stream.gang, stream.node, stream.incarnation, conversion.status(message.status))
+        case "ping":
+            return e.AgentHeard(stream.gang, stream.node)
+        case "accusation":
+            accused = message.accusation
+            return e.NeighbourAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
+        case "probe_result":
+            result = message.probe_result
+            silence = None if result.answered else conversion.silence(result.silence)
+            return e.Probed(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
+        case _:
+            return None  # a newer agent's message, or a second hello
+
+
+async def _send(stream: AgentStream, context: _Context) -> None:
+    while (message := await stream.take()) is not None:
+        await context.write(message)
+
+
+async def _until_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+    """Until the agent ends its side, or nothing is left to send and the stream was closed."""
+    try:
+        await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        reader.cancel()
+        writer.cancel()
+        await asyncio.gather(reader, writer, return_exceptions=True)
+    for task in (reader, writer):
+        raise_bug(task)  # gRPC logs it, and the stream ends with an error

@@ -1,0 +1,151 @@
+"""From the wire to the core: messages into events' plain data. Pure; refuses what makes no sense."""
+
+from __future__ import annotations
+
+from google.protobuf.json_format import MessageToJson
+
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.transport import job_limits
+from muster.v1 import agent_pb2, common_pb2
+
+_SILENCES = {
+    agent_pb2.SILENCE_NO_ANSWER: e.Silence.NO_ANSWER,
+    agent_pb2.SILENCE_KERNEL_ONLY: e.Silence.KERNEL_ONLY,
+    agent_pb2.SILENCE_CLOSED: e.Silence.CLOSED,
+}
+
+_MOST = {
+    "nodes": job_limits.NODES,
+    "spares": job_limits.NODES,
+    "pool_nodes": job_limits.NODES,
+    "ranks_per_node": job_limits.RANKS_PER_NODE,
+    "max_failures": job_limits.FAILURES,
+    "gather_timeout_s": job_limits.GATHER_TIMEOUT_S,
+    "stop_before_s": job_limits.STOP_BEFORE_S,
+    "hang_after_s": job_limits.HANG_AFTER_S,
+}
+
+
+class Nonsense(ValueError):
+    """The sender's fault: a message that can't be meant. The words say which field, and what would be right."""
+
+
+def silence(value: agent_pb2.Silence.ValueType) -> e.Silence:
+    """How a node was silent; an unknown or newer word is taken for the one that proves least."""
+    return _SILENCES.get(value, e.Silence.NO_ANSWER)
+
+
+def status(message: agent_pb2.AgentStatus) -> e.Status:
+    """An agent's whole status."""
+    return e.Status(
+        fenced=message.fenced_generation,
+        ranks=tuple(map(_rank, message.ranks)),
+        shards=tuple(map(_shard, message.shards)),
+        committed=_version(message.committed) if message.HasField("committed") else None,
+        store_port=message.store_port,
+        store_generation=message.store_generation,
+        store_reserved=message.store_reserved,
+        warm=message.warm,
+        heard_s={node: ms / 1000 for node, ms in message.heard_ms.items()},
+        answered_s={node: ms / 1000 for node, ms in message.answered_ms.items()},
+        order_serial=message.order_serial,
+        flushed_serial=message.flushed_serial,
+        flush_error=_words(message.flush_error),
+        failure=_words(message.failure),
+        notice=_words(message.notice),
+        stacks=message.stacks_generation,
+        pool=tuple(e.PoolAnswer(answer.serial, answer.slurm_job_id, _words(answer.error)) for answer in message.pool),
+    )
+
+
+def spec(message: common_pb2.JobSpec) -> e.GangSpec:
+    """What the core needs of a job spec.
+
+    Raises:
+        Nonsense: a count or a time is impossible.
+    """
+    if message.nodes < 1:
+        raise Nonsense(f"nodes = {message.nodes}: a gang needs at least 1 node")
+    if message.ranks_per_node < 1:
+        raise Nonsense(f"ranks_per_node = {message.ranks_per_node}: a node carries at least 1 rank")
+    if message.min_nodes > message.nodes:
+        raise Nonsense(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
+    _check_size(message)
+    return e.GangSpec(
+        nodes=message.nodes,
+        spares=message.spares,
+        ranks_per_node=message.ranks_per_node,
+        min_nodes=message.min_nodes or message.nodes,
+        gather_timeout_s=message.gather_timeout_s or 300.0,
+        max_failures=message.max_failures or 3,
+        requeue=message.requeue,
+        durable_dir=message.durable_dir,
+        stop_before_s=message.stop_before_s,
+        requeue_at_limit=message.requeue_at_limit,
+        pool_nodes=message.pool_nodes,
+        hang_after_s=message.hang_after_s,
+    )
+
+
+def _check_size(message: common_pb2.JobSpec) -> None:
+    for field, most in _MOST.items():
+        value = getattr(message, field)
+        if not 0 <= value <= most:  # so is what is no number
+            raise Nonsense(f"{field} = {value:.15g} must be 0 to {most:.15g}")
+    if (ranks := message.nodes * message.ranks_per_node) > job_limits.RANKS:
+        raise Nonsense(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.RANKS} ranks at most")
+    check_length("name", message.name, job_limits.NAME)
+    check_length("durable_dir", message.durable_dir, job_limits.PATH)
+
+
+def check_length(field: str, text: str, most: int) -> None:
+    """Refuse what is longer than any such text is.
+
+    Raises:
+        Nonsense: it is.
+    """
+    if len(text) > most:
+        raise Nonsense(f"{field} has {len(text)} characters: {most} at most")
+
+
+def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> e.GangSubmitted:
+    """The event that registers a gang.
+
+    Raises:
+        Nonsense: no id, no job, or an impossible spec.
+    """
+    if not gang or not job:
+        raise Nonsense("a gang is registered with its gang_id and the id of its Slurm job")
+    check_length("gang_id", gang, job_limits.NAME)
+    wanted = spec(message)
+    text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
+    check_length("the job spec, its environment included,", text, job_limits.SPEC)
+    return e.GangSubmitted(gang, job, owner_uid, message.name, wanted, text)
+
+
+def _words(text: str) -> str:
+    """An agent's own words: the journal keeps them with every decision that they are the reason of."""
+    return text if len(text) <= job_limits.WORDS else f"{text[: job_limits.WORDS]}..."
+
+
+def _version(message: common_pb2.Version) -> e.Version:
+    return e.Version(message.generation, message.step)
+
+
+def _rank(message: agent_pb2.RankStatus) -> e.RankState:
+    exited = message.phase == agent_pb2.RANK_PHASE_EXITED
+    return e.RankState(
+        rank=message.rank,
+        generation=message.generation,
+        running=message.phase == agent_pb2.RANK_PHASE_RUNNING,
+        exit_code=message.exit_code if exited else None,
+        stderr_tail=message.stderr_tail[-job_limits.WORDS :],
+        step=message.step,
+        progressed=message.progressed,
+        declared=message.declared_phase,
+    )
+
+
+def _shard(message: agent_pb2.ShardStatus) -> e.Shard:
+    own = message.tier == agent_pb2.TIER_OWN
+    return e.Shard(message.rank, _version(message.version), own, message.digest[: job_limits.NAME])

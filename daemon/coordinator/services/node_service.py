@@ -1,0 +1,163 @@
+"""NodeService: one stream for the life of a node's daemon: heartbeats, and hardware signals at once.
+
+A node daemon is root, calling from an address that Slurm knows as that node's. What the journal knows of the node
+already is believed while Slurm doesn't answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+import grpc.aio
+
+from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services.refusal import Refused, nonsense, not_permitted, try_again
+from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.slurm.lookup import SlurmLookup
+from muster.daemon.host import clock
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import raise_bug
+from muster.daemon.transport.identity import current_caller
+from muster.slurm.client.types import Gone, Node, Unknown
+from muster.v1 import node_pb2 as pb
+from muster.v1 import node_pb2_grpc
+
+_log = logging.getLogger(__name__)
+_Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
+
+_RESOLVE_S = 5.0
+
+Resolve = Callable[[str], Awaitable[set[str]]]
+"""From a host's name or address to its IP addresses."""
+
+
+class NodeService(node_pb2_grpc.NodeServiceServicer):
+    """The servicer. `heartbeat_s`: seconds between heartbeats that every daemon is told to keep."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lookup: SlurmLookup,
+        policy: Policy,
+        rights: Rights,
+        *,
+        heartbeat_s: float,
+        resolve: Resolve,
+    ) -> None:
+        self._rights = rights
+        self._engine = engine
+        self._resolve = resolve
+        self._lookup = lookup
+        self._policy = policy
+        self._heartbeat_s = heartbeat_s
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
+        self, request_iterator: AsyncIterator[pb.NodeMessage], context: _Context
+    ) -> None:
+        """See node.proto."""
+        try:
+            hello = await _greeting(request_iterator)
+            await self._admit(hello)
+        except Refused as refused:
+            _log.warning("a node daemon at %s is refused: %s", context.peer(), refused)
+            await refused.abort(context)
+        serving = asyncio.create_task(self._serve(hello, request_iterator, context))
+        if before := self._streams.get(hello.node):
+            before.cancel()  # a cut link may have left it open
+        self._streams[hello.node] = serving
+        try:
+            await asyncio.gather(serving, return_exceptions=True)
+            raise_bug(serving)  # gRPC logs it, and the stream ends with an error
+        finally:
+            serving.cancel()
+            if self._streams.get(hello.node) is serving:
+                del self._streams[hello.node]
+                self._engine.post(e.NodeGone(hello.node, hello.incarnation))
+
+    async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
+        self._engine.post(e.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
+        await self._answer(context, 0)
+        async for message in messages:
+            seq = self._take(hello.node, message)
+            await self._answer(context, seq, self._over(message.heartbeat.kept))
+
+    async def _answer(self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = ()) -> None:
+        """Confirm the newest message: the daemon then forgets the signal that the message carried.
+
+        A message is confirmed only while the engine runs: an engine that has stopped did not write the signal to the
+        journal. The stream ends instead, and the daemon sends the signal again to the next coordinator.
+        """
+        if not self._engine.running:
+            await try_again("the coordinator is on its way down: the last message was not taken in").abort(context)
+        await context.write(self._order(seq, over))
+
+    def _over(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
+        gangs = self._engine.core.ledger.gangs
+        return [one for one in kept if wants_no_memory(gangs.get(one.gang_id), one.generation)]
+
+    def _take(self, node: str, message: pb.NodeMessage) -> int:
+        """Hand on what a daemon says. The seq to be echoed, 0 for none."""
+        if message.HasField("heartbeat"):
+            self._engine.post(e.NodeHeard(node))
+            return message.heartbeat.seq
+        if message.HasField("signal"):
+            self._engine.post(self._judge(node, message.signal))
+        return 0
+
+    def _judge(self, node: str, signal: pb.Signal) -> e.NodeSignalled:
+        judgement = self._policy.judge(signal.kind, signal.code)
+        where = f" on {signal.device}" if signal.device else ""
+        _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
+        return e.NodeSignalled(node, judgement.verdict, judgement.reason + where, signal.text)
+
+    def _order(self, seq: int, over: Iterable[pb.KeptGang] = ()) -> pb.NodeOrder:
+        return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
+
+    async def _admit(self, hello: pb.NodeHello) -> None:
+        asked_at = clock.monotonic()
+        found = await self._lookup.node(hello.node)
+        if isinstance(found, Gone):
+            found = await self._lookup.node(hello.node, since=asked_at)
+        names = self._names(hello.node, found)
+        addresses = {address for name in names for address in await self._resolve(name)}
+        caller = current_caller()
+        if not self._rights.is_node_daemon(caller, addresses):
+            known = " ".join(sorted(addresses)) or "no address"
+            raise not_permitted(
+                f"the daemon of {hello.node} is root at {known} (Slurm's address for it); "
+                f"this call is from uid {caller.uid} at {caller.address}"
+            )
+
+    def _names(self, node: str, found: Node | Gone | Unknown) -> set[str]:
+        """Names under which the node's address may be looked up."""
+        if isinstance(found, Node):
+            return {name for name in (found.address, found.hostname) if name} or {node}
+        if isinstance(found, Gone):
+            raise not_permitted(f"Slurm has no node {node}: --node must be the node's name in slurm.conf")
+        known = self._engine.core.ledger.nodes.get(node)
+        if known is None or not known.probe_address:
+            raise try_again(f"Slurm doesn't tell about node {node}: {found.reason}")
+        return {known.probe_address.rpartition(":")[0].strip("[]")}
+
+
+async def _greeting(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
+    first = await anext(messages, None)
+    if first is None or not first.HasField("hello") or not first.hello.node:
+        raise nonsense("the first message is hello, with the node's name")
+    return first.hello
+
+
+async def addresses_of(name: str) -> set[str]:
+    """The addresses that this host finds under a name; none where nobody answers."""
+    try:
+        async with asyncio.timeout(_RESOLVE_S):
+            answers = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError):
+        return set()
+    return {str(answer[4][0]) for answer in answers}

@@ -1,0 +1,180 @@
+"""What people see of a gang and of nodes: built from the ledger and from what is seen at the moment. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from muster.daemon.coordinator.core.detection.failure_detector import LEASE_S
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger, Member, Recovery
+from muster.daemon.coordinator.core.state.events import RankState
+from muster.daemon.coordinator.core.state.fact_text import call_words
+from muster.daemon.coordinator.core.state.observed_state import GangSight, Sight
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, SILENT, Phase, Verdict
+from muster.v1 import api_pb2, common_pb2
+
+_UNPROVEN = (Verdict.FIT, Verdict.DEGRADED)
+
+
+def gang_view(ledger: Ledger, sight: Sight, gang: Gang, now: float) -> api_pb2.GangView:
+    """One gang, whole."""
+    seen = sight.gangs.get(gang.id, GangSight())
+    committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
+    view = api_pb2.GangView(
+        gang_id=gang.id,
+        name=gang.name,
+        slurm_job_ids=[gang.job, *(request.job for request in gang.pool.values() if request.job)],
+        owner_uid=gang.owner_uid,
+        phase=gang.phase.value,
+        generation=gang.generation,
+        step=seen.step,
+        ranks=_ranks(gang, seen),
+        nodes=[_member_view(ledger, sight, gang, name, now) for name in _names(gang)],
+        recoveries=map(_recovery, gang.recoveries),
+        final=gang.final,
+        exit_code=gang.exit_code,
+        reason=gang.reason,
+        run_dir=json.loads(gang.spec_json or "{}").get("run_dir", ""),
+        waiting_for=waiting_for(ledger, seen, gang),
+    )
+    if committed:
+        view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
+    return view
+
+
+def node_view(ledger: Ledger, sight: Sight, name: str, now: float) -> api_pb2.NodeView:
+    """One node, whatever gangs it carries."""
+    node, seen = ledger.node(name), sight.nodes.get(name)
+    return api_pb2.NodeView(
+        node=name,
+        verdict=node.verdict.value,
+        role="absent",
+        reason="" if node.verdict is Verdict.FIT else node.reason,
+        musterd_attached=bool(seen and seen.attached and now - seen.heard_at < LEASE_S and node.verdict not in SILENT),
+        heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
+    )
+
+
+def waiting_for(ledger: Ledger, seen: GangSight, gang: Gang) -> str:
+    """What has to happen before the gang goes on, in words; empty while it waits for nothing."""
+    waits = [words for words in (_phase_words(seen, gang), _stall_words(seen, gang)) if words]
+    waits += [f"verdict on {node}" for node in sorted(seen.suspected) if gang.phase in ACTIVE]
+    owed = [call_words(call) for call in ledger.owed.values() if call.gang == gang.id]
+    return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
+
+
+def _phase_words(seen: GangSight, gang: Gang) -> str:
+    spec = gang.spec
+    match gang.phase:
+        case Phase.SUBMITTED | Phase.REQUEUED:
+            return f"Slurm to start job {gang.job}" + (f" ({seen.waits})" if seen.waits else "")
+        case Phase.GATHERING:
+            here = sum(seen.attached(member.node) for member in gang.present())
+            late = sorted(name for name in gang.job_nodes if not seen.attached(name))
+            return f"agents: {here} of {spec.nodes + spec.spares} are here" + _listed(", missing ", late)
+        case Phase.PREFLIGHT:
+            return f"the rendezvous store on {gang.store_node}"
+        case Phase.STARTING:
+            late = sorted(seat.node for seat in gang.seats if not _all_run(gang, seen, seat.node))
+            return "ranks to start" + _listed(" on ", late)
+        case Phase.RUNNING if gang.stop is not None:
+            return f"ranks to stop: {gang.stop.reason}"
+        case Phase.RECOVERING | Phase.DRAINING:
+            late = sorted(m.node for m in gang.present() if seen.status(m.node).fenced < gang.fenced)
+            return f"the end of generation {gang.fenced}" + _listed(" on ", late) if late else _after_fence(gang)
+        case _:
+            return ""
+
+
+def _stall_words(seen: GangSight, gang: Gang) -> str:
+    if gang.hang is not None and seen.pace.went_on_at <= gang.hang.at:  # an observer's may go on by themselves
+        return f"ranks that {gang.hang.reason}"
+    if seen.stall is not None:
+        return f"a step: there was none for long; {len(seen.stall.unanswered)} agents have not answered"
+    return ""
+
+
+def _after_fence(gang: Gang) -> str:
+    if gang.phase is Phase.DRAINING:
+        return "the last checkpoint to reach durable storage"
+    if coming := [request for request in gang.pool.values() if not request.node]:
+        return "a node of the shared pool" + _listed(", job ", [str(request.job) for request in coming if request.job])
+    return f"the rendezvous store on {gang.store_node}"
+
+
+def _listed(before: str, names: list[str]) -> str:
+    return before + " ".join(names) if names else ""
+
+
+def _all_run(gang: Gang, seen: GangSight, node: str) -> bool:
+    running = [r for r in seen.status(node).ranks if r.generation == gang.generation and r.running]
+    return len(running) == gang.spec.ranks_per_node
+
+
+def _ranks(gang: Gang, seen: GangSight) -> list[api_pb2.RankView]:
+    views = []
+    for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
+        states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.generation}
+        first = seat.group_rank * gang.spec.ranks_per_node
+        for rank in range(first, first + gang.spec.ranks_per_node):
+            views.append(_rank(rank, seat.node, states.get(rank)))
+    return views
+
+
+def _rank(rank: int, node: str, state: RankState | None) -> api_pb2.RankView:
+    if state is None:
+        return api_pb2.RankView(rank=rank, node=node, state="absent")
+    word = "running" if state.running else "starting" if state.exit_code is None else "exited"
+    return api_pb2.RankView(
+        rank=rank,
+        node=node,
+        state=word,
+        exit_code=state.exit_code or 0,
+        step=state.step,
+        declared_phase=state.declared if state.exit_code is None else "",
+    )
+
+
+def _names(gang: Gang) -> list[str]:
+    return sorted({*gang.members, *gang.job_nodes}, key=lambda name: (len(name), name))
+
+
+def _member_view(ledger: Ledger, sight: Sight, gang: Gang, name: str, now: float) -> api_pb2.NodeView:
+    view = node_view(ledger, sight, name, now)
+    seen, member = sight.gangs.get(gang.id, GangSight()), gang.members.get(name)
+    agent = seen.agents.get(name)
+    if agent and agent.heard_at:
+        ago = now - agent.heard_at
+        view.heard_s_ago = ago if view.heard_s_ago < 0 else min(ago, view.heard_s_ago)
+    if name in seen.suspected and gang.phase in ACTIVE and ledger.node(name).verdict in _UNPROVEN:
+        view.verdict, view.reason = Verdict.SUSPECT.value, f"silent or accused for {now - seen.suspected[name]:.1f} s"
+    view.role = _role(gang, member)
+    view.reason = view.reason or (member.out if member else "")
+    view.leaf = member.leaf if member else ""
+    view.agent_attached = seen.attached(name) and ledger.node(name).verdict not in SILENT
+    view.warm = seen.status(name).warm
+    return view
+
+
+def _role(gang: Gang, member: Member | None) -> str:
+    if member is None:
+        return "absent"
+    if member.out:
+        return "out"
+    return "rank" if any(seat.node == member.node for seat in gang.seats) else "spare"
+
+
+def _recovery(recovery: Recovery) -> api_pb2.RecoveryView:
+    return api_pb2.RecoveryView(
+        generation=recovery.generation,
+        action=recovery.action,
+        cause=recovery.cause,
+        nodes_out=recovery.nodes_out,
+        nodes_in=recovery.nodes_in,
+        suspected_s=recovery.suspected_at,
+        detected_s=recovery.detected_at,
+        fenced_s=recovery.fenced_at,
+        started_s=recovery.started_at,
+        first_step_s=recovery.first_step_at,
+        step_before=recovery.step_before,
+        step_restored=recovery.step_restored,
+    )

@@ -1,0 +1,4 @@
+"""The coordinator's side of Slurm: owed calls, look-ups, the watch on jobs and nodes.
+
+Imports `core.state` and `slurm.client`. `shell` and `services` import it.
+"""

@@ -1,0 +1,217 @@
+"""An agent without processes: attaches, obeys orders at once, and does what a test says. Real sockets, no waiting.
+
+It speaks the wire as muster-agent does (whole statuses, ProbeService behind its address), so a coordinator that
+satisfies it is tested up to its last byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from muster.daemon.transport.channel import bind, make_server, open_channel, proof
+from muster.daemon.transport.identity import Credentials
+from muster.v1 import agent_pb2 as pb
+from muster.v1 import agent_pb2_grpc, common_pb2, common_pb2_grpc
+
+
+class ScriptedAgent:
+    """The agent of `gang` on `node`. `status` is what it reports; `orders` are all it was given."""
+
+    def __init__(
+        self,
+        node: str,
+        spec: common_pb2.JobSpec,
+        credentials: Credentials,
+        *,
+        gang: str = "g1",
+        job: int = 1,
+        restarts: int = 0,
+        batch_host: bool = False,
+        incarnation: str = "a",
+        pool: int = 0,
+    ) -> None:
+        self.node = node
+        self.status = pb.AgentStatus()
+        self.orders: list[pb.Order] = []
+        self.terms: list[int] = []
+        self.pongs: list[int] = []
+        self.dismissed = ""
+        self.silent_about: set[str] = set()
+        self.unreachable: dict[str, pb.Silence.ValueType] = {}
+        self._credentials = credentials
+        self._hello = pb.AgentHello(
+            gang_id=gang, slurm_job_id=job, slurm_restart_count=restarts, node=node,
+            incarnation=f"{node}-{incarnation}", spec=spec, batch_host=batch_host, pool_serial=pool,
+        )  # fmt: skip
+        self._changed = asyncio.Event()
+        self._call: Any = None
+        self._writing = asyncio.Lock()
+        self._server: grpc.aio.Server | None = None
+        self._stores = 0
+        self._order: pb.Order | None = None
+
+    async def open(self) -> None:
+        """Listen for probes and peers."""
+        self._server = make_server(self._credentials)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(_Probes(self.node, self._hello.incarnation), self._server)
+        self._hello.peer_address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
+        await self._server.start()
+
+    async def attach(self, coordinator: str) -> None:
+        """One stream, from hello until it ends; raises grpc.aio.AioRpcError as the coordinator ends it."""
+        async with open_channel(coordinator, self._credentials) as channel:
+            metadata = await proof(self._credentials, "/muster.v1.AgentService/Attach")
+            stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
+            self._call = stub.Attach(metadata=metadata)
+            await self._write(pb.AgentMessage(hello=self._hello))
+            await self._send()
+            async for message in self._call:
+                self.terms.append(message.term)
+                await self._take(message)
+                self._wake()
+
+    async def die(self) -> None:
+        """The process ends: its kernel closes every connection and refuses new ones."""
+        self.hang_up()
+        if self._server:
+            await self._server.stop(0)
+
+    async def fall_silent(self) -> None:
+        """Nobody reaches this node any more, and it tells nobody so; its stream stays open."""
+        if self._server:
+            await self._server.stop(0)
+
+    def hang_up(self) -> None:
+        """End the stream; the process lives on."""
+        if self._call:
+            self._call.cancel()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until `holds`; it is looked at whenever something arrived or was done."""
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def address(self) -> str:
+        """host:port where it answers probes."""
+        return self._hello.peer_address
+
+    @property
+    def duty(self) -> str:
+        """The newest order: "RUN 2"."""
+        order = self._order
+        return f"{pb.Duty.Name(order.duty).removeprefix('DUTY_')} {order.generation}" if order else ""
+
+    async def step(self, count: int = 1) -> None:
+        """Every rank here finishes `count` steps."""
+        for rank in self.status.ranks:
+            rank.step, rank.progressed = rank.step + count, True
+        await self._send()
+
+    async def keep(self, generation: int, step: int, ranks: list[int]) -> None:
+        """Shards of `ranks` at this version stand in this node's memory, those of others' ranks as copies."""
+        del self.status.shards[:]
+        own, version = {rank.rank for rank in self.status.ranks}, common_pb2.Version(generation=generation, step=step)
+        for rank in ranks:
+            tier = pb.TIER_OWN if rank in own else pb.TIER_BUDDY
+            self.status.shards.add(rank=rank, version=version, tier=tier, bytes=8, digest=f"{rank}@{step}")
+        self.status.committed.CopyFrom(common_pb2.Version(generation=generation, step=step))
+        await self._send()
+
+    async def end_ranks(self, exit_code: int, stderr: str = "") -> None:
+        """Every rank here ends."""
+        for rank in self.status.ranks:
+            rank.phase, rank.exit_code, rank.stderr_tail = pb.RANK_PHASE_EXITED, exit_code, stderr
+        await self._send()
+
+    async def accuse(self, node: str, silence: pb.Silence.ValueType) -> None:
+        """This agent hears `node` no more."""
+        self.unreachable[node] = silence
+        await self._write(pb.AgentMessage(accusation=pb.Accusation(node=node, silence=silence)))
+
+    async def ping(self, seq: int) -> None:
+        """Ping the coordinator."""
+        await self._write(pb.AgentMessage(ping=pb.AgentPing(seq=seq)))
+
+    async def _send(self) -> None:
+        try:
+            await self._write(pb.AgentMessage(status=self.status))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            pass  # the stream has ended; the next one begins with the status
+        self._wake()
+
+    async def _write(self, message: pb.AgentMessage) -> None:
+        """One at a time: of two at once grpc.aio drops one, and the call is over without a word to the other side."""
+        async with self._writing:
+            await self._call.write(message)
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    async def _take(self, message: pb.CoordinatorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "order":
+                self.orders.append(message.order)
+                self._order = message.order
+                await self._obey(message.order)
+            case "probe":
+                await self._probe(message.probe)
+            case "pong":
+                self.pongs.append(message.pong.seq)
+            case "dismissed":
+                self.dismissed = message.dismissed
+
+    async def _obey(self, order: pb.Order) -> None:
+        before = self.status.SerializeToString(deterministic=True)
+        if order.duty == pb.DUTY_FENCE:
+            self._fence(order)
+        elif order.duty == pb.DUTY_RUN:
+            self._run(order)
+        elif order.duty == pb.DUTY_EXIT:
+            del self.status.ranks[:]
+        if order.HasField("flush"):
+            self.status.flushed_serial = order.flush.serial
+        self.status.order_serial = order.serial
+        if self.status.SerializeToString(deterministic=True) != before:
+            await self._send()
+
+    def _fence(self, order: pb.Order) -> None:
+        kept = [rank for rank in self.status.ranks if rank.generation > order.generation]
+        del self.status.ranks[:]
+        self.status.ranks.extend(kept)
+        self.status.fenced_generation = max(self.status.fenced_generation, order.generation)
+        following = order.generation + 1
+        if order.store_node == self.node and self.status.store_generation != following:
+            self._stores += 1
+            self.status.store_generation, self.status.store_port = following, 20000 + self._stores
+
+    def _run(self, order: pb.Order) -> None:
+        here = {rank.rank for rank in self.status.ranks if rank.generation == order.generation}
+        for place in order.places:
+            if place.node == self.node and place.rank not in here:
+                self.status.ranks.add(
+                    rank=place.rank, local_rank=place.local_rank, generation=order.generation,
+                    phase=pb.RANK_PHASE_RUNNING, step=order.restore.version.step,
+                )  # fmt: skip
+
+    async def _probe(self, order: pb.ProbeOrder) -> None:
+        if order.node in self.silent_about:
+            return
+        silence = self.unreachable.get(order.node)
+        result = pb.ProbeResult(probe_id=order.probe_id, node=order.node, answered=silence is None)
+        if silence is not None:
+            result.silence = silence
+        await self._write(pb.AgentMessage(probe_result=result))
+
+
+class _Probes(common_pb2_grpc.ProbeServiceServicer):
+    def __init__(self, node: str, incarnation: str) -> None:
+        self._node, self._incarnation = node, incarnation
+
+    async def Ping(self, request: common_pb2.PingRequest, context: Any) -> common_pb2.PingReply:
+        return common_pb2.PingReply(nonce=request.nonce, node=self._node, role="agent", incarnation=self._incarnation)

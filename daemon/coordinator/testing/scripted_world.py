@@ -1,0 +1,170 @@
+"""A coordinator on loopback with scripted agents: real streams, credentials and journal, Slurm in memory.
+
+For tests: the job of three nodes (two with a rank each, one spare) runs in Slurm already; coordinators come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.journal.journal import Journal, Record
+from muster.daemon.coordinator.server import Coordinator, Settings
+from muster.daemon.coordinator.services.node_service import Resolve
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.host import clock
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import open_channel, proof
+from muster.daemon.transport.identity import SecretCredentials
+from muster.slurm.client.fake.fake_cluster import FakeCluster
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.parsing.sbatch_request import JobRequest
+from muster.v1 import common_pb2, node_pb2, node_pb2_grpc
+
+NODES = ("n1", "n2", "n3")
+DEADLINE_S = 20.0
+
+
+def spec(**more: object) -> common_pb2.JobSpec:
+    """Two nodes with a rank each, one spare."""
+    wanted = {"name": "train", "nodes": 2, "spares": 1, "ranks_per_node": 1, "max_failures": 3, **more}
+    return common_pb2.JobSpec(**wanted)  # type: ignore[arg-type]
+
+
+async def _loopback(name: str) -> set[str]:
+    """Every node of these tests is this machine."""
+    return {"127.0.0.1"}
+
+
+@dataclass
+class World:
+    """One Slurm, one journal folder, one coordinator after the other, and the agents of one job."""
+
+    folder: Path
+    credentials: SecretCredentials
+    slurm: FakeSlurm
+    agents: dict[str, ScriptedAgent] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    coordinator: Coordinator | None = None
+
+    @classmethod
+    def make(cls, folder: Path, owner_uid: int | None = None) -> World:
+        """Slurm runs the job, of `owner_uid` (None: of whoever runs this); there is no coordinator yet."""
+        cluster = FakeCluster(NODES, now=clock.wall, user=(os.getuid() if owner_uid is None else owner_uid, "user"))
+        cluster.submit(JobRequest(nodes=len(NODES), no_kill=True))
+        return cls(folder / "state", SecretCredentials.create(folder / "secret"), FakeSlurm(cluster))
+
+    @property
+    def cluster(self) -> FakeCluster:
+        """What Slurm has."""
+        return self.slurm.cluster
+
+    async def close(self) -> None:
+        """End everything."""
+        for agent in self.agents.values():
+            await agent.die()
+        await self.end()
+
+    async def begin(
+        self, journal: Journal | None = None, resolve: Resolve = _loopback, listen: str = "127.0.0.1:0"
+    ) -> None:
+        """Start a coordinator; every agent that has not left attaches to it."""
+        rights = Rights(frozenset())
+        settings = Settings(listen, self.folder, self.slurm, self.credentials, rights, resolve=resolve)
+        self.coordinator = (
+            Coordinator(settings, journal, journal.load()) if journal else await Coordinator.open(settings)
+        )
+        await self.coordinator.start()
+        for name, agent in self.agents.items():
+            if not agent.duty.startswith("EXIT"):
+                self._attach(name)
+
+    async def end(self) -> None:
+        """Stop the coordinator and forget it; agents stay."""
+        coordinator, self.coordinator = self.coordinator, None
+        if coordinator:
+            await coordinator.stop()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
+
+    async def live(self) -> Coordinator:
+        """The coordinator, once there is one that acts."""
+        while self.coordinator is None or not self.coordinator.engine.running:  # noqa: ASYNC110  # see below
+            await asyncio.sleep(0)  # a turn of the loop each: whoever revives it is in this loop
+        return self.coordinator
+
+    async def settled(self) -> None:
+        """Wait until Slurm is owed nothing."""
+        assert self.coordinator
+        engine = self.coordinator.engine
+        with engine.followers.subscribe() as live:
+            async with asyncio.timeout(DEADLINE_S):
+                while engine.core.ledger.owed:
+                    await live.get()
+
+    async def join(self, names: Sequence[str], **given: object) -> None:
+        """Agents start on these nodes and attach."""
+        for name in names:
+            agent = ScriptedAgent(name, spec(**given), self.credentials, batch_host=name == "n1")
+            await agent.open()
+            self.agents[name] = agent
+            if self.coordinator:
+                self._attach(name)
+
+    def _attach(self, name: str) -> None:
+        self.tasks.add(asyncio.create_task(self.agents[name].attach(self.address), name=name))
+
+    def tasks_of(self, name: str) -> list[asyncio.Task[None]]:
+        """The streams of one agent since this coordinator began."""
+        return [task for task in self.tasks if task.get_name() == name]
+
+    async def ordered(self, duty: str, names: Sequence[str]) -> None:
+        """Wait until each of these agents has this duty."""
+        for name in names:
+            agent = self.agents[name]
+            async with asyncio.timeout(DEADLINE_S):
+                await agent.until(lambda agent=agent: agent.duty == duty)  # type: ignore[misc]
+
+    async def facts(self, kind: type[f.Fact], count: int = 1) -> list[Record]:
+        """Wait until the journal has `count` facts of this kind."""
+        assert self.coordinator
+        engine = self.coordinator.engine
+        with engine.followers.subscribe() as live:
+            found = [r for r in engine.journal.history("", 0, 10_000) if r.name == kind.__name__]
+            async with asyncio.timeout(DEADLINE_S):
+                while len(found) < count:
+                    record = await live.get()
+                    assert record
+                    found += [record] * (record.name == kind.__name__)
+        return found
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens."""
+        assert self.coordinator
+        return f"127.0.0.1:{self.coordinator.port}"
+
+    @property
+    def gang(self) -> Gang:
+        """The job's gang in the ledger."""
+        assert self.coordinator
+        return self.coordinator.engine.core.ledger.gangs["g1"]
+
+    async def signal(self, node: str, code: int) -> None:
+        """The node's daemon attaches and tells of an Xid; returns once the coordinator has taken it."""
+        await self.live()
+        async with open_channel(self.address, self.credentials) as channel:
+            metadata = await proof(self.credentials, "/muster.v1.NodeService/Attach")
+            stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+            call = stub.Attach(metadata=metadata)
+            hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")
+            await call.write(node_pb2.NodeMessage(hello=hello))
+            await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind="xid", code=code, text="NVRM: Xid")))
+            await call.read()
+            await call.read()

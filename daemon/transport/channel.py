@@ -1,0 +1,384 @@
+"""The one place where gRPC channels and servers are made.
+
+Every call carries a credential (metadata `muster-credential`), made for that call and checked before the
+handler runs. `open_channel` sees to it; a call that streams both ways is opened with `proof` as its metadata, since
+gRPC's interceptor of such calls costs a task and a queue for every message, and leaves them pending when the other side
+dies. A call without a valid one ends UNAUTHENTICATED with a sentence that says why; where munged
+does not answer, the call ends UNAVAILABLE at the side that lacks it, like any other fault of a host that
+may pass. Handlers ask `muster.daemon.transport.identity.current_caller()`; what the caller may do is
+`muster.daemon.transport.authorization`.
+
+TLS goes here: `open_channel` and `bind` are the only places that choose the transport.
+
+gRPC's keepalive is off on purpose between daemons: silence is judged by Muster's own pings, with deadlines that the
+tests measure. A command that follows a job has it (`keepalive`): nobody else tells it that a coordinator stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import ipaddress
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from muster.daemon.transport.identity import (
+    Caller,
+    CredentialRefused,
+    Credentials,
+    IdentityError,
+    IdentityUnavailable,
+    set_caller,
+)
+from muster.daemon.transport.site_config import split_address
+
+KEY = "muster-credential"
+MESSAGE_BYTES = 64 * 1024 * 1024
+
+# Asked by load balancers and by tools such as grpcurl, which have no credential; they tell nothing about
+# any job.
+PUBLIC = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
+
+REACH_S = 2.0
+"""How long one of several coordinators may take to answer a connection."""
+
+IDENTITY_DEADLINE_S = 5.0
+# munged answers in about 0.2 ms; the threads are for the day it does not.
+_threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+]
+_CLIENT_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    # A daemon that comes back is found within 2 s, not within gRPC's default of 2 minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A new channel starts without the back-off of an older one to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A call sent twice would show its credential twice.
+    ("grpc.enable_retries", 0),
+    # Daemons talk to each other directly, whatever the environment says about proxies.
+    ("grpc.enable_http_proxy", 0),
+]
+_KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    # However long nothing else is said: gRPC's default is two pings, then one a minute.
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    # Two daemons on one port are a mistake to be told, not a load to be shared.
+    ("grpc.so_reuseport", 0),
+    # Else keepalive counts as a nuisance, and the connection is closed.
+    ("grpc.http2.min_ping_interval_without_data_ms", 2000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+class CannotListen(OSError):
+    """The site's fault: the address can't be listened on."""
+
+
+def open_channel(
+    address: str,
+    credentials: Credentials,
+    *,
+    identity_deadline_s: float = IDENTITY_DEADLINE_S,
+    keepalive: bool = False,
+) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before a call. A call that
+    streams both ways must be given `proof`. With `keepalive` calls to a host that has fallen silent end within 8 s.
+
+    A credential that can't be made within `identity_deadline_s` ends the call UNAVAILABLE.
+    """
+    prove = partial(_prove, credentials, identity_deadline_s)
+    interceptors: list[Any] = [
+        _UnaryUnary(prove),
+        _UnaryStream(prove),
+        _StreamUnary(prove),
+    ]
+    options = [*_CLIENT_OPTIONS, *(_KEEPALIVE_OPTIONS if keepalive else ())]
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+
+
+async def reach(
+    addresses: Sequence[str], credentials: Credentials, *, deadline_s: float = REACH_S, keepalive: bool = False
+) -> grpc.aio.Channel:
+    """A channel (see `open_channel`) to whichever of `addresses` is the first to answer as a gRPC server.
+
+    Where none does within `deadline_s`, or there is one address alone, the first one: a call tells what is wrong.
+    """
+    channels = [open_channel(address, credentials, keepalive=keepalive) for address in addresses]
+    if len(channels) == 1:
+        return channels[0]
+    # A process that stands still is never ready, though its kernel takes connections for it.
+    ready = [asyncio.ensure_future(channel.channel_ready()) for channel in channels]
+    try:
+        await asyncio.wait(ready, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        chosen = next((n for n, task in enumerate(ready) if task.done() and not task.cancelled()), 0)
+    except BaseException:
+        chosen = -1
+        raise
+    finally:
+        for task in ready:
+            task.cancel()
+        await asyncio.gather(*ready, return_exceptions=True)
+        for number, channel in enumerate(channels):
+            if number != chosen:
+                await channel.close(None)
+    return channels[chosen]
+
+
+def make_server(credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S) -> grpc.aio.Server:
+    """A server that checks the credential of every call. Register servicers, then `bind`, then start it.
+
+    A credential that can't be checked within `identity_deadline_s` ends the call UNAVAILABLE.
+    """
+    return grpc.aio.server(interceptors=[_Gate(credentials, identity_deadline_s)], options=_SERVER_OPTIONS)
+
+
+def bind(server: grpc.aio.Server, address: str) -> int:
+    """Listen on `address` ("host:port"; no host: all addresses; port 0: any free one) and return the port.
+
+    Raises:
+        CannotListen: the address is taken, or is not this host's.
+    """
+    try:
+        port = server.add_insecure_port(f"[::]{address}" if address.startswith(":") else address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise _cannot_listen(address)
+    return port
+
+
+def check_address(address: str) -> None:
+    """See that `bind` will be able to listen on `address`, without listening. May take as long as finding its host.
+
+    Raises:
+        CannotListen: as `bind` does.
+    """
+    try:
+        host, port = split_address(address)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        tried = [_try_to_bind(family, where) for family, _, _, _, where in found]
+    except (OSError, ValueError) as error:
+        raise _cannot_listen(address) from error
+    if not any(tried):
+        raise _cannot_listen(address)
+
+
+def _try_to_bind(family: int, where: Any) -> bool:
+    """False: this host has no such address, as "::" where it has no IPv6. OSError: it is taken."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            # As gRPC does: connections of an earlier process that are not over yet take nothing.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            tried.bind(where)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return False
+        raise
+    return True
+
+
+def _cannot_listen(address: str) -> CannotListen:
+    return CannotListen(f"can't listen on {address}: is it taken, or not an address of this host?")
+
+
+# --- client -----------------------------------------------------------------------------------------------
+
+
+def end_if_told() -> None:
+    """Raise CancelledError where this task was cancelled. Where a stream ends as its reader is cancelled, grpc.aio
+    raises the stream's error instead, or ends it in peace: who would go on then calls this."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling() > 0:
+        raise asyncio.CancelledError
+
+
+def raise_bug(task: asyncio.Task[Any]) -> None:
+    """Raise what a task that has ended ended with, unless it is the end of its call, or of itself."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, _ENDS_OF_CALLS):
+        raise error
+
+
+_ENDS_OF_CALLS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+_T = TypeVar("_T")
+_Details = Any  # grpc.aio.ClientCallDetails, a named tuple; its stubs know neither _replace nor Metadata
+_Prove = Callable[[_Details], Awaitable[_Details]]
+
+
+async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
+    """Run a blocking call on munge, at most for the deadline. (Past it, its thread goes on until libmunge gives up.)
+
+    Raises:
+        IdentityUnavailable: no answer in time.
+    """
+    call = asyncio.get_running_loop().run_in_executor(_threads, what)
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await call
+    except TimeoutError:
+        raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
+
+
+async def proof(
+    credentials: Credentials, method: str, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
+) -> grpc.aio.Metadata:
+    """Metadata with a fresh credential, good for one call of `method` ("/muster.v1.PeerService/Link").
+
+    Raises:
+        grpc.aio.AioRpcError: UNAVAILABLE, none can be made: as for any other thing that is away for now.
+    """
+    try:
+        token = await _in_thread(lambda: credentials.issue(method), identity_deadline_s)
+    except IdentityUnavailable as error:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
+    return grpc.aio.Metadata((KEY, token))
+
+
+async def _prove(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
+    """The call's details with a fresh credential; raises as `proof`."""
+    method = details.method.decode() if isinstance(details.method, bytes) else details.method
+    proved = await proof(credentials, method, identity_deadline_s=deadline_s)
+    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *proved))
+
+
+class _Prover:
+    def __init__(self, prove: _Prove) -> None:
+        self._prove = prove
+
+
+# grpc.aio sorts interceptors by class and takes each for one kind of call only. (Its stubs make these classes
+# generic; at runtime they are not.)
+class _UnaryUnary(_Prover, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request)
+
+
+class _UnaryStream(_Prover, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request)
+
+
+class _StreamUnary(_Prover, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(await self._prove(client_call_details), request_iterator)
+
+
+# --- server -----------------------------------------------------------------------------------------------
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler = Callable[[Any, _Context], Any]
+
+
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets a call through to its handler once its credential is checked."""
+
+    def __init__(self, credentials: Credentials, deadline_s: float) -> None:
+        self._credentials = credentials
+        self._deadline_s = deadline_s
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or method.startswith(PUBLIC):
+            return handler
+        kind = _kind(handler)
+        guarded = self._guard(getattr(handler, kind), method, answers_stream=handler.response_streaming)
+        return handler._replace(**{kind: guarded})
+
+    def _guard(self, handler: _Handler, method: str, *, answers_stream: bool) -> _Handler:
+        # A handler may be a coroutine (that writes its stream itself) or an asynchronous generator. Both
+        # are run by a coroutine here; gRPC lets a coroutine answer a stream through context.write.
+        if answers_stream and inspect.isasyncgenfunction(handler):
+            return partial(self._run_generator, handler, method)
+        if not inspect.iscoroutinefunction(handler):
+            raise TypeError(f"the handler of {method} must be asynchronous")
+        return partial(self._run_coroutine, handler, method)
+
+    async def _run_coroutine(self, handler: _Handler, method: str, request: Any, context: _Context) -> Any:
+        await self._admit(method, request, context)
+        return await handler(request, context)
+
+    async def _run_generator(self, handler: _Handler, method: str, request: Any, context: _Context) -> None:
+        await self._admit(method, request, context)
+        answers: AsyncIterator[Any] = handler(request, context)
+        async with aclosing(answers):  # type: ignore[type-var]
+            async for answer in answers:
+                await context.write(answer)
+
+    async def _admit(self, method: str, request: Any, context: _Context) -> None:
+        """Name the caller, or end the call."""
+        token = dict(context.invocation_metadata() or ()).get(KEY)
+        try:
+            if token is None:
+                raise CredentialRefused(f"{method} needs a credential ({KEY})")
+            uid, gid = await _in_thread(lambda: self._credentials.check(str(token), method), self._deadline_s)
+        except (CredentialRefused, IdentityUnavailable) as error:
+            await _hear_out(request)
+            await context.abort(_CODES[type(error)], str(error))
+            raise AssertionError("abort raises") from None
+        set_caller(Caller(uid, gid, address_of(context.peer())))
+
+
+_CODES: dict[type[IdentityError], grpc.StatusCode] = {
+    CredentialRefused: grpc.StatusCode.UNAUTHENTICATED,
+    IdentityUnavailable: grpc.StatusCode.UNAVAILABLE,
+}
+_HEAR_OUT_S = 0.2
+
+
+async def _hear_out(request: Any) -> None:
+    """Take what a refused caller streams, for a moment.
+
+    A client of grpc.aio whose write finds the call ended reports "Internal error from Core" instead of the status that
+    the server gave.
+    """
+    if not isinstance(request, AsyncIterable):
+        return
+
+    async def take_all() -> None:
+        async for _ in request:
+            pass
+
+    taking = asyncio.ensure_future(take_all())
+    await asyncio.wait({taking}, timeout=_HEAR_OUT_S)
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+
+
+def _kind(handler: Any) -> str:
+    """Name of the handler's field that holds its function: "unary_stream" and so on."""
+    asked = "stream" if handler.request_streaming else "unary"
+    answered = "stream" if handler.response_streaming else "unary"
+    return f"{asked}_{answered}"
+
+
+def address_of(peer: str) -> str:
+    """The IP address in gRPC's name of a peer: "ipv4:10.0.0.1:4242", "ipv6:%5B::1%5D:4242"; else "unix"."""
+    family, _, rest = unquote(peer).partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return family
+    address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

@@ -1,0 +1,298 @@
+"""Who is calling: credentials that prove a uid, and the caller as a handler sees it.
+
+A credential is made for one call of one gRPC method. Its payload is the method's full name
+("/muster.v1.Muster/List") and nothing else: it holds no secret, it can't be used for another method, and
+being accepted once uses it up. It also means that a person can make one by hand: `munge -n -s
+/muster.v1.Muster/List`.
+
+Two kinds stand behind one Protocol: munge on a cluster, and a secret file for `muster run --local`, where
+everything belongs to one user on one machine. Both block (munge on its daemon's socket):
+`muster.daemon.transport.channel` calls them in a thread with a deadline, and so must anyone else on an event loop.
+
+Munge remembers used credentials per host. One that was shown to a host can therefore be shown again to
+another host, for the same method, within its lifetime. Only TLS on the channel, which Muster does not use yet, would
+prevent that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from muster.daemon.host import clock
+
+
+class IdentityError(Exception):
+    """The caller has not proved who it is, or proving is impossible here."""
+
+
+class CredentialRefused(IdentityError):
+    """The caller's fault: the credential is malformed, expired, used already, or made for another method."""
+
+
+class IdentityUnavailable(IdentityError):
+    """The site's fault: credentials can be neither made nor checked on this host now."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A proved caller: `uid` and `gid` by its credential, `address` (IP, or "unix") by its connection."""
+
+    uid: int
+    gid: int
+    address: str
+
+
+class Credentials(Protocol):
+    """Makes and checks credentials; both calls may block for seconds."""
+
+    def issue(self, method: str) -> str:
+        """A credential of this process for one call of `method`; ASCII without spaces or line ends.
+
+        Raises:
+            IdentityUnavailable: none can be made here.
+        """
+        ...
+
+    def check(self, token: str, method: str) -> tuple[int, int]:
+        """The uid and gid that `token` proves, which is hereby used up.
+
+        Raises:
+            CredentialRefused: it proves nothing for this method.
+            IdentityUnavailable: it can't be checked here.
+        """
+        ...
+
+
+_caller: ContextVar[Caller] = ContextVar("muster_caller")
+
+
+def current_caller() -> Caller:
+    """The caller of the gRPC method that is being handled.
+
+    Raises:
+        IdentityError: outside a handler, or in a handler of a method that asks for no credential.
+    """
+    try:
+        return _caller.get()
+    except LookupError:
+        raise IdentityError("no call with a checked credential is being handled here") from None
+
+
+def set_caller(caller: Caller) -> None:
+    """Name the caller for the rest of this task; for the server's interceptor and for tests of handlers."""
+    _caller.set(caller)
+
+
+# --- munge ------------------------------------------------------------------------------------------------
+
+_LIBRARY = "libmunge.so.2"
+_OPT_SOCKET = 8  # MUNGE_OPT_SOCKET in munge.h
+_SUCCESS = 0
+# munge_err_t: what speaks of the credential; everything else speaks of this host's munge.
+_REFUSED = {
+    3: "it is too long",
+    8: "it is not a munge credential",
+    9: "its munge version is not supported",
+    10: "its cipher is not supported",
+    11: "its MAC type is not supported",
+    12: "its compression is not supported",
+    13: "its realm is not recognised",
+    14: "it was not made with this cluster's munge key",
+    15: "it has expired: compare the clocks of the two hosts",
+    16: "it was made in the future: compare the clocks of the two hosts",
+    17: "it has been used before",
+    18: "it was made for another user to check",
+}
+_NO_DAEMON = {6: "munged does not answer on its socket", 7: "munged does not answer in time"}
+
+
+class MungeCredentials:
+    """Munge's credentials, as Slurm uses them, through libmunge.
+
+    `socket` is munged's socket where it is not the one built into the library. Safe for use by several
+    threads: each call has a munge context of its own.
+    """
+
+    def __init__(self, socket: Path | None = None) -> None:
+        self._socket = socket
+        self._lib = _load()
+
+    def issue(self, method: str) -> str:
+        """See Credentials.issue."""
+        token = ctypes.c_void_p()
+        payload = method.encode()
+        with _Context(self._lib, self._socket) as context:
+            status = self._lib.munge_encode(ctypes.byref(token), context, payload, len(payload))
+            text = self._take(token)
+            if status != _SUCCESS or text is None:
+                raise self._unavailable(status, "made")
+        return text.decode("ascii")
+
+    def check(self, token: str, method: str) -> tuple[int, int]:
+        """See Credentials.check."""
+        if not token:
+            raise CredentialRefused("the munge credential is refused: it is empty")
+        data, length = ctypes.c_void_p(), ctypes.c_int()
+        uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
+        with _Context(self._lib, self._socket) as context:
+            status = self._lib.munge_decode(
+                token.encode("ascii", "replace"),
+                context,
+                *map(ctypes.byref, (data, length, uid, gid)),
+            )
+            payload = self._take(data, length.value)  # set for expired and replayed ones too: to be freed
+        if status in _REFUSED:
+            raise CredentialRefused(f"the munge credential is refused: {_REFUSED[status]}")
+        if status != _SUCCESS:
+            raise self._unavailable(status, "checked")
+        _must_name(method, payload or b"")
+        return uid.value, gid.value
+
+    def _take(self, pointer: ctypes.c_void_p, length: int = -1) -> bytes | None:
+        """Copy the bytes at `pointer` (no length: up to NUL), which libmunge allocated, and free them."""
+        if not pointer:
+            return None
+        try:
+            return ctypes.string_at(pointer, length)
+        finally:
+            _libc.free(pointer)
+
+    def _unavailable(self, status: int, verb: str) -> IdentityUnavailable:
+        words = _NO_DAEMON.get(status) or self._lib.munge_strerror(status).decode()
+        where = f" at {self._socket}" if self._socket else ""
+        return IdentityUnavailable(
+            f"no munge credential can be {verb} on {os.uname().nodename}: {words}{where}; is munged running?"
+        )
+
+
+class _Context:
+    """A munge context for the length of one call (a context must not be shared by threads)."""
+
+    def __init__(self, lib: ctypes.CDLL, socket: Path | None) -> None:
+        self._lib = lib
+        self._socket = socket
+
+    def __enter__(self) -> ctypes.c_void_p:
+        self._context = ctypes.c_void_p(self._lib.munge_ctx_create())
+        if self._socket is not None:
+            path = ctypes.c_char_p(os.fsencode(self._socket))
+            self._lib.munge_ctx_set(self._context, ctypes.c_int(_OPT_SOCKET), path)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        self._lib.munge_ctx_destroy(self._context)
+
+
+_libc = ctypes.CDLL(None)
+_libc.free.argtypes = [ctypes.c_void_p]
+_libc.free.restype = None
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        lib = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise IdentityUnavailable(f"{_LIBRARY} can't be loaded ({error}): install munge (libmunge2)") from None
+    pointer = ctypes.POINTER
+    lib.munge_ctx_create.argtypes = []
+    lib.munge_ctx_create.restype = ctypes.c_void_p
+    lib.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
+    lib.munge_ctx_destroy.restype = None
+    # munge_ctx_set is variadic: its further argument is given with an explicit type at the call.
+    lib.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    lib.munge_ctx_set.restype = ctypes.c_int
+    lib.munge_encode.argtypes = [pointer(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+    lib.munge_encode.restype = ctypes.c_int
+    lib.munge_decode.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        pointer(ctypes.c_void_p),
+        pointer(ctypes.c_int),
+        pointer(ctypes.c_uint32),
+        pointer(ctypes.c_uint32),
+    ]
+    lib.munge_decode.restype = ctypes.c_int
+    lib.munge_strerror.argtypes = [ctypes.c_int]
+    lib.munge_strerror.restype = ctypes.c_char_p
+    return lib
+
+
+# --- a secret file ----------------------------------------------------------------------------------------
+
+_LIFETIME_S = 300.0  # as munge's
+
+
+class SecretCredentials:
+    """Credentials signed with a random secret that only its owner can read: for `muster run --local`.
+
+    Whoever can read the file is the file's owner: `check` answers the file's uid and gid.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = clock.wall) -> None:
+        """Raises IdentityUnavailable where the file is absent, empty, or open to others."""
+        self._now = now
+        try:
+            self._secret, found = path.read_bytes(), path.stat()
+        except OSError as error:
+            raise IdentityUnavailable(f"the secret file can't be read: {error}") from None
+        if found.st_mode & 0o077:
+            raise IdentityUnavailable(f"{path} is open to other users: it must have mode 0600")
+        if len(self._secret) < 16:
+            raise IdentityUnavailable(f"{path} holds no secret: it must hold at least 16 random bytes")
+        self._owner = (found.st_uid, found.st_gid)
+        self._used: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, path: Path) -> SecretCredentials:
+        """Write a fresh secret to `path`, which must not exist yet.
+
+        Raises:
+            FileExistsError: it does.
+        """
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        return cls(path)
+
+    def issue(self, method: str) -> str:
+        """See Credentials.issue."""
+        stem = f"{self._now():.3f}.{secrets.token_hex(16)}"
+        return f"{stem}.{self._sign(stem, method)}"
+
+    def check(self, token: str, method: str) -> tuple[int, int]:
+        """See Credentials.check."""
+        stem, _, signature = token.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(stem, method).encode()):
+            raise CredentialRefused(f"the credential is refused: it was not made with this secret for {method}")
+        now = self._now()
+        if abs(now - float(stem.partition(".")[0])) > _LIFETIME_S:
+            raise CredentialRefused("the credential is refused: it has expired")
+        self._use_up(stem, now)
+        return self._owner
+
+    def _sign(self, stem: str, method: str) -> str:
+        return hmac.digest(self._secret, f"{stem} {method}".encode(), "sha256").hex()
+
+    def _use_up(self, stem: str, now: float) -> None:
+        with self._lock:
+            if stem in self._used:
+                raise CredentialRefused("the credential is refused: it has been used before")
+            self._used[stem] = now
+            # Oldest first: what has expired is refused for that, and need not be remembered.
+            while (oldest := next(iter(self._used))) and now - self._used[oldest] > 2 * _LIFETIME_S:
+                del self._used[oldest]
+
+
+def _must_name(method: str, payload: bytes) -> None:
+    if payload != method.encode():
+        named = payload[:100].decode("ascii", "replace")
+        raise CredentialRefused(f"the credential is refused: it was made for {named!r}, not for {method}")

@@ -1,0 +1,186 @@
+"""What a daemon or command knows of its site: where the coordinator is, how callers prove who they are.
+
+Flags win over the environment, which wins over /etc/muster/muster.toml, which wins over the defaults. A
+key, value or file that can't be right is refused with what would be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pwd
+import socket
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
+
+CONFIG = Path("/etc/muster/muster.toml")
+
+COORDINATOR_PORT = 7070
+NODE_PORT = 7071
+
+# Exit status of every command and daemon when the site, not the user, has to mend something (sysexits.h:
+# EX_CONFIG). The units mirror it: starting again would change nothing.
+EXIT_CONFIG = 78
+
+
+class SiteError(Exception):
+    """The site's fault: a configuration that can't be right."""
+
+
+class Site(BaseModel):
+    """The site's settings. `Site.load` reads them; fields are the keys of muster.toml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    coordinator: str = Field(
+        default=f"localhost:{COORDINATOR_PORT}",
+        description="host:port of muster-coordinator; with a standby both, with a comma between them",
+    )
+    auth: str = Field(default="munge", description='"munge", or "secret:PATH" for one machine and one user')
+    slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
+    operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
+
+    @field_validator("coordinator")
+    @classmethod
+    def _check_coordinator(cls, value: str) -> str:
+        for address in split_addresses(value):
+            split_address(address)
+        return value
+
+    @field_validator("auth")
+    @classmethod
+    def _check_auth(cls, value: str) -> str:
+        kind, colon, path = value.partition(":")
+        if value == "munge" or (kind == "secret" and colon and path.startswith("/")):
+            return value
+        raise ValueError('must be "munge" or "secret:/absolute/path"')
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        coordinator: str | None = None,
+        auth: str | None = None,
+        config: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Site:
+        """The settings: flags (`coordinator`, `auth`; None: not given), environment, file, defaults.
+
+        `config` is read instead of /etc/muster/muster.toml, and must exist then.
+
+        Raises:
+            SiteError: something can't be right; says where it stands and what would be right.
+        """
+        environ = os.environ if environ is None else environ
+        path = config or Path(environ.get("MUSTER_CONFIG", CONFIG))
+        given: dict[str, tuple[Any, str]] = {
+            key: (value, str(path)) for key, value in _read(path, must_exist=path != CONFIG).items()
+        }
+        for key, flag in (("coordinator", coordinator), ("auth", auth)):
+            if value := environ.get(name := f"MUSTER_{key.upper()}"):
+                given[key] = (value, name)
+            if flag is not None:
+                given[key] = (flag, f"--{key}")
+        try:
+            return cls(**{key: value for key, (value, _) in given.items()})
+        except ValidationError as error:
+            raise SiteError(_words(error, given)) from None
+
+    def credentials(self) -> Credentials:
+        """Credentials as `auth` says.
+
+        Raises:
+            muster.daemon.transport.identity.IdentityUnavailable: no libmunge, or no such secret here.
+        """
+        if self.auth == "munge":
+            return MungeCredentials()
+        return SecretCredentials(Path(self.auth.removeprefix("secret:")))
+
+    def operator_uids(self) -> frozenset[int]:
+        """Uids of Slurm's user and of the operators; those unknown to this host are left out, with a warning."""
+        uids = set()
+        for name in (self.slurm_user, *self.operators):
+            try:
+                uids.add(pwd.getpwnam(name).pw_uid)
+            except KeyError:
+                logging.getLogger(__name__).warning("user %r of muster.toml is not known on this host", name)
+        return frozenset(uids)
+
+
+def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        if must_exist:
+            raise SiteError(f"{path} does not exist") from None
+        return {}
+    except OSError as error:
+        raise SiteError(f"{path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SiteError(f"{path} is not TOML: {error}") from None
+
+
+def _words(error: ValidationError, given: Mapping[str, tuple[Any, str]]) -> str:
+    lines = []
+    for fault in error.errors():
+        key = str(fault["loc"][0])
+        value, where = given[key]
+        if fault["type"] == "extra_forbidden":
+            known = ", ".join(sorted(Site.model_fields))
+            lines.append(f"{where}: unknown key {key!r}; known keys are {known}")
+        else:
+            words = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"{where}: {key} = {value!r}: {words}")
+    return "\n".join(lines)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port"; port 0 to 65535, an empty host means all.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
+        raise ValueError(f"{address!r} must be HOST:PORT, for example node17:{COORDINATOR_PORT}")
+    return host.strip("[]"), int(port)
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """The addresses of all coordinators: "ctl1:7070,ctl2:7070"; those of a site with one: a list of one."""
+    return [address.strip() for address in addresses.split(",")]
+
+
+def node_name(flag: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+    """This node's name as Slurm knows it: the flag, else SLURMD_NODENAME, else the short host name."""
+    environ = os.environ if environ is None else environ
+    return flag or environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
+    """The flags that all daemons share; `listen` is the default of --listen ("host:port")."""
+    parser.add_argument("--coordinator", metavar="HOST:PORT[,...]",
+                        help="where muster-coordinator listens; with a standby both")  # fmt: skip
+    parser.add_argument("--listen", metavar="HOST:PORT", default=listen, help=f"default {listen}")
+    parser.add_argument("--auth", metavar="munge|secret:PATH", help="how callers prove who they are")
+    parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings; default {CONFIG}")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def start_logging(level: str) -> None:
+    """Plain lines to stderr: systemd's journal and Slurm's logs stamp them."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )

@@ -1,0 +1,69 @@
+"""What agents and ranks of a gang write, read piece by piece: `FOLDER/gG/rankR.log`, or `rankR.stacks`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_GENERATION = re.compile(r"g(\d+)")
+_RANK = re.compile(r"rank(\d+)\.log")
+_STACKS = re.compile(r"rank(\d+)\.stacks")
+_PIECE = 1 << 20
+
+
+def generations(folder: Path) -> list[int]:
+    """Those that have logs in the gang's folder (muster.daemon.host.rank_log_files), ascending."""
+    return sorted(_numbered(folder, _GENERATION))
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    try:
+        entries = list(folder.iterdir())
+    except OSError:
+        return {}
+    return {int(match[1]): entry for entry in entries if (match := pattern.fullmatch(entry.name))}
+
+
+class Reader:
+    """What is new in a gang's folder of logs since the last look, in whole lines.
+
+    `rank`: this one alone, unmarked; None: all, each line marked with generation and rank. From generation `first`
+    on; with `only`, that one alone. `stacks`: what was kept of ranks that hung, in place of their logs.
+    """
+
+    def __init__(
+        self, folder: Path, rank: int | None, first: int, only: int | None = None, *, stacks: bool = False
+    ) -> None:
+        self._folder = folder
+        self._names = _STACKS if stacks else _RANK
+        self._rank, self._first, self._only = rank, first, only
+        self._read: dict[Path, int] = {}
+
+    def lines(self, *, to_end: bool = False) -> Iterator[str]:
+        """New lines, each with its line end, generation by generation and rank by rank.
+
+        A line that is not yet ended is left for later, unless `to_end`: then it is given an end.
+        """
+        for generation, folder in sorted(_numbered(self._folder, _GENERATION).items()):
+            if generation < self._first or (self._only is not None and generation != self._only):
+                continue
+            for rank, path in sorted(_numbered(folder, self._names).items()):
+                if self._rank is None:
+                    yield from (f"g{generation} rank {rank}: {line}" for line in self._new(path, to_end))
+                elif self._rank == rank:
+                    yield from self._new(path, to_end)
+
+    def _new(self, path: Path, to_end: bool) -> Iterator[str]:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            while data := file.read(_PIECE):
+                # A line longer than a piece is cut.
+                whole = data.rfind(b"\n") + 1 or (len(data) if to_end or len(data) == _PIECE else 0)
+                if not whole:
+                    return
+                self._read[path] = self._read.get(path, 0) + whole
+                file.seek(self._read[path])
+                for line in data[:whole].decode(errors="replace").split("\n"):
+                    if line:
+                        yield f"{line}\n"

@@ -1,0 +1,198 @@
+"""Gangs, nodes and recoveries as tables for a person. Pure: views in, text to draw out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from muster.daemon.host import rank_log_files
+from muster.v1.api_pb2 import GangView, NodeView, RankView, RecoveryView
+
+_COLOURS = {
+    "FIT": "green",
+    "SUSPECT": "yellow",
+    "UNHEARD": "yellow",
+    "DEGRADED": "yellow",
+    "RETURNING": "cyan",
+    "UNFIT": "red",
+    "HUNG": "red",
+    "LOST": "red",
+    "RUNNING": "green",
+    "DONE": "green",
+    "RECOVERING": "yellow",
+    "DRAINING": "yellow",
+    "FAILED": "red",
+    "CANCELLED": "red",
+}
+_PRESENCE = {"here": "green", "away": "red"}
+_MOST_RANKS = 64
+"""Ranks are listed up to here; above, only those that don't run as the others do."""
+
+
+def gang_text(view: GangView) -> RenderableType:
+    """Everything about one gang."""
+    parts: list[RenderableType] = [_facts(view)]
+    if view.nodes:
+        parts.append(node_table(view.nodes, view.ranks))
+    parts.extend(_rank_lines(view.ranks))
+    if view.recoveries:
+        parts.append(recovery_table(view.recoveries))
+    return Group(*parts)
+
+
+def gang_list(views: Iterable[GangView]) -> Table:
+    """One line for each gang."""
+    table = _table("job", "name", "phase", "generation", "step", "committed", "recoveries", "")
+    for view in views:
+        jobs = " ".join(map(str, view.slurm_job_ids))
+        table.add_row(
+            jobs,
+            view.name,
+            _coloured(view.phase),
+            str(view.generation),
+            str(view.step),
+            _committed(view),
+            str(len(view.recoveries)),
+            view.reason if view.final else view.waiting_for,
+        )
+    return table
+
+
+def _facts(view: GangView) -> Table:
+    table = Table.grid(padding=(0, 2))
+    jobs = " ".join(map(str, view.slurm_job_ids))
+    table.add_row("job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})")
+    phase = _coloured(view.phase)
+    if view.final:
+        phase.append(f", exit code {view.exit_code}")
+    table.add_row("phase", phase)
+    if view.reason:
+        table.add_row("reason", view.reason)
+    if view.waiting_for and not view.final:
+        table.add_row("waits for", view.waiting_for)
+    table.add_row("generation", str(view.generation))
+    table.add_row("step", f"{view.step}, committed {_committed(view)}")
+    for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
+        table.add_row("declared", f"{declared}, by {count} of {len(view.ranks)} ranks: no hang is looked for")
+    table.add_row("nodes", _roll(view))
+    table.add_row("logs", f"{rank_log_files.folder(view.run_dir, view.gang_id)}/g{view.generation}")
+    return table
+
+
+def _roll(view: GangView) -> str:
+    roles = [node.role for node in view.nodes]
+    text = f"{roles.count('rank')} with ranks, {roles.count('spare')} spare"
+    return text + (f", {roles.count('out')} out" if "out" in roles else "")
+
+
+def _committed(view: GangView) -> str:
+    if not view.committed.generation:
+        return "none"
+    return f"step {view.committed.step} (generation {view.committed.generation})"
+
+
+def node_table(nodes: Iterable[NodeView], ranks: Iterable[RankView]) -> Table:
+    """One line for each node of a gang, with its part in the gang."""
+    places: dict[str, list[str]] = {}
+    for rank in ranks:
+        places.setdefault(rank.node, []).append(str(rank.rank))
+    table = _table("node", "verdict", "role", "ranks", "agent", "warm", "musterd", "heard", "leaf", "why")
+    for node in nodes:
+        table.add_row(
+            node.node,
+            _coloured(node.verdict),
+            node.role,
+            _span(places.get(node.node, ())),
+            _attached(node.agent_attached),
+            str(node.warm),
+            _attached(node.musterd_attached),
+            f"{node.heard_s_ago:.1f} s ago" if node.heard_s_ago >= 0 else "never",
+            node.leaf,
+            node.reason,
+        )
+    return table
+
+
+def roll_call(nodes: Iterable[NodeView], paint: Callable[[Text], str]) -> Iterator[str]:
+    """One line for each node of the site, below a line of titles. `paint` makes a coloured word fit for the terminal.
+
+    Not a rich table: that takes 15 s for 12,500 nodes, these lines a fraction of a second.
+    """
+    titles = ("node", "verdict", "job", "musterd", "heard", "leaf", "why")
+    rows = [titles, *map(_roll_call_row, nodes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    colours = {word: _COLOURS.get(word) or _PRESENCE.get(word, "") for row in rows[1:] for word in (row[1], row[3])}
+    painted = {word: paint(Text(word, colour)) for word, colour in colours.items()}
+    for row in rows:
+        cells = (painted.get(cell, cell) + " " * (width - len(cell)) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _roll_call_row(node: NodeView) -> tuple[str, ...]:
+    heard = "never" if node.verdict == "UNHEARD" else "before the restart"  # the coordinator's
+    if node.heard_s_ago >= 0:
+        heard = f"{node.heard_s_ago:.1f} s ago"
+    jobs = " ".join(map(str, node.slurm_job_ids))
+    presence = _attached(node.musterd_attached).plain
+    return (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)
+
+
+def _span(ranks: Iterable[str]) -> str:
+    numbers = sorted(map(int, ranks))
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return " ".join(map(str, numbers))
+
+
+def _attached(attached: bool) -> Text:
+    word = "here" if attached else "away"
+    return Text(word, _PRESENCE[word])
+
+
+def _rank_lines(ranks: Iterable[RankView]) -> list[RenderableType]:
+    every = list(ranks)
+    odd = [rank for rank in every if rank.state != "running"]
+    shown = every if len(every) <= _MOST_RANKS else odd
+    if not shown:
+        return []
+    table = _table("rank", "node", "state", "step")
+    for rank in shown:
+        state = f"exited with {rank.exit_code}" if rank.state == "exited" else rank.state
+        table.add_row(str(rank.rank), rank.node, state, str(rank.step))
+    return [table]
+
+
+def recovery_table(recoveries: Iterable[RecoveryView]) -> Table:
+    """One line for each recovery; the times are seconds since the fault was suspected."""
+    table = _table("generation", "action", "cause", "out", "in", "when", "detected", "fenced", "started", "first step",
+                   "steps")  # fmt: skip
+    for recovery in recoveries:
+        since = recovery.suspected_s or recovery.detected_s
+        phases = (recovery.detected_s, recovery.fenced_s, recovery.started_s, recovery.first_step_s)
+        table.add_row(
+            str(recovery.generation),
+            recovery.action,
+            recovery.cause,
+            " ".join(recovery.nodes_out),
+            " ".join(recovery.nodes_in),
+            time.strftime("%H:%M:%S", time.localtime(since)) if since else "",
+            *(f"{at - since:.2f} s" if at else "" for at in phases),
+            f"{recovery.step_before} to {recovery.step_restored}",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _coloured(word: str) -> Text:
+    return Text(word, _COLOURS.get(word.upper(), ""))

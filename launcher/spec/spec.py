@@ -1,0 +1,347 @@
+"""job.toml: what a user writes, checked, and the JobSpec that it stands for.
+
+Every key, its default and its limits are the fields below; docs/JOBTOML.md explains them. Whatever can't be right is
+refused before anything is queued: with the key, the value and what would be right (explain.py words it).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from muster.daemon.transport import job_limits
+from muster.launcher.errors import WrongInput
+from muster.launcher.spec.explain import explain
+from muster.v1.common_pb2 import JobSpec
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Slurm's own forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
+_TIME = re.compile(r"\d+|\d+:\d{2}|\d+:\d{2}:\d{2}|\d+-\d{1,2}(:\d{2}(:\d{2})?)?|UNLIMITED")
+_SWITCHES = re.compile(r"\d+(@[\d:-]+)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# Set by Muster for each rank: a value from job.toml would be wrong for all ranks but one.
+_OURS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+
+LEAST_HANG_S = 5.0
+"""Who is silent, and who only tells of its steps late, is known by then."""
+
+
+def _words(value: Any) -> Any:
+    """A command as one string is split as a shell would, without expanding anything."""
+    try:
+        return shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"is not a command line ({error}); write it as a list of words") from None
+
+
+def _one_line(value: str) -> str:
+    if "\n" in value or "\r" in value:
+        raise ValueError("must be one line")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if value and not value.startswith("/"):
+        raise ValueError("must be an absolute path that all nodes see, for example /shared/runs/tiny")
+    return _one_line(value)
+
+
+OneLine = Annotated[str, Field(min_length=1), BeforeValidator(lambda v: _one_line(v) if isinstance(v, str) else v)]
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.NODES)]
+FurtherNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.NODES)]
+RanksPerNode = Annotated[int, Field(strict=True, ge=1, le=job_limits.RANKS_PER_NODE)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Parallelism(_Table):
+    """[parallelism]: how the ranks divide the model. Their product is the number of ranks."""
+
+    tensor: Count = 1
+    pipeline: Count = 1
+    data: Count | None = None
+
+
+class CheckpointTable(_Table):
+    """[checkpoint]: what is kept where."""
+
+    memory: Annotated[bool, Field(strict=True)] = True
+
+
+class Slurm(_Table):
+    """[slurm]: what the job asks of Slurm. `options` are passed on to sbatch as they stand."""
+
+    partition: OneLine | None = None
+    account: OneLine | None = None
+    qos: OneLine | None = None
+    reservation: OneLine | None = None
+    constraint: OneLine | None = None
+    time: str | None = None
+    mem: OneLine = "0"
+    cpus_per_task: Count | None = None
+    gres: OneLine | None = None
+    exclude: OneLine | None = None
+    switches: str | None = None
+    dependency: OneLine | None = None
+    comment: OneLine | None = None
+    options: tuple[OneLine, ...] = ()
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _check_time(cls, value: Any) -> Any:
+        text = str(value) if type(value) is int else value
+        if isinstance(text, str) and not _TIME.fullmatch(text):
+            raise ValueError('must be a time as Slurm writes it, for example "30", "4:00:00" or "2-12:00:00"')
+        return text
+
+    @field_validator("switches", mode="before")
+    @classmethod
+    def _check_switches(cls, value: Any) -> Any:
+        text = str(value) if type(value) is int else value
+        if isinstance(text, str) and not _SWITCHES.fullmatch(text):
+            raise ValueError('must be COUNT or COUNT@MAXWAIT, for example "1@10:00"')
+        return text
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for option in value:
+            if not option.startswith("-"):
+                raise ValueError(f'{option!r} is not an option; write each as one word, for example "--nice=100"')
+        return value
+
+
+class Job(_Table):
+    """The whole of job.toml."""
+
+    name: str
+    nodes: Nodes
+    spares: FurtherNodes = 0
+    elastic: Annotated[bool, Field(strict=True)] = False
+    min_nodes: Nodes | None = None
+    ranks_per_node: RanksPerNode | None = None
+    gpus_per_node: RanksPerNode | None = None
+    command: Annotated[tuple[str, ...], BeforeValidator(_words)]
+    work_dir: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    run_dir: str
+    durable_dir: str = ""
+    gather_timeout: Annotated[float, Field(gt=0, le=job_limits.GATHER_TIMEOUT_S)] = 300.0
+    max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.FAILURES)] = 3
+    hang_after: Annotated[float, Field(ge=0, le=job_limits.HANG_AFTER_S)] = 60.0
+    pool_nodes: FurtherNodes = 2
+    requeue: Annotated[bool, Field(strict=True)] = True
+    requeue_at_limit: Annotated[bool, Field(strict=True)] = False
+    stop_before: Annotated[float, Field(ge=0, le=job_limits.STOP_BEFORE_S)] = 120.0
+    stop_signal: str | None = None
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
+    slurm: Slurm = Field(default_factory=Slurm)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+        return value
+
+    @field_validator("run_dir")
+    @classmethod
+    def _check_run_dir(cls, value: str) -> str:
+        if not value:
+            raise ValueError("must name a folder that all nodes see, for example /shared/runs/tiny")
+        if "%" in value:
+            raise ValueError("must not contain %, which Slurm replaces in the names of output files")
+        return _absolute(value)
+
+    @field_validator("durable_dir", "work_dir")
+    @classmethod
+    def _check_dir(cls, value: str) -> str:
+        return _absolute(value)
+
+    @field_validator("command")
+    @classmethod
+    def _check_command(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not value[0]:
+            raise ValueError('must not be empty, for example ["python3", "/shared/tiny/train.py"]')
+        if any("\0" in word for word in value):
+            raise ValueError("must not contain a NUL character")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _check_env(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of a variable")
+            if name in _OURS:
+                raise ValueError(f"{name} is set by Muster for each rank: leave it out")
+        return value
+
+    @field_validator("preload")
+    @classmethod
+    def _check_preload(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _MODULE.fullmatch(name):
+                raise ValueError(f'{name!r} is not the name of a module, for example "torch.nn"')
+        return value
+
+    @field_validator("hang_after")
+    @classmethod
+    def _check_hang_after(cls, value: float) -> float:
+        if 0 < value < LEAST_HANG_S:
+            raise ValueError(f"must be {LEAST_HANG_S:g} or more, or 0: hangs are not looked for")
+        return value
+
+    @field_validator("stop_signal", mode="before")
+    @classmethod
+    def _check_signal(cls, value: Any) -> Any:
+        number = signal_number(value)
+        if number is None:
+            raise ValueError('must be a signal that a program can catch, for example "USR1" or "SIGTERM"')
+        return signal.Signals(number).name
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Job:
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes = {self.min_nodes} must not be more than nodes = {self.nodes}")
+        if self.min_nodes is not None and self.min_nodes < self.nodes and not self.elastic:
+            raise ValueError(
+                f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, with "
+                "which the job trains on with fewer data-parallel replicas"
+            )
+        if self.elastic and self.parallelism.tensor * self.parallelism.pipeline > 1:
+            raise ValueError(
+                "elastic = true needs a plain data-parallel job, whose replicas hold the same state: leave out "
+                "parallelism.tensor and parallelism.pipeline, or elastic"
+            )
+        if self.gpus_per_node and self.slurm.gres:
+            raise ValueError("gpus_per_node and slurm.gres both say what each node must have: keep one")
+        if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
+            raise ValueError(
+                f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
+            )
+        if self.world_size > job_limits.RANKS:
+            raise ValueError(
+                f"nodes * ranks_per_node = {self.nodes} * {self.ranks} = {self.world_size} ranks must be "
+                f"{job_limits.RANKS} or less"
+            )
+        self._data()
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on each node: as given, else one for each GPU, else 1."""
+        return self.ranks_per_node or self.gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.nodes * self.ranks
+
+    @property
+    def fewest(self) -> int:
+        """The fewest nodes to train on: as given, else half of them where the job is elastic."""
+        return self.min_nodes or ((self.nodes + 1) // 2 if self.elastic else self.nodes)
+
+    @property
+    def gres(self) -> str | None:
+        """What is asked of Slurm for each node."""
+        return f"gpu:{self.gpus_per_node}" if self.gpus_per_node else self.slurm.gres
+
+    def _data(self) -> int:
+        """The data-parallel degree; raises ValueError where the product can't be the number of ranks."""
+        split, size = self.parallelism, f"nodes * ranks_per_node = {self.nodes} * {self.ranks} = {self.world_size}"
+        model = split.tensor * split.pipeline
+        if split.data is None and self.world_size % model:
+            raise ValueError(f"parallelism.tensor * parallelism.pipeline = {model} must divide {size}")
+        data = split.data or self.world_size // model
+        if model * data != self.world_size:
+            raise ValueError(
+                f"parallelism.tensor * pipeline * data = {split.tensor} * {split.pipeline} * {data} = {model * data}"
+                f" must equal {size}"
+            )
+        return data
+
+    def to_proto(self, work_dir: str) -> JobSpec:
+        """The JobSpec with every default filled in; `work_dir` where the user gave none (absolute)."""
+        return JobSpec(
+            name=self.name,
+            nodes=self.nodes,
+            spares=self.spares,
+            ranks_per_node=self.ranks,
+            min_nodes=self.fewest,
+            command=self.command,
+            env=self.env,
+            preload=self.preload,
+            run_dir=self.run_dir,
+            durable_dir=self.durable_dir,
+            memory_checkpoint=self.checkpoint.memory,
+            gather_timeout_s=self.gather_timeout,
+            max_failures=self.max_failures,
+            requeue=self.requeue,
+            work_dir=self.work_dir or work_dir,
+            tensor_parallel=self.parallelism.tensor,
+            pipeline_parallel=self.parallelism.pipeline,
+            data_parallel=self._data(),
+            stop_signal=signal_number(self.stop_signal) or 0,
+            stop_before_s=self.stop_before,
+            requeue_at_limit=self.requeue_at_limit,
+            pool_nodes=self.pool_nodes,
+            hang_after_s=self.hang_after,
+        )
+
+
+def signal_number(value: Any) -> int | None:
+    """The number of a signal named "USR1", "SIGUSR1" or by its number; None where it is none that can be caught."""
+    if type(value) is int or (isinstance(value, str) and value.isdigit()):
+        number = int(value)
+    elif isinstance(value, str):
+        name = value.upper().removeprefix("SIG")
+        number = next((int(s) for s in signal.Signals if s.name == f"SIG{name}"), 0)
+    else:
+        return None
+    known = number in {int(s) for s in signal.Signals}
+    return number if known and number not in (signal.SIGKILL, signal.SIGSTOP) else None
+
+
+def load(path: Path) -> Job:
+    """The job that the file `path` describes.
+
+    Raises:
+        WrongInput: it can't be read, is not TOML, or says something that can't be right: every fault is named.
+    """
+    try:
+        return parse(path.read_text(), str(path))
+    except FileNotFoundError:
+        raise WrongInput(f"{path} does not exist", "docs/JOBTOML.md shows what a job.toml holds") from None
+    except OSError as error:
+        raise WrongInput(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise WrongInput(f"{path} is not a text file in UTF-8") from None
+
+
+def parse(text: str, where: str) -> Job:
+    """The job that `text` describes; `where` names its source in errors.
+
+    Raises:
+        WrongInput: as `load`.
+    """
+    try:
+        return Job.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise WrongInput(f"{where} is not TOML: {error}") from None
+    except ValidationError as error:
+        faults = "\n".join(f"  {line}" for line in explain(error, Job))
+        raise WrongInput(f"{where} can't be right:\n{faults}", "docs/JOBTOML.md lists every key") from None

@@ -1,0 +1,154 @@
+"""The sbatch script of a job: one readable file that `--dry-run` prints and submission takes. Pure.
+
+The batch script becomes `muster-agent batch`, which starts srun and outlives it: its end is the end of the job. srun
+starts one agent on each node, spares too; the agents do all the rest.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from muster.launcher.errors import WrongInput
+from muster.slurm.client.batch_script import exports, quoted, srun_line
+from muster.v1.common_pb2 import JobSpec
+
+if TYPE_CHECKING:
+    from muster.launcher.spec.spec import Job
+
+# Not for users: they would contradict job.toml, or the way in which a gang lives in its job.
+_TAKEN = {
+    "--nodes": "nodes and spares in job.toml",
+    "-N": "nodes and spares in job.toml",
+    "--ntasks": "ranks_per_node in job.toml",
+    "-n": "ranks_per_node in job.toml",
+    "--ntasks-per-node": "ranks_per_node in job.toml",
+    "--job-name": "name in job.toml",
+    "-J": "name in job.toml",
+    "--requeue": "requeue in job.toml",
+    "--no-requeue": "requeue in job.toml",
+    "--no-kill": "always set",
+    "-k": "always set",
+    "--array": "several submissions, each a gang of its own",
+    "-a": "several submissions, each a gang of its own",
+    "--wrap": "command in job.toml",
+}
+# What a single node is asked for, and who pays: a node of the shared pool gets the same.
+_OF_A_NODE = {
+    "--account": "-A",
+    "--qos": "-q",
+    "--mem": "",
+    "--mem-per-cpu": "",
+    "--mem-per-gpu": "",
+    "--cpus-per-task": "-c",
+    "--gres": "",
+    "--gpus-per-node": "",
+    "--gpus-per-task": "",
+    "--tres-per-node": "",
+    "--tmp": "",
+    "--mincpus": "",
+    "--constraint": "-C",
+    "--exclude": "-x",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """All that a script is made from. `agent` is the command muster-agent as the nodes find it."""
+
+    job: Job
+    spec: JobSpec
+    gang: str
+    coordinator: str
+    """host:port; empty: the nodes' own /etc/muster/muster.toml says it."""
+    options: tuple[str, ...] = ()
+    """Further sbatch options, from the command line."""
+    agent: str = "muster-agent"
+
+
+def render(submission: Submission) -> str:
+    """The script, ending in a newline.
+
+    Raises:
+        WrongInput: an option contradicts job.toml.
+    """
+    job, spec = submission.job, submission.spec
+    refuse_taken((*job.slurm.options, *submission.options))
+    spares = f" and {spec.spares} spare{'s' * (spec.spares != 1)}" if spec.spares else ""
+    ranks = f"{spec.ranks_per_node} rank{'s' * (spec.ranks_per_node != 1)} each"
+    lines = [
+        "#!/bin/bash",
+        f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
+        *(f"#SBATCH {option}" for option in sbatch_options(submission)),
+        "",
+        "unset MUSTER_POOL MUSTER_RESTARTS",  # of a job that this one was submitted from
+        *exports(submission.gang, submission.coordinator, spec),
+        "",
+        f"exec {shlex.quote(submission.agent)} batch -- \\\n    {srun_line(submission.agent)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def node_options(job: Job, options: Sequence[str]) -> list[str]:
+    """Of all that Slurm is asked for, what a single node is: options of sbatch, one word each."""
+    found = []
+    words = [*(f"--{key}={value}" for key, value in _asked(job).items()), *job.slurm.options, *options]
+    for at, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        for name, short in _OF_A_NODE.items():
+            if key == name or (short and word == short):
+                found.append(f"{name}={value if equals else ''.join(words[at + 1 : at + 2])}")
+            elif short and not word.startswith("--") and word.startswith(short):
+                found.append(f"{name}={word.removeprefix(short)}")
+    return found
+
+
+def sbatch_options(submission: Submission) -> Iterator[str]:
+    """The options in the order in which they stand in the script: later ones win, the user's own come last."""
+    job, spec = submission.job, submission.spec
+    yield f"--job-name={spec.name}"
+    yield f"--nodes={spec.nodes + spec.spares}"
+    yield "--ntasks-per-node=1"
+    yield "--exclusive"
+    yield "--no-kill"
+    # Requeued by the coordinator alone: with --no-kill Slurm does not do it by itself.
+    yield "--requeue" if spec.requeue else "--no-requeue"
+    yield "--open-mode=append"
+    yield f"--output={quoted(spec.run_dir)}/slurm-%j.out"
+    yield from (f"--{key}={quoted(value)}" for key, value in _asked(job).items())
+    yield from map(quoted, job.slurm.options)
+    if submission.options:
+        yield " ".join(map(quoted, submission.options))
+
+
+def _asked(job: Job) -> dict[str, str]:
+    """What job.toml asks of Slurm, by sbatch's long names."""
+    slurm = job.slurm
+    wanted = {
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+        "constraint": slurm.constraint,
+        "time": slurm.time,
+        "mem": slurm.mem,
+        "cpus-per-task": slurm.cpus_per_task,
+        "gres": job.gres,
+        "exclude": slurm.exclude,
+        "switches": slurm.switches,
+        "dependency": slurm.dependency,
+        "comment": slurm.comment,
+    }
+    return {key: str(value) for key, value in wanted.items() if value is not None}
+
+
+def refuse_taken(options: Sequence[str]) -> None:
+    """Raises WrongInput for an sbatch option that is not the user's to give here."""
+    for option in options:
+        if "\n" in option:
+            raise WrongInput(f"the sbatch option {option!r} must be one line")
+        key = option.partition("=")[0] if option.startswith("--") else option[:2]
+        if key in _TAKEN:
+            raise WrongInput(f"the sbatch option {option} is not passed on", f"use instead: {_TAKEN[key]}")

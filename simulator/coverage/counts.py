@@ -1,0 +1,77 @@
+"""What a run, or many, went through: edges of the state tables, rungs of the ladder, faults, events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.state_tables import GANG_MOVES, NODE_MOVES
+
+RUNGS = (
+    "restart in place",
+    "swap",
+    "a node of the shared pool",
+    "no node of the shared pool",
+    "fewer replicas",
+    "resume from memory",
+    "flush, then requeue",
+    "requeue what nobody starts",
+    "requeue",
+    "fail: the software",
+    "fail: no nodes",
+    "fail: never gathered",
+    "fail: an agent's error",
+    "fail: the last checkpoint",
+    "stop",
+    "stop, then end",
+    "doubt a node",
+    "blame a node that was doubted",
+    "end a hang",
+    "withheld",
+    "observed",
+)
+"""The rungs of the recovery ladder that exist."""
+
+
+class Tally:
+    """Counts by kind and name."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def count(self, kind: str, name: str) -> None:
+        """One more."""
+        self.counts[kind, name] += 1
+
+    def event(self, event: e.Event) -> None:
+        """The core has taken an event."""
+        self.counts["event", type(event).__name__] += 1
+
+    def add(self, other: Tally) -> None:
+        """Take over what another run has counted."""
+        self.counts.update(other.counts)
+
+    def total(self, kind: str) -> int:
+        """All of one kind."""
+        return sum(number for (of, _), number in self.counts.items() if of == kind)
+
+    def wanted(self) -> Iterator[tuple[str, str, int]]:
+        """Every edge of both tables and every rung, with how often it was taken."""
+        for kind, moves in (("gang", GANG_MOVES), ("node", NODE_MOVES)):
+            for before, after in moves.items():
+                for to in sorted(after):
+                    name = f"{before} → {to}"
+                    yield kind, name, self.counts[kind, name]
+        for rung in RUNGS:
+            yield "rung", rung, self.counts["rung", rung]
+
+    def table(self, seeds: int) -> list[str]:
+        """For a person: what was taken how often, in columns."""
+        rows = [f"{kind:5} {name:28} {number:8}" for kind, name, number in self.wanted()]
+        for kind in ("fault", "event"):
+            rows += [
+                f"{kind:5} {name:28} {number:8}" for (of, name), number in sorted(self.counts.items()) if of == kind
+            ]
+        events, faults = self.total("event"), self.total("fault")
+        return [*rows, f"{seeds} seeds, {events / seeds:.0f} events and {faults / seeds:.1f} faults a seed"]

@@ -1,0 +1,41 @@
+"""Law 7: a node keeps memory for gangs that come back, or may do so, ten minutes at most, never beside another job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.node.kept_memory.retention import Kept
+from muster.simulator.world.violation import must
+
+if TYPE_CHECKING:
+    from muster.simulator.world.agent import Agent
+
+
+class KeptMemory:
+    """Which runs of which gangs' jobs were requeued."""
+
+    def __init__(self) -> None:
+        self._requeued: set[tuple[str, int]] = set()
+
+    def requeued(self, gang: Gang) -> None:
+        """The gang comes back."""
+        self._requeued.add((gang.id, gang.restart_count))
+
+    def left(self, agent: Agent) -> None:
+        """An agent leaves its shards with its node's daemon."""
+        gang = agent.post.gang
+        must(
+            (gang, agent.post.restarts) in self._requeued or agent.failure,
+            f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
+        )
+
+    def prolog_returned(self, node: str, job: int, kept: Kept[Any] | None) -> None:
+        """A job's first process is about to start on a node that keeps this."""
+        other = kept.gang if kept is not None and kept.owner.job != job else ""
+        must(not other, f"law 7: job {job} starts on {node} beside the memory of {other}")
+
+    def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
+        """A node keeps this at this time."""
+        late = kept.gang if kept is not None and kept.until <= now else ""
+        must(not late, f"law 7: {node} still keeps the memory of {late}")

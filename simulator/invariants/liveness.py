@@ -1,0 +1,58 @@
+"""Of law 4: nothing is owed for ever, nobody waits in vain. And no gang fails for a software that did not crash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.world.violation import must
+from muster.slurm.client.states import JobState
+
+if TYPE_CHECKING:
+    from muster.simulator.world.world import World
+    from muster.slurm.client.types import Job
+
+
+class Ends:
+    """The generations of each gang that crashed or hung by themselves."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._crashes: dict[str, set[int]] = {}
+
+    def crashed(self, gang: str, generation: int) -> None:
+        """A generation has a rank that crashed or hung, and nobody had killed it."""
+        self._crashes.setdefault(gang, set()).add(generation)
+
+    def software_failed(self, gang: Gang) -> None:
+        """A gang fails for its software."""
+        crashes = self._crashes.get(gang.id, set())
+        must(
+            len(crashes) >= gang.spec.max_failures,
+            f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
+        )
+
+    def batch_leaves(self, gang: Gang, job: Job) -> None:
+        """A batch script ends, and its job with it."""
+        must(gang.final, f"law 4: {gang.id} is {gang.phase}, and its job ends")
+        must(
+            gang.exit_code != EXIT_NO_REQUEUE or not job.requeue,
+            f"law 4: {gang.id} has failed for good, and its job ends with its requeue flag on",
+        )
+
+    def end_of_run(self, ledger: Ledger) -> None:
+        """Nothing is owed, and every job that waits may start."""
+        must(not ledger.owed, f"law 4: Slurm is owed {ledger.owed}")
+        for gang in ledger.gangs.values():
+            self._may_start(gang, ledger)
+
+    def _may_start(self, gang: Gang, ledger: Ledger) -> None:
+        """A job that waits is kept from no node that was put back into service meanwhile."""
+        job = self._world.cluster.jobs().get(gang.job)
+        if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
+            return
+        nodes = [ledger.node(name) for name in job.excluded]
+        back = [node.name for node in nodes if node.verdict is Verdict.FIT and node.judged_at > gang.phase_at]
+        must(not back, f"law 4: {gang.id} waits, and its job may not start on {back}, which are in service")

@@ -1,0 +1,116 @@
+"""Law 3: no fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG within 3 s."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state.state_tables import SILENT, WATCHED, Phase, Verdict
+from muster.simulator.invariants.progress import Progress
+from muster.simulator.invariants.reachability import Reach
+from muster.simulator.invariants.transitions import Moves
+from muster.simulator.world.machine import Machine
+from muster.simulator.world.network import COORDINATOR
+from muster.simulator.world.violation import must
+
+if TYPE_CHECKING:
+    from muster.simulator.world.world import World
+
+PROGRESS_S = 0.35
+"""The shortest round of probes."""
+HUNG_S = 3.0
+"""Four seconds of probes find a node hung; a moment of life in between may have escaped them."""
+STUCK_S = 15.0
+"""A node is rightly called UNFIT for so long after ranks on it could not be killed."""
+
+
+def watching(ledger: Ledger, node: str) -> Gang | None:
+    """A gang that asks after `node` when that falls silent."""
+    return next((g for g in ledger.gangs.values() if node in g.members and g.phase in WATCHED), None)
+
+
+class Verdicts:
+    """How often ranks have crashed on each node by themselves."""
+
+    def __init__(self, world: World, reach: Reach, progress: Progress, moves: Moves) -> None:
+        self._world = world
+        self._reach = reach
+        self._progress = progress
+        self._moves = moves
+        self._crashed_on: dict[str, int] = {}
+
+    def crashed(self, node: str) -> None:
+        """A rank has exited with an error that is its own, or its node's."""
+        self._crashed_on[node] = self._crashed_on.get(node, 0) + 1
+
+    def judged(self, core: Core, fact: f.NodeJudged, at: float) -> None:
+        """A node is called something."""
+        machine = self._world.machines[fact.node]  # nobody judges a name that no node has
+        if fact.verdict is Verdict.UNFIT:
+            self._unfit(core, machine, at)
+        if fact.verdict in SILENT and (gang := watching(core.ledger, fact.node)) is not None:
+            self._witnessed(gang, fact)
+            self._no_progress(gang, fact)
+            self._not_hasty(gang, fact, at)
+
+    def out(self, fact: f.MemberOut) -> None:
+        """A gang goes on without a node."""
+        agent = self._world.agents.get((fact.gang, fact.node))
+        if fact.alive or agent is None:
+            return
+        ended = "has ended" in fact.reason
+        must(
+            "has not answered anybody" not in fact.reason or self._reach.blind(COORDINATOR, fact.gang, fact.node),
+            f"law 3: {fact.node} is out, for it answers nobody, and the coordinator could reach it",
+        )
+        must(
+            not ended or not agent.alive or self._reach.blind(COORDINATOR, fact.gang, fact.node),
+            f"law 3: the agent on {fact.node} is said to have ended, and lives",
+        )
+
+    def _unfit(self, core: Core, machine: Machine, at: float) -> None:
+        stuck = at - STUCK_S < machine.stuck_until
+        crashes = self._crashed_on.get(machine.name, 0) > 1
+        may_be = machine.faulty or stuck or crashes or self._unexplained(core, machine.name)
+        must(may_be, f"law 3: {machine.name} is called UNFIT, and is not")
+
+    def _unexplained(self, core: Core, node: str) -> bool:
+        """It echoes a peer's loss that nobody looks for: the peer is out, or not missed, or its gang is not watched."""
+        if node not in self._world.echoes:
+            return False
+        id, dead = self._world.echoes[node]
+        gang = core.ledger.gangs[id]
+        missed = dead in gang.members and not gang.members[dead].out and dead in core.sight.gang(id).suspected
+        return gang.phase not in WATCHED or not missed
+
+    def _witnessed(self, gang: Gang, fact: f.NodeJudged) -> None:
+        world, node = self._world, fact.node
+        must(
+            self._reach.blind(COORDINATOR, gang.id, node),
+            f"law 3: {node} is called {fact.verdict}, and the coordinator could reach it",
+        )
+        # Who is out, or never joined, is nobody's witness: nodes go out because they are no longer trusted.
+        members = {m.node for m in gang.present()} - {node}
+        others = [n for (id, n), a in world.agents.items() if id == gang.id and n in members and a.awake()]
+        blind = [n for n in others if self._reach.blind(n, gang.id, node)]
+        must(
+            len(blind) >= min(2, len(others)),
+            f"law 3: {node} is called {fact.verdict}; of {others} only {blind} may have found it silent",
+        )
+
+    def _no_progress(self, gang: Gang, fact: f.NodeJudged) -> None:
+        """Whoever was told of a new step within the shortest round of probes must not call anybody lost who lives."""
+        agent = self._world.agents.get((gang.id, fact.node))
+        if self._moves.phase(gang.id) is Phase.RECOVERING or agent is None or not agent.alive:
+            return  # closed connections prove an end at once, right after a step too
+        ago = self._world.schedule.now - self._progress.told_at(gang.id)
+        must(ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang")
+
+    def _not_hasty(self, gang: Gang, fact: f.NodeJudged, at: float) -> None:
+        mute = at - (self._reach.blind_since(COORDINATOR, gang.id, fact.node) or 0.0)
+        must(
+            fact.verdict is not Verdict.HUNG or mute > HUNG_S,
+            f"law 3: {fact.node} is called HUNG after {mute:.2f} s, and its kernel answers",
+        )

@@ -1,0 +1,1 @@
+"""Planted bugs, each of which the simulator must find: the simulator's own test."""

@@ -1,0 +1,262 @@
+"""A script's front of the simulated world: one gang in calm weather, and verbs that strike it when the script says so.
+
+Nothing is left to chance, so one script gives one transcript.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger, apply
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.simulator.invariants.laws import Laws
+from muster.simulator.world.agent import Agent
+from muster.simulator.world.machine import Machine
+from muster.simulator.world.slurm_jobs import Wanted
+from muster.simulator.world.timing import Pace
+from muster.simulator.world.world import NO_LIMITS, Site, World
+
+_Fact = TypeVar("_Fact", bound=f.Fact)
+_PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, launch=0.02, steady=True)
+
+
+class Rehearsal:
+    """Gang g of `nodes` + `spares` nodes n0, n1, ... on two leaves, one rank a node; n0 is the batch host.
+
+    Args:
+        absent: nodes whose agent never starts.
+        flush_s: seconds that writing a checkpoint takes.
+        limit_s: the job's time limit, seconds; None: none.
+        idle: further nodes that carry no job: the site's shared pool.
+        limits: what the coordinator may do.
+        step_s: seconds that a step takes.
+        launch_s: seconds from the job's start to its processes.
+        spec: more of the GangSpec.
+    """
+
+    def __init__(
+        self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
+        limit_s: int | None = None, idle: int = 0, limits: Limits = NO_LIMITS,
+        step_s: float = _PACE.step, launch_s: float = _PACE.launch / 2, **spec: object,
+    ) -> None:  # fmt: skip
+        folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
+        leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle)]
+        pace = replace(_PACE, flush=2 * flush_s, step=step_s, launch=2 * launch_s)
+        self.world = World(Site(leaves, pace=pace, limits=limits), 0, folder, Laws)
+        weakref.finalize(self, _clean, self.world, folder)
+        self.world.jobs.never_start.update(absent)
+        self.world.restart_s = 0.0
+        self.world.submit(Wanted("g", e.GangSpec(nodes, spares, **spec), limit_s))  # type: ignore[arg-type]
+
+    # -- what stands --
+
+    @property
+    def now(self) -> float:
+        """Virtual time, seconds."""
+        return self.world.schedule.now
+
+    @property
+    def core(self) -> Core:
+        """The core of the coordinator that lives."""
+        return self.world.coordinator.core
+
+    @property
+    def gang(self) -> Gang:
+        """The gang in the ledger."""
+        return self.core.ledger.gangs["g"]
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """The nodes."""
+        return self.world.machines
+
+    @property
+    def journal(self) -> list[tuple[float, f.Fact]]:
+        """All that was journaled, oldest first."""
+        return self.world.laws.journal
+
+    @property
+    def slurm(self) -> list[f.SlurmOwed]:
+        """All calls that were owed to Slurm, oldest first."""
+        return [fact for _, fact in self.journal if isinstance(fact, f.SlurmOwed)]
+
+    def facts(self, kind: type[_Fact]) -> list[_Fact]:
+        """All journaled facts of a kind, oldest first."""
+        return [fact for _, fact in self.journal if isinstance(fact, kind)]
+
+    def agent(self, node: str) -> Agent:
+        """The newest agent on a node."""
+        return self.world.agents["g", node]
+
+    def runs(self, generation: int) -> bool:
+        """Every rank of `generation` has been started and lives."""
+        ranks = [rank for seat in self.gang.seats for rank in self.agent(seat.node).ranks.values()]
+        return len(ranks) >= self.gang.spec.nodes and all(r.alive and r.generation == generation for r in ranks)
+
+    def folded(self) -> Ledger:
+        """The ledger that the journal alone gives."""
+        ledger = Ledger()
+        for at, fact in self.journal:
+            apply(ledger, fact, at)
+        return ledger
+
+    def transcript(self) -> list[str]:
+        """All that happened, one line each."""
+        return self.world.transcript()
+
+    # -- time --
+
+    def run_until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Let time pass until `condition` holds.
+
+        Raises:
+            TimeoutError: it does not hold within `limit_s` seconds of virtual time; the transcript is in the message.
+        """
+        schedule = self.world.schedule
+        end = schedule.now + limit_s
+        while not condition():
+            at = schedule.next_at()
+            if at is None or at >= end:
+                raise TimeoutError("\n".join(self.transcript()))
+            schedule.step()
+
+    def run_for(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end = self.now + seconds
+        self.world.run_until(end)
+
+    def post(self, event: e.Event) -> None:
+        """Give the core an event now, whoever may have sent it."""
+        self.world.coordinator.post(event)
+
+    # -- faults --
+
+    def restart_coordinator(self) -> None:
+        """The coordinator dies and comes back with its journal alone; agents attach anew."""
+        before = self.world.coordinator
+        self.world.coordinator_dies("as the script says")
+        self.run_until(lambda: self.world.coordinator is not before)
+
+    def crash(self, node: str) -> None:
+        """The node dies and its kernel closes every connection on the way."""
+        self.world.power_off(node, closes=True)
+
+    def power_off(self, node: str) -> None:
+        """The node dies without a word."""
+        self.world.power_off(node, closes=False)
+
+    def pause(self, node: str) -> None:
+        """Its kernel answers, its processes don't."""
+        self.world.freeze(node, True)
+
+    def go_on(self, node: str) -> None:
+        """A paused node goes on."""
+        self.world.freeze(node, False)
+
+    def repair(self, node: str) -> None:
+        """A dead or faulty node is mended, and an operator puts it back into service."""
+        self.machines[node].faulty = False
+        if not self.machines[node].kernel:
+            self.world.boot(node)
+        self.world.cluster.resume(node)
+
+    def cut(self, *pairs: tuple[str, str]) -> None:
+        """Nothing goes from the first of each pair to the second; "coordinator" is a host, too."""
+        for src, dst in pairs:
+            self.world.network.cut(src, dst)
+        self.world.changed()
+
+    def mend(self, *pairs: tuple[str, str]) -> None:
+        """The opposite of `cut`."""
+        for src, dst in pairs:
+            self.world.network.mend(src, dst)
+        self.world.changed()
+
+    def hide(self, node: str, seconds: float) -> None:
+        """Nothing goes between the node and the coordinator for so long; Slurm's own daemon there has another way."""
+        pairs = ((node, "coordinator"), ("coordinator", node))
+        self.world.slurm_sees.add(node)
+        self.cut(*pairs)
+        self.run_for(seconds)
+        self.mend(*pairs)
+        self.world.slurm_sees.discard(node)
+
+    def kill_rank(self, node: str, exit_code: int = 1, told_s: float = 0.0) -> None:
+        """The ranks of a node exit by themselves; their agent hears of it so much later."""
+        agent = self.agent(node)
+        for rank in agent.ranks.values():
+            if told_s:
+                agent.rank_dies(rank, exit_code, "", told_s)
+            else:
+                agent.rank_ends(rank, exit_code, "")
+
+    def hang_rank(self, node: str, how: str = "") -> None:
+        """A rank of a node goes on no more; with "behind", one step before all others."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        rank = next(rank for rank in training.ranks.values() if rank.agent.node == node)
+        training.hang(rank, how == "behind")
+
+    def declare(self, node: str, phase: str) -> None:
+        """A rank of a node says that it is in a phase; empty: that it is in none."""
+        agent = self.agent(node)
+        next(iter(agent.ranks.values())).declared = phase
+        agent.changed()
+
+    def rest(self, seconds: str) -> None:
+        """All ranks are in a declared phase for so long."""
+        training = self.world.newest_training("g")
+        assert training is not None
+        training.rest(float(seconds))
+
+    def kill_agent(self, node: str) -> None:
+        """The agent's process ends, and its ranks with it."""
+        self.world.end_agent(self.agent(node))
+
+    def launch_again(self, *nodes: str) -> None:
+        """srun has given up, which ends its agents; another one starts them on these nodes alone."""
+        before = [self.agent(node) for node in nodes]
+        for agent in before:
+            self.world.end_agent(agent)
+        for agent in before:
+            post = replace(agent.post, incarnation=f"{agent.post.incarnation}-again")
+            self.world.add_agent(Agent(self.world, agent.machine, post))
+
+    def signal(self, node: str, judgement: str = "unfit", reason: str = "Xid 79") -> None:
+        """The node's daemon sees a hardware signal."""
+        self.machines[node].faulty = True
+        self.world.daemons[node].signal(e.NodeSignalled(node, judgement, reason, reason))
+
+    def sigterm(self, *nodes: str) -> None:
+        """Slurm gives notice to the agents on these nodes; all of them where none is named."""
+        for node in nodes or self.machines:
+            self.agent(node).terminate(f"{node} was sent SIGTERM")
+
+    def requeue(self) -> None:
+        """An operator has Slurm requeue the job."""
+        self.world.cluster.requeue(self.gang.job, (), None)
+
+    def other_job(self, *nodes: str) -> None:
+        """Another job has started on these nodes: its prolog has returned."""
+        for node in nodes:
+            self.world.note(f"another job starts on {node}")
+            self.world.depots.job_starts(node, 1 + self.gang.job)
+
+    def finish(self) -> None:
+        """Every rank exits with 0."""
+        for seat in self.gang.seats:
+            self.kill_rank(seat.node, 0)
+
+
+def _clean(world: World, folder: Path) -> None:
+    world.close()
+    shutil.rmtree(folder, ignore_errors=True)

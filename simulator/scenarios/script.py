@@ -1,0 +1,138 @@
+"""Rehearsals as text: commands, each followed by all that it led to.
+
+    # A line of comment.
+    > gang nodes=4 spares=2
+    > until step 3
+        0.000  Slurm starts job 1 (restart 0) on n0 n1 n2 n3 n4 n5
+    > power_off n1
+    > until generation 2
+
+`play` takes such a text and gives it back with what happens now. docs/ladder has one for each scenario.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state.fact_text import call_words
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.world.world import NO_LIMITS
+
+PROMPT = "> "
+LIMIT_S = 600.0
+"""No scenario has to wait longer, not even for a job that Slurm has requeued."""
+_VERBS = (
+    "crash", "power_off", "pause", "go_on", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
+    "restart_coordinator", "repair", "other_job", "hang_rank", "rest",
+)  # fmt: skip
+"""Methods of Rehearsal that take words alone."""
+
+
+class BadScript(ValueError):
+    """A command that can't be right: which, and what would be."""
+
+
+def play(text: str) -> str:
+    """The script `text` with what each of its commands leads to now, in place of what stands there.
+
+    Raises:
+        BadScript: a command is unknown, or has the wrong words.
+        TimeoutError: what a command waits for does not happen.
+    """
+    return "\n".join(Player().lines(text.splitlines())) + "\n"
+
+
+class Player:
+    """One world, and how much of its transcript has been told."""
+
+    def __init__(self) -> None:
+        self._world: Rehearsal | None = None
+        self._told = 0
+
+    def lines(self, script: list[str]) -> Iterator[str]:
+        """Comments, commands, and what follows from each."""
+        for line in script:
+            if line.startswith(PROMPT):
+                yield line
+                yield from self._do(line.removeprefix(PROMPT))
+            elif line.startswith("#") or not line.strip():
+                yield line
+
+    def _do(self, command: str) -> Iterator[str]:
+        name, *words = shlex.split(command)
+        try:
+            if name == "gang":
+                given: dict[str, Any] = {key: _value(value) for key, value in (word.split("=", 1) for word in words)}
+                limits = {name: given.pop(name) for name in [*given] if name in Limits.__slots__}
+                self._world = Rehearsal(**given, limits=replace(NO_LIMITS, **limits))
+            elif name == "show":
+                yield from self._show()
+            else:
+                self._strike(name, words)
+        except (TypeError, KeyError, ValueError) as error:
+            raise BadScript(f"{command!r}: {error}; see {__name__} for the commands") from None
+        new = self.world.transcript()[self._told :]
+        self._told += len(new)
+        yield from new
+
+    def _strike(self, name: str, words: list[str]) -> None:
+        world = self.world
+        if name in _VERBS:
+            getattr(world, name)(*words)
+        elif name == "until":
+            world.run_until(self._condition(*words), LIMIT_S)
+        elif name == "wait":
+            world.run_for(float(words[0]))
+        elif name == "cancel":
+            world.post(e.CancelAsked("g", "uid 1000"))
+        elif name == "scancel":
+            world.world.cluster.cancel(world.gang.job)
+        elif name == "full_disk":
+            world.world.flushes.broken_until = world.now + float(words[0])
+        else:
+            raise ValueError("there is no such command")
+
+    def _condition(self, what: str, number: str = "") -> Callable[[], bool]:
+        world = self.world
+        if what == "step":
+            return lambda: world.core.sight.gang("g").step >= int(number)
+        if what == "generation":
+            return lambda: world.gang.stepped == int(number)
+        return lambda: world.gang.phase is Phase[what]
+
+    def _show(self) -> Iterator[str]:
+        """How things stand, on a few lines."""
+        world, gang = self.world, self.world.gang
+        yield f"phase       {gang.phase}" + (f", exit code {gang.exit_code}: {gang.reason}" if gang.final else "")
+        yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
+        yield f"spares      {' '.join(seat.node for seat in gang.spares if not gang.members[seat.node].out) or 'none'}"
+        blamed = sorted(
+            (n for n in world.core.ledger.nodes.values() if n.verdict is not Verdict.FIT), key=lambda n: n.name
+        )
+        yield f"blamed      {', '.join(f'{n.name} {n.verdict}' for n in blamed) or 'nobody'}"
+        yield f"asked Slurm {', '.join(map(call_words, world.slurm)) or 'nothing'}"
+
+    @property
+    def world(self) -> Rehearsal:
+        """The world; the first command makes it.
+
+        Raises:
+            ValueError: it has not been made.
+        """
+        if self._world is None:
+            raise ValueError('the first command makes the gang: "gang nodes=4 spares=2"')
+        return self._world
+
+
+def _value(text: str) -> object:
+    if "," in text:
+        return text.split(",")
+    if text in ("true", "false"):
+        return text == "true"
+    return float(text) if "." in text else int(text) if text.isdigit() else text

@@ -1,0 +1,1 @@
+"""The parts of a simulated world: nodes, network, Slurm, agents, training, coordinator."""

@@ -1,0 +1,85 @@
+"""What the parts of a world tell whoever watches them: the invariants.
+
+The world knows this Protocol alone, so that `simulator/world` imports no invariant. `simulator/invariants/laws.py`
+implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state.events import Status, Version
+from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.node.kept_memory.retention import Kept
+
+if TYPE_CHECKING:
+    from muster.simulator.world.agent import Agent, Rank
+    from muster.slurm.client.types import Job
+    from muster.v1 import agent_pb2 as pb
+
+
+class Observer(Protocol):
+    """Every method may raise where what it is told must not happen. `journal`: every journaled fact, and when."""
+
+    journal: list[tuple[float, f.Fact]]
+
+    def written(self, core: Core, facts: Sequence[f.Fact], at: float) -> None:
+        """The journal holds these facts from now on."""
+
+    def ordered(self, gang: Gang, order: pb.Order) -> None:
+        """An order goes out."""
+
+    def called(self, call: f.SlurmOwed) -> None:
+        """Slurm is called."""
+
+    def snapshot_taken(self, ledger: Ledger, journal: Journal) -> None:
+        """The journal holds a new snapshot."""
+
+    def reported(self, gang: str, status: Status) -> None:
+        """The coordinator hears an agent's status."""
+
+    def crashed(self, ledger: Ledger, written: bool) -> None:
+        """The coordinator dies with this ledger; `written`: the journal holds all of it."""
+
+    def restarted(self, ledger: Ledger, journal: Journal) -> None:
+        """A coordinator has taken up the journal."""
+
+    def changed(self) -> None:
+        """Wires, kernels or processes have changed."""
+
+    def goes_on(self, node: str) -> None:
+        """What was stopped on `node` runs again."""
+
+    def started(self, gang: str, rank: Rank) -> None:
+        """A rank's process was started."""
+
+    def joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
+        """All ranks of a generation, which are on these nodes, have met."""
+
+    def committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
+        """The leader calls a version committed."""
+
+    def crashed_by_itself(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
+        """A rank has exited with an error, and nobody had killed it. `of_reset`: its peer had died."""
+
+    def hung_by_itself(self, gang: str, generation: int) -> None:
+        """A rank hangs: it may be no node's fault, for it may be slow only."""
+
+    def left(self, agent: Agent) -> None:
+        """An agent leaves its shards with its node's daemon."""
+
+    def prolog_returned(self, node: str, job: int, kept: Kept[Any] | None) -> None:
+        """A job's first process is about to start on a node that keeps this."""
+
+    def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
+        """A node keeps this at this time."""
+
+    def batch_leaves(self, gang: Gang, job: Job) -> None:
+        """A batch script ends, and its job with it."""
+
+    def end_of_run(self) -> None:
+        """All has settled."""

@@ -1,0 +1,66 @@
+"""Calls libslurm's `slurm_complete_job` in this process, which does nothing else.
+
+    python -m muster.slurm.client.backends.complete_worker JOB EXIT_CODE
+
+exits with 0, or with 1 and Slurm's words on stderr. It imports next to nothing: it is started while a job waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import sys
+from typing import Final
+
+_LIBRARIES: Final = (
+    "libslurmfull.so",
+    "/usr/lib/*/slurm-wlm/libslurmfull.so",
+    "/usr/lib*/slurm/libslurmfull.so",
+    "/usr/local/lib*/slurm/libslurmfull.so",
+    "/opt/slurm/lib*/slurm/libslurmfull.so",
+)
+_STEP_ID_SINCE: Final = 0x190B00
+"""Slurm 25.11: from here on slurm_complete_job takes a pointer to a step id, before it a plain job id."""
+_NO_VAL: Final = 0xFFFFFFFE
+
+
+class _StepId(ctypes.Structure):
+    """slurm_step_id_t of 25.11 and 26.05 (slurm.h)."""
+
+    _fields_ = (
+        ("sluid", ctypes.c_uint64),
+        ("job_id", ctypes.c_uint32),
+        ("step_het_comp", ctypes.c_uint32),
+        ("step_id", ctypes.c_uint32),
+    )
+
+
+def _load() -> ctypes.CDLL:
+    """libslurmfull, its symbols visible to the plugins that it loads in its turn."""
+    tried = [os.environ.get("MUSTER_LIBSLURM", ""), *_LIBRARIES]
+    for path in (path for pattern in tried if pattern for path in glob.glob(pattern) or [pattern]):
+        try:
+            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL, use_errno=True)
+        except OSError:
+            continue
+    sys.exit(f"could not load libslurmfull: not in {', '.join(_LIBRARIES)}; set MUSTER_LIBSLURM to its path")
+
+
+def _complete(job: int, exit_code: int) -> str:
+    """Calls the library. Returns "" or Slurm's words."""
+    slurm = _load()
+    slurm.slurm_init(None)
+    slurm.slurm_api_version.restype = ctypes.c_long
+    slurm.slurm_strerror.restype = ctypes.c_char_p
+    status = ctypes.c_uint32(exit_code << 8)
+    if slurm.slurm_api_version() >= _STEP_ID_SINCE:
+        step = _StepId(sluid=0, job_id=job, step_het_comp=_NO_VAL, step_id=_NO_VAL)
+        failed = slurm.slurm_complete_job(ctypes.byref(step), status)
+    else:
+        failed = slurm.slurm_complete_job(ctypes.c_uint32(job), status)
+    return slurm.slurm_strerror(ctypes.get_errno()).decode() if failed else ""
+
+
+if __name__ == "__main__":
+    sys.exit(_complete(int(sys.argv[1]), int(sys.argv[2])) or 0)

@@ -1,0 +1,207 @@
+"""A process that talks to slurmctld through pyslurm, for one request after the other.
+
+    python -m muster.slurm.client.backends.pyslurm_worker
+
+pyslurm holds the interpreter's lock for the whole of each RPC and its import aborts the process where there
+is no slurm.conf, so it lives here and nowhere else. Whoever started this process kills it when an answer is
+late.
+
+Requests and answers are JSON, one a line: `["op", {arguments}, seconds]` in on stdin, where the kernel ends this
+process when an answer takes longer than that, whoever is left to notice (0: never); out on what was stdout, any
+number of lines that are lists of records, then one last line that is an object: `{}` when it was done,
+`{"words": ...}` when Slurm refused. The first line out is such an object too: it says that pyslurm is
+there. Whatever libslurm prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+CONFIGURATIONS: Final = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+RECORDS_A_LINE: Final = 50
+
+Record = dict[str, Any]
+Operation = Callable[..., Iterable[Record]]
+
+
+class Worker:
+    """The operations, by the names that requests use. Each yields records, shaped like `--json`'s."""
+
+    def __init__(self, pyslurm: Any) -> None:
+        self._pyslurm = pyslurm
+        self.refused: type[Exception] = pyslurm.RPCError
+
+    def jobs(self, ids: list[int] | None) -> Iterator[Record]:
+        """Jobs by id, or all; those that Slurm does not have are left out."""
+        if ids is None or len(ids) > 1:
+            wanted = None if ids is None else set(ids)
+            loaded = self._pyslurm.Jobs.load().values()
+            yield from (_job(job) for job in loaded if wanted is None or job.id in wanted)
+            return
+        for id in ids:
+            try:
+                yield _job(self._pyslurm.Job.load(id))
+            except self.refused as error:
+                if "Invalid job id" not in str(error):
+                    raise
+
+    def nodes(self, names: list[str] | None) -> Iterator[Record]:
+        """Nodes by name, or all; those that Slurm does not have are left out."""
+        if names is None or len(names) > 1:
+            wanted = None if names is None else set(names)
+            loaded = self._pyslurm.Nodes.load().values()
+            yield from (_node(node) for node in loaded if wanted is None or node.name in wanted)
+            return
+        for name in names:
+            try:
+                yield _node(self._pyslurm.Node.load(name))
+            except self.refused as error:
+                if "Invalid node name" not in str(error) and "does not exist" not in str(error):
+                    raise
+
+    def update_job(self, job: int, changes: dict[str, str]) -> Iterable[Record]:
+        """`changes` by scontrol's keys."""
+        described = self._pyslurm.JobSubmitDescription()
+        for key, value in changes.items():
+            attribute, read = _JOB_CHANGES[key]
+            setattr(described, attribute, read(value))
+        self._pyslurm.Job(job).modify(described)
+        return ()
+
+    def update_node(self, node: str, state: str, reason: str) -> Iterable[Record]:
+        change = self._pyslurm.Node(state=state, reason=reason) if reason else self._pyslurm.Node(state=state)
+        self._pyslurm.Node(node).modify(change)
+        return ()
+
+    def requeue(self, job: int) -> Iterable[Record]:
+        self._pyslurm.Job(job).requeue()
+        return ()
+
+    def release(self, job: int) -> Iterable[Record]:
+        self._pyslurm.Job(job).release()
+        return ()
+
+
+def _now(value: str) -> str:
+    """pyslurm hands words on to slurm_parse_time, which knows "now"."""
+    return value
+
+
+_JOB_CHANGES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "NodeList": ("required_nodes", str),
+    "ExcNodeList": ("excluded_nodes", str),
+    "StartTime": ("begin_time", _now),
+    "Requeue": ("is_requeueable", lambda value: value == "1"),
+    "Comment": ("comment", str),
+}
+
+
+def _node(node: Any) -> Record:
+    return {
+        "name": node.name,
+        "state": [node.state],
+        "address": node.address or "",
+        "hostname": node.hostname or "",
+        "reason": node.reason or "",
+        "reason_set_by_user": node.reason_user or "",
+        "reason_changed_at": node.reason_time or 0,
+        "boot_time": node.boot_time or 0,
+        "slurmd_start_time": node.slurmd_start_time or 0,
+        "last_busy": node.last_busy_time or 0,
+        "active_features": list(node.active_features or ()),
+        "partitions": list(node.partitions or ()),
+        "gres": _gres(node),
+        "cpus": node.total_cpus or 0,
+        "real_memory": node.real_memory or 0,
+        "version": node.slurm_version or "",
+    }
+
+
+def _gres(node: Any) -> str:
+    """`gpu:8` and the like, from whichever form this pyslurm gives."""
+    configured = getattr(node, "configured_gres", None) or {}
+    return ",".join(f"{name}:{count}" for name, count in configured.items()) if configured else ""
+
+
+def _job(job: Any) -> Record:
+    return {
+        "job_id": job.id,
+        "job_state": [job.state],
+        "name": job.name or "",
+        "user_id": job.user_id,
+        "user_name": job.user_name or "",
+        "account": job.account or "",
+        "partition": job.partition or "",
+        "state_reason": job.state_reason or "",
+        "nodes": job.allocated_nodes or "",
+        "batch_host": job.batch_host or "",
+        "excluded_nodes": job.excluded_nodes or "",
+        "restart_cnt": job.requeue_count or 0,
+        "exit_code": {"return_code": job.exit_code or 0, "signal": {"id": job.exit_code_signal or 0}},
+        "submit_time": job.submit_time or 0,
+        "start_time": job.start_time or 0,
+        "end_time": job.end_time or 0,
+        "time_limit": job.time_limit,
+        "comment": job.comment or "",
+        "requeue": job.is_requeueable,
+        "hold": job.priority == 0,
+        "current_working_directory": job.working_directory or "",
+    }
+
+
+def _configured() -> bool:
+    """SLURM_CONF rules alone where it is set, as in libslurm."""
+    named = os.environ.get("SLURM_CONF")
+    return any(Path(place).is_file() for place in ((named,) if named else CONFIGURATIONS))
+
+
+def _say(out: TextIO, what: object) -> None:
+    out.write(json.dumps(what) + "\n")
+
+
+def _answer(worker: Worker, line: str, out: TextIO) -> None:
+    """Carries out one request and writes its answer."""
+    name, arguments, seconds = json.loads(line)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    operation: Operation = getattr(worker, name)
+    batch: list[Record] = []
+    try:
+        for record in operation(**arguments):
+            batch.append(record)
+            if len(batch) == RECORDS_A_LINE:
+                _say(out, batch)
+                batch = []
+    except worker.refused as error:
+        _say(out, {"words": str(error)})
+    else:
+        _say(out, batch)
+        _say(out, {})
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    out.flush()
+
+
+def main() -> None:
+    """Serves until stdin ends."""
+    if not _configured():
+        sys.exit("Could not find slurm.conf: this machine is not part of a Slurm cluster")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever was inherited
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # C code prints where it likes; the answers' channel is out of its reach
+    import pyslurm
+
+    worker = Worker(pyslurm)
+    _say(out, {})
+    out.flush()
+    for line in sys.stdin:
+        _answer(worker, line, out)
+
+
+if __name__ == "__main__":
+    main()

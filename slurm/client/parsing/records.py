@@ -1,0 +1,113 @@
+"""Reads nodes, jobs and topology as Slurm's commands print them.
+
+`--json` is Slurm's data parser output, v0.0.42 (24.11) to v0.0.45 (26.05). Fields that a version lacks keep
+their defaults; numbers come as `{"set": bool, "infinite": bool, "number": n}` or, in places, bare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from muster.slurm.client.parsing.hostlist import expand
+from muster.slurm.client.states import JobState, job_states, node_states
+from muster.slurm.client.types import Job, Node, Topology
+
+Record = Mapping[str, Any]
+
+
+def node(record: Record) -> Node:
+    """One element of `scontrol show node --json`'s "nodes"."""
+    states, strange = node_states(record["state"])
+    return Node(
+        name=record["name"],
+        states=states,
+        unrecognised=strange,
+        address=record.get("address", ""),
+        hostname=record.get("hostname", ""),
+        reason=record.get("reason", ""),
+        reason_by=record.get("reason_set_by_user", "") if record.get("reason") else "",
+        reason_at=_time(record.get("reason_changed_at")),
+        boot_time=_time(record.get("boot_time")),
+        slurmd_start_time=_time(record.get("slurmd_start_time")),
+        last_busy=_time(record.get("last_busy")),
+        features=tuple(record.get("active_features", ())),
+        partitions=tuple(record.get("partitions", ())),
+        gres=record.get("gres", ""),
+        cpus=_number(record.get("cpus")) or 0,
+        memory_mib=_number(record.get("real_memory")) or 0,
+        version=record.get("version", ""),
+    )
+
+
+def job(record: Record) -> Job:
+    """One element of `squeue --json`'s "jobs"."""
+    state, flags, strange = job_states(record["job_state"])
+    code, signal = _exit(state, record.get("exit_code", {}))
+    limit = _number(record.get("time_limit"))
+    return Job(
+        id=record["job_id"],
+        state=state,
+        flags=flags,
+        unrecognised=strange,
+        name=record.get("name", ""),
+        user_id=record.get("user_id", -1),
+        user_name=record.get("user_name", ""),
+        account=record.get("account", ""),
+        partition=record.get("partition", ""),
+        reason=_reason(record.get("state_reason", "")),
+        nodes=expand(record.get("nodes", "")),
+        batch_host=record.get("batch_host", ""),
+        excluded=expand(record.get("excluded_nodes", "")),
+        restart_count=_number(record.get("restart_cnt")) or 0,
+        exit_code=code,
+        exit_signal=signal,
+        submit_time=_time(record.get("submit_time")),
+        start_time=_time(record.get("start_time")),
+        end_time=_time(record.get("end_time")),
+        time_limit_s=None if limit is None else limit * 60,
+        comment=record.get("comment", ""),
+        requeue=bool(record.get("requeue", False)),
+        held=bool(record.get("hold", False)),
+        dependency=record.get("dependency", ""),
+        work_dir=record.get("current_working_directory", ""),
+    )
+
+
+def topology(lines: Iterable[str]) -> Topology:
+    """`scontrol show topology`: one line for each switch or block, `Key=value` words."""
+    leaves: dict[str, str] = {}
+    parents: dict[str, str] = {}
+    for line in lines:
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        name = words.get("SwitchName") or words.get("BlockName")
+        if not name:
+            continue
+        if "BlockName" in words or words.get("Level") == "0":
+            leaves |= dict.fromkeys(expand(words.get("Nodes", "")), name)
+        parents |= dict.fromkeys(expand(words.get("Switches", "")), name)
+    return Topology(leaves, parents)
+
+
+def _number(value: Any) -> int | None:
+    """Slurm's number, bare or with `set` and `infinite`; None where it is unset or infinite."""
+    if isinstance(value, Mapping):
+        value = value["number"] if value.get("set") and not value.get("infinite") else None
+    return None if value is None else int(value)
+
+
+def _time(value: Any) -> float | None:
+    """Slurm writes 0 for a time that has not come."""
+    seconds = _number(value)
+    return float(seconds) if seconds else None
+
+
+def _reason(text: str) -> str:
+    return "" if text == "None" else text
+
+
+def _exit(state: JobState, status: Record) -> tuple[int | None, int | None]:
+    """Exit code and signal. Before a job's end Slurm shows 0, or what its last run left."""
+    if not state.ended:
+        return None, None
+    return _number(status.get("return_code")) or 0, _number(status.get("signal", {}).get("id")) or None

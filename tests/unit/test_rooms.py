@@ -1,0 +1,259 @@
+"""The plan of the house: which folder may import which. Arrows point upwards in the table, never down or around.
+
+A room is a folder of modules. `__main__` modules are left out: a program may use all that is its own. Imports under
+`TYPE_CHECKING` count, for a reader follows them too.
+"""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("launcher", "daemon", "checkpoint", "slurm", "simulator")
+
+ROOMS: dict[str, set[str]] = {
+    "daemon": set(),
+    "daemon/host": set(),
+    "daemon/transport": {"daemon/host"},
+    "checkpoint/format": set(),
+    "checkpoint/store": {"daemon/host", "checkpoint/format"},
+    "checkpoint/training": {"checkpoint/format"},
+    "checkpoint": {"checkpoint/format", "checkpoint/training"},
+    "checkpoint/testing": {"checkpoint/format", "checkpoint/store", "checkpoint/training"},
+    "slurm": set(),
+    "slurm/client": set(),
+    "slurm/client/parsing": {"slurm/client"},
+    "slurm/client/backends": {"slurm/client", "slurm/client/parsing"},
+    "slurm/client/fake": {"slurm/client", "slurm/client/parsing"},
+    "slurm/hooks": {"daemon/host"},
+    "slurm/image": set(),
+    "slurm/cluster": {"slurm/image"},
+    "launcher": {"daemon/transport"},
+    "launcher/spec": {"daemon/transport", "launcher"},
+    "launcher/submission": {"slurm/client", "launcher", "launcher/spec"},
+    "launcher/output": {"daemon/host"},
+    "launcher/local": {"daemon/host", "daemon/transport", "launcher", "launcher/output"},
+    "launcher/commands": {
+        "daemon/host",
+        "daemon/transport",
+        "slurm/client",
+        "slurm/client/backends",
+        "launcher",
+        "launcher/spec",
+        "launcher/submission",
+        "launcher/output",
+        "launcher/local",
+    },
+    "daemon/node/sensors": {"daemon/host"},
+    "daemon/node/kept_memory": {"daemon/host", "checkpoint/store"},
+    "daemon/node": {"daemon/host", "daemon/transport", "daemon/node/sensors", "daemon/node/kept_memory"},
+    "daemon/agent/ranks": {"daemon/host", "checkpoint/format"},
+    "daemon/agent/failure_detector": {"daemon/host", "daemon/transport"},
+    "daemon/agent/batch": {"daemon/transport"},
+    "daemon/agent": {
+        "daemon/host",
+        "daemon/transport",
+        "checkpoint/format",
+        "checkpoint/store",
+        "slurm/client",
+        "slurm/client/backends",
+        "daemon/agent/ranks",
+        "daemon/agent/failure_detector",
+        "daemon/agent/batch",
+    },
+    "daemon/agent/testing": {"daemon/host", "daemon/transport"},
+    "daemon/coordinator/core/state": {"daemon/transport"},
+    "daemon/coordinator/core/detection": {"daemon/transport", "daemon/coordinator/core/state"},
+    "daemon/coordinator/core/recovery": {"daemon/coordinator/core/state", "daemon/coordinator/core/detection"},
+    "daemon/coordinator/core": {
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core/detection",
+        "daemon/coordinator/core/recovery",
+    },
+    "daemon/coordinator/policy": {"daemon/coordinator/core/state"},
+    "daemon/coordinator/journal": {"daemon/host", "daemon/coordinator/core/state"},
+    "daemon/coordinator/leadership": {"daemon/host", "daemon/transport", "daemon/coordinator/journal"},
+    "daemon/coordinator/slurm": {"daemon/host", "slurm/client", "slurm/client/fake", "daemon/coordinator/core/state"},
+    "daemon/coordinator/shell": {
+        "daemon/host",
+        "daemon/transport",
+        "slurm/client",
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core",
+        "daemon/coordinator/journal",
+        "daemon/coordinator/leadership",
+        "daemon/coordinator/slurm",
+    },
+    "daemon/coordinator/services": {
+        "daemon/host",
+        "daemon/transport",
+        "slurm/client",
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core/detection",
+        "daemon/coordinator/core/recovery",
+        "daemon/coordinator/policy",
+        "daemon/coordinator/journal",
+        "daemon/coordinator/slurm",
+        "daemon/coordinator/shell",
+    },
+    "daemon/coordinator": {
+        "daemon/transport",
+        "slurm/client",
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/policy",
+        "daemon/coordinator/journal",
+        "daemon/coordinator/slurm",
+        "daemon/coordinator/shell",
+        "daemon/coordinator/services",
+    },
+    "daemon/coordinator/testing": {
+        "daemon/host",
+        "daemon/transport",
+        "slurm/client/parsing",
+        "slurm/client/fake",
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/journal",
+        "daemon/coordinator/services",
+        "daemon/coordinator",
+    },
+    "simulator/coverage": {"daemon/coordinator/core/state"},
+    "simulator/world": {
+        "daemon/transport",
+        "checkpoint/format",
+        "checkpoint/store",
+        "slurm/client",
+        "slurm/client/parsing",
+        "slurm/client/fake",
+        "daemon/node/kept_memory",
+        "daemon/agent/ranks",
+        "daemon/agent/failure_detector",
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core/recovery",
+        "daemon/coordinator/core",
+        "daemon/coordinator/journal",
+        "daemon/coordinator/slurm",
+        "daemon/coordinator/shell",
+        "simulator/coverage",
+    },
+    "simulator/faults": {"daemon/coordinator/core/state", "simulator/world"},
+    "simulator/invariants": {
+        "slurm/client",
+        "daemon/node/kept_memory",
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core/detection",
+        "daemon/coordinator/core/recovery",
+        "daemon/coordinator/core",
+        "daemon/coordinator/journal",
+        "simulator/world",
+    },
+    "simulator/scenarios": {
+        "daemon/coordinator/core/state",
+        "daemon/coordinator/core",
+        "simulator/world",
+        "simulator/invariants",
+    },
+    "simulator": {
+        "daemon/host",
+        "slurm/client",
+        "daemon/coordinator/core/state",
+        "simulator/coverage",
+        "simulator/world",
+        "simulator/faults",
+        "simulator/invariants",
+    },
+    "simulator/planted_bugs": {"simulator"},
+}
+"""A room, and the rooms that it may import. Each of those stands above it."""
+
+MOST_MODULES = 17
+"""In a larger folder a newcomer loses the way. About ten is the aim."""
+
+
+def _modules() -> dict[str, Path]:
+    """Every module by its full name; a package is named like its folder."""
+    found = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(("muster", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+    return found
+
+
+def _room(path: Path) -> str:
+    return str(path.parent.relative_to(ROOT))
+
+
+def imported(source: str, modules: dict[str, Path]) -> set[Path]:
+    """The files of `modules` that `source` imports."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [(alias.name, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+        found |= {modules[full if full in modules else module] for full, module in names if {full, module} & {*modules}}
+    return found
+
+
+def _arrows() -> dict[str, dict[str, list[str]]]:
+    """From room to room, with the files that draw the arrow."""
+    modules = _modules()
+    arrows: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in modules.values():
+        if path.name == "__main__.py":
+            continue
+        for other in imported(path.read_text(), modules):
+            if _room(other) != _room(path):
+                arrows[_room(path)][_room(other)].append(path.name)
+    return arrows
+
+
+def test_every_folder_is_a_room_of_the_plan() -> None:
+    assert {_room(path) for path in _modules().values()} == ROOMS.keys()
+
+
+def test_no_arrow_leaves_the_plan() -> None:
+    strays = {
+        f"{room} -> {other}": files
+        for room, others in _arrows().items()
+        for other, files in others.items()
+        if other not in ROOMS[room]
+    }
+    assert strays == {}, "move the module, or add the arrow to ROOMS if it points upwards there"
+
+
+def test_no_arrow_of_the_plan_is_unused() -> None:
+    arrows = _arrows()
+    assert {
+        room: allowed - arrows[room].keys() for room, allowed in ROOMS.items() if allowed - arrows[room].keys()
+    } == {}
+
+
+def test_arrows_point_upwards_only() -> None:
+    above: set[str] = set()
+    for room, allowed in ROOMS.items():
+        assert allowed <= above, room
+        above.add(room)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_small_and_says_what_it_is_for(room: str) -> None:
+    modules = [path for path in (ROOT / room).glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+    assert len(modules) <= MOST_MODULES
+    assert ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import muster.daemon.host.clock",
+        "from muster.daemon.host import clock",
+        "from muster.daemon.host.clock import now",
+        "def f():\n    from muster.daemon.host import clock",
+        "if TYPE_CHECKING:\n    from muster.daemon.host import clock",
+    ],
+)
+def test_an_arrow_is_seen_wherever_it_is_drawn(source: str) -> None:
+    assert imported(source, _modules()) == {ROOT / "daemon/host/clock.py"}
