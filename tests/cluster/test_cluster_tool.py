@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -201,8 +202,36 @@ def test_two_clusters_stand_side_by_side(cluster: Cluster) -> None:
         assert time.monotonic() - began < 10
         assert other.subnet != cluster.subnet
         assert other.sh("n0", "getent hosts ctl").split()[0] == other.address(CONTROLLER)
+        _the_roll_call_shows_who_is_missing(other)
     assert _traces(cluster, other.name) == ""
     assert cluster.node_states().keys() == set(cluster.nodes)
+
+
+def _the_roll_call_shows_who_is_missing(cluster: Cluster) -> None:
+    """On a cluster without Muster's daemons, of which the coordinator and one musterd are started."""
+    as_slurm = ("setpriv", "--reuid", "slurm", "--regid", "slurm", "--init-groups")
+    coordinator = ("muster-coordinator", "--listen", "0.0.0.0:7070", "--state-dir", "/var/lib/muster")
+    daemons = [
+        cluster.popen(CONTROLLER, *as_slurm, *coordinator),
+        cluster.popen("n4", "musterd", "--listen", "0.0.0.0:7071", "--kmsg", "/var/log/muster-kmsg"),
+    ]
+    rows: list[dict[str, object]] = []
+
+    def listed() -> bool:
+        said = cluster.exec(LOGIN, "muster", "nodes", "--json", check=False, user="alice")
+        rows[:] = [json.loads(line) for line in said.stdout.splitlines()] if said.rc == 0 else []
+        return len(rows) == 10 and any(row["verdict"] == "FIT" for row in rows)
+
+    try:
+        wait_until(listed, 20, "all nodes are listed, and one of them was heard")
+    finally:
+        for daemon in daemons:
+            cluster.hang_up(daemon)
+    assert {row["node"]: row["verdict"] for row in rows} == {
+        node: "FIT" if node == "n4" else "UNHEARD" for node in cluster.nodes
+    }
+    assert [row["leaf"] for row in rows] == [cluster.spec.leaf_of(node) for node in cluster.nodes]
+    assert rows[0]["reason"] == "no musterd was ever heard; in service in Slurm (IDLE)"
 
 
 def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:

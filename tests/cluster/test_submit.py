@@ -9,6 +9,7 @@ import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, Cluster
 from muster.slurm.cluster.spec import LOGIN
+from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Outcome
 
 pytestmark = pytest.mark.cluster
@@ -57,6 +58,13 @@ def slurm_state(cluster: Cluster, job: str) -> str:
     raise TimeoutError(f"job {job} still runs: {shown}")
 
 
+def nodes_of(cluster: Cluster, job: str, user: str) -> list[str]:
+    """The nodes that the roll call of `user` shows with the job."""
+    rows = [json.loads(line) for line in muster(cluster, "nodes", "--json", user=user).stdout.splitlines()]
+    assert all(row["verdict"] == "FIT" and row["leaf"] == cluster.spec.leaf_of(row["node"]) for row in rows)
+    return [row["node"] for row in rows if int(job) in row["slurm_job_ids"]]
+
+
 def test_a_job_from_submission_to_its_end(healthy: Cluster) -> None:
     job = submit(healthy, lay_out(healthy, "count", COUNT))
     followed = muster(healthy, "status", "-f", "--json", job)
@@ -95,6 +103,8 @@ def test_another_user_may_neither_look_nor_cancel(healthy: Cluster) -> None:
         refused = muster(healthy, command, job, user="bob", check=False)
         assert refused.rc == 77
         assert "belongs to uid" in refused.stderr
+    wait_until(lambda: len(nodes_of(healthy, job, "alice")) == 3, 20, "the owner sees the job's nodes in the roll call")
+    assert nodes_of(healthy, job, "bob") == []
     muster(healthy, "cancel", job)
 
 
