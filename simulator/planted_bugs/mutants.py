@@ -39,7 +39,7 @@ MUTANTS: dict[str, Mutant] = {
     "skip-the-fence": Mutant(
         "a generation starts though not all have fenced the one before",
         f"{_CORE}.recovery.transitions",
-        "    if not all(suspicion.ended(gt, gang.members[node]) for node in gt.tally.unfenced):",
+        "    if not all(failure_detector.ended(gt, gang.members[node]) for node in gt.tally.unfenced):",
         "    if gt.tally.present and gt.tally.unfenced >= gt.tally.present:",
     ),
     "start-in-the-silence": Mutant(
@@ -74,7 +74,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "never-come-to-an-end": Mutant(
         "a planned stop is planned again in every round of the rules",
-        f"{_CORE}.stopping",
+        f"{_CORE}.recovery.planned_stop",
         "    if gang.stop is not None or gang.phase not in ACTIVE",
         "    if gang.phase not in ACTIVE",
     ),
