@@ -14,7 +14,8 @@ from typing import NoReturn, Protocol
 from muster.slurm.client.types import Gone, Node, NodeAnswers, Topology, Unknown
 
 EVERY_S = 60.0
-"""Seconds between two questions for all nodes. Nodes come and go with changes of slurm.conf, which are rare."""
+"""Seconds between two questions for all nodes. Nodes come and go with changes of slurm.conf, which are rare; the answer
+with 12,500 nodes takes 0.5 s of CPU time (measured with scontrol's JSON of 25 MB)."""
 AGAIN_S = 5.0
 """Seconds until Slurm is asked again while it has never answered."""
 DEADLINE_S = 30.0
