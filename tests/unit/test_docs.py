@@ -67,6 +67,61 @@ def test_no_file_refers_to_what_the_repository_does_not_hold(elsewhere: str) -> 
         assert elsewhere not in path.read_text(), path.relative_to(ROOT)
 
 
+GLOSSARY = ROOT / "docs" / "GLOSSARY.md"
+STORED = [
+    *(ROOT / "protos").glob("muster/v1/*.proto"),
+    *(ROOT / "daemon/coordinator/core/state").glob("*.py"),
+    ROOT / "daemon/coordinator/policy/policy.toml",
+]
+"""Where a name is stored or sent, so that it can't be changed."""
+
+RETIRED = {
+    "botched": "flush_failed",
+    "depot": "kept memory",
+    "desk": "replica receiver",
+    "doubted": "not yet attributed",
+    "incumbent": "lease holder",
+    "knock": "probe",
+    "warmth": "zygote",
+}
+"""Words that readers stumbled over, and what is said instead."""
+
+
+def _glossary() -> list[list[str]]:
+    """Term, meaning, origin and kept name of each line."""
+    rows = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def test_the_glossary_lists_each_term_once_and_in_order() -> None:
+    terms = [term.casefold() for term, *_ in _glossary()]
+    assert len(terms) > 80
+    assert terms == sorted(set(terms))
+
+
+def test_each_line_of_the_glossary_is_whole() -> None:
+    for row in _glossary():
+        assert len(row) == 4, row
+        assert row[1].endswith((".", ".)")), row[0]
+
+
+def test_names_that_the_glossary_keeps_are_stored() -> None:
+    stored = "".join(path.read_text() for path in STORED)
+    for term, _, _, kept in _glossary():
+        assert all(re.search(rf"\b{name}\b", stored) for name in NAMED.findall(kept)), f"{term}: {kept}"
+
+
+def test_retired_words_are_used_no_more() -> None:
+    """In the two documents that a newcomer reads first, and where each module says what it is for."""
+    texts = {path: path.read_text() for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md")}
+    texts |= {path: ast.get_docstring(_tree(path)) or "" for path in SOURCES}
+    words = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
+    for path, text in texts.items():
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)  # names that are stored may be quoted
+        found = words.search(prose)
+        assert not found, f"{path.relative_to(ROOT)}: {found[1]}; say: {RETIRED[found[1].lower()]}"
+
+
 @cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
