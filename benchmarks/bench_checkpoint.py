@@ -20,9 +20,9 @@ from typing import Any
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.pieces import digest_pieces
+from muster.checkpoint.store.memory.pieces import digest_pieces
 from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank
-from muster.checkpoint.training.agent_socket import AgentLink
+from muster.checkpoint.training.agent_connection import AgentLink
 from muster.v1 import agent_pb2
 
 Figures = dict[str, list[float]]

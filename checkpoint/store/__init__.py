@@ -1,4 +1,5 @@
-"""The memory checkpoints of one node, inside `muster-agent`: slots, shards, replication, commit, recall, flush.
+"""The memory checkpoints of one node, inside `muster-agent`: one service above four rooms.
 
-Never imports torch. The agent, `musterd`'s kept memory and the simulator import it.
+`checkpoint_service` serves the ranks and the other agents, `recall` gives a starting rank its state, `rank_sockets`
+speaks to ranks. Never imports torch. The agent imports it.
 """

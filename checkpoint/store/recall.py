@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from muster.checkpoint.format.durable import folder_name
+from muster.checkpoint.format.durable_folders import folder_name
 from muster.checkpoint.format.errors import BadShard, RestoreError
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store import transfer
-from muster.checkpoint.store.copies import verify
-from muster.checkpoint.store.pieces import bad_pieces
-from muster.checkpoint.store.shards import Piece, Shard, Shelf
-from muster.checkpoint.store.slots import Memory, NoMemory, Slots
+from muster.checkpoint.store.memory.pieces import bad_pieces
+from muster.checkpoint.store.memory.shards import Piece, Shard, Shelf
+from muster.checkpoint.store.memory.slots import Memory, NoMemory, Slots
+from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication.replica_builder import verify
 from muster.daemon.host.worker_threads import Workers
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource

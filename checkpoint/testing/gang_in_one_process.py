@@ -12,8 +12,8 @@ import grpc
 
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.keeper import Keeper
-from muster.checkpoint.training.agent_socket import AgentLink, Start
+from muster.checkpoint.store.checkpoint_service import Keeper
+from muster.checkpoint.training.agent_connection import AgentLink, Start
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster.checkpoint.format import durable as disk
+from muster.checkpoint.format import durable_folders as disk
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
-from muster.checkpoint.training.agent_socket import AgentLink, Start
-from muster.checkpoint.training.plan import Outgrown, Plan, signature
-from muster.checkpoint.training.published import Publication, agree, place
+from muster.checkpoint.training.agent_connection import AgentLink, Start
+from muster.checkpoint.training.planned_stop import Stop
+from muster.checkpoint.training.publication import Publication, agree, place
+from muster.checkpoint.training.shard_plan import Outgrown, Plan, signature
 from muster.checkpoint.training.snapshot import Snapshots
-from muster.checkpoint.training.states import STRUCTURE, Captured, Leaf, States
-from muster.checkpoint.training.stop import Stop
-from muster.checkpoint.training.waiting import Waiting
+from muster.checkpoint.training.training_state import STRUCTURE, Captured, Leaf, States
+from muster.checkpoint.training.wait_budget import Waiting
 
 log = logging.getLogger(__name__)
 

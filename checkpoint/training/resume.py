@@ -15,9 +15,10 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from muster.checkpoint.format import durable, items, layout
+from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training.states import STEP, STRUCTURE, States
+from muster.checkpoint.training import torch_items
+from muster.checkpoint.training.training_state import STEP, STRUCTURE, States
 
 
 def from_shard(states: States, shard: memoryview, rank: int) -> int:
@@ -33,7 +34,7 @@ def from_shard(states: States, shard: memoryview, rank: int) -> int:
 
     def value_of(name: str) -> Any:
         if name not in tensors:
-            return items.load_object(layout.read_object(shard, objects[name]))
+            return torch_items.load_object(layout.read_object(shard, objects[name]))
         start, dtype, shape = tensors[name]
         count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
         value = whole[start : start + count].view(dtype).view(shape)
@@ -104,7 +105,7 @@ def from_folder(states: States, folder: Path, rank: int) -> int:
 
     shape = wanted[STRUCTURE] if STRUCTURE in wanted else _foreign_structure(metadata, states)
     states.reinstate(shape, wanted.__getitem__, own_of)
-    return int(wanted[STEP]) if STEP in wanted else durable.step_of(folder)
+    return int(wanted[STEP]) if STEP in wanted else durable_folders.step_of(folder)
 
 
 def _target(name: str, entry: Any, present: dict[str, Any], states: States) -> Any:

@@ -2,9 +2,9 @@
 
 import torch
 
-from muster.checkpoint.training import tree
-from muster.checkpoint.training.plan import Plan, local
-from muster.checkpoint.training.states import Leaf
+from muster.checkpoint.training import state_tree
+from muster.checkpoint.training.shard_plan import Plan, local
+from muster.checkpoint.training.training_state import Leaf
 
 
 class Snapshots:
@@ -29,7 +29,7 @@ class Snapshots:
             if kind is None or kind[2] != number:
                 views.append(None)
                 continue
-            place = self.plan.tensors[tree.name(path)]
+            place = self.plan.tensors[state_tree.name(path)]
             raw = whole[place.data : place.data + place.like.nbytes]
             views.append(raw.view(kind[0]).view(kind[1]))
         return views

@@ -64,7 +64,7 @@ _SILENCES = {
 
 
 class Keeper(ShardKeeper, memory_handover.Keeper, Protocol):
-    """The memory store of this node (muster.checkpoint.store.keeper.Keeper)."""
+    """The memory store of this node (muster.checkpoint.store.checkpoint_service.Keeper)."""
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
     def enlist(self, order: Order) -> None: ...

@@ -20,9 +20,9 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from muster.checkpoint.format.errors import BadShard
-from muster.checkpoint.store import transfer
-from muster.checkpoint.store.shards import Shard
-from muster.checkpoint.store.slots import SEALS
+from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.memory.slots import SEALS
+from muster.checkpoint.store.replication import transfer
 from muster.daemon.host import packets
 from muster.daemon.host.kept_memory_client import MOST_SHARDS, ask, call
 from muster.v1.memory_pb2 import KeptShards
@@ -40,7 +40,7 @@ _TAKEN: packets.Message = {"taken": {}}
 
 
 class Keeper(Protocol):
-    """Of the memory store (muster.checkpoint.store.keeper.Keeper), what is needed here."""
+    """Of the memory store (muster.checkpoint.store.checkpoint_service.Keeper), what is needed here."""
 
     def own_shards(self) -> list[Shard]: ...
     async def take_back(self, offer: ShardOffer, descriptor: int) -> None: ...

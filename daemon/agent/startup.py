@@ -15,7 +15,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from muster.checkpoint.store.keeper import Keeper
+from muster.checkpoint.store.checkpoint_service import Keeper
 from muster.daemon.agent import agent_log, durable_dir_check
 from muster.daemon.agent.agent import Agent, Setting
 from muster.daemon.agent.batch.batch_process import Remote

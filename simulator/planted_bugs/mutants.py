@@ -152,7 +152,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "commit-without-a-shard": Mutant(
         "a version is committed though a node has not stored it",
-        "muster.checkpoint.store.commit",
+        "muster.checkpoint.store.commit.commit_tracker",
         "        if have != self.nodes:",
         "        if len(have) < max(1, len(self.nodes) - 1):",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.commit import Ballot, Verdict
+from muster.checkpoint.store.commit.commit_tracker import Ballot, Verdict
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 

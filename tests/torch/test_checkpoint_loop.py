@@ -19,10 +19,11 @@ from torch import nn  # noqa: E402
 torch.set_num_threads(1)
 
 from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
-from muster.checkpoint.format import items, layout  # noqa: E402
-from muster.checkpoint.store.keeper import Keeper  # noqa: E402
-from muster.checkpoint.training.agent_socket import AgentLink  # noqa: E402
-from muster.checkpoint.training.waiting import Waiting  # noqa: E402
+from muster.checkpoint.format import layout  # noqa: E402
+from muster.checkpoint.store.checkpoint_service import Keeper  # noqa: E402
+from muster.checkpoint.training import torch_items  # noqa: E402
+from muster.checkpoint.training.agent_connection import AgentLink  # noqa: E402
+from muster.checkpoint.training.wait_budget import Waiting  # noqa: E402
 from muster.v1 import agent_pb2, common_pb2  # noqa: E402
 
 pytestmark = [
@@ -436,7 +437,7 @@ def test_objects_without_state_are_named() -> None:
 def test_an_item_is_what_torch_load_reads(dtype: Any, shape: tuple[int, ...]) -> None:
     raw = torch.randint(0, 2, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8)
     value = raw.view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)
-    like = items.template(dtype, shape)
+    like = torch_items.template(dtype, shape)
     body = bytes(raw.flatten().tolist())
     loaded = torch.load(io.BytesIO(like.head + body + like.tail), weights_only=True)
     assert loaded.dtype == dtype

@@ -14,12 +14,12 @@ import pytest
 
 from muster.checkpoint.format.errors import BadShard
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store import transfer
-from muster.checkpoint.store.keeper import Keeper
-from muster.checkpoint.store.shards import Shard
-from muster.checkpoint.store.slots import Memory
+from muster.checkpoint.store.checkpoint_service import Keeper
+from muster.checkpoint.store.memory.shards import Shard
+from muster.checkpoint.store.memory.slots import Memory
+from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.training.agent_socket import AgentLink
+from muster.checkpoint.training.agent_connection import AgentLink
 from muster.daemon.agent.memory_handover import Handover, newest_first
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.node.kept_memory.kept_memory_store import Depot
@@ -194,7 +194,7 @@ async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Pat
 RANK = """
     import os, pickle, time
     from muster.checkpoint.format.layout import length_mark, offset_mark
-    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.training.agent_connection import AgentLink
     from muster.checkpoint.testing.gang_in_one_process import RehearsedRank, contents
     items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
     rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)

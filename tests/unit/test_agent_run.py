@@ -129,7 +129,7 @@ async def test_a_crash_is_told_with_the_last_lines(gang: Gang) -> None:
 
 LAST_STEP = """
     import os, time
-    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.training.agent_connection import AgentLink
     from muster.checkpoint.testing.gang_in_one_process import RehearsedRank
     rank = RehearsedRank(AgentLink.from_environment(), 0, 1)
     rank.join()
@@ -159,7 +159,7 @@ async def test_an_end_in_good_order_is_told_with_the_last_step_that_was_kept(gan
 KEPT = """
     import os, pickle, time
     from muster.checkpoint.format.layout import length_mark, offset_mark
-    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.training.agent_connection import AgentLink
     from muster.checkpoint.testing.gang_in_one_process import RehearsedRank
     items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
     rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)

@@ -24,7 +24,7 @@ WAITS = """
 """
 JOINS = """
     import os, time
-    from muster.checkpoint.training.agent_socket import AgentLink
+    from muster.checkpoint.training.agent_connection import AgentLink
     link = AgentLink.from_environment()
     print(os.getpid(), flush=True)
     time.sleep(100)

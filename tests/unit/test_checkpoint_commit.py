@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.format.versions import NOTHING, Stamp
-from muster.checkpoint.store.commit import MISSES, PAST, Ballot, Verdict
+from muster.checkpoint.store.commit.commit_tracker import MISSES, PAST, Ballot, Verdict
 
 NODES = ("a", "b", "c")
 

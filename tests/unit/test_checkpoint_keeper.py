@@ -15,15 +15,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from muster.checkpoint.format import durable, layout
+from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError, RestoreError
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store import flush, flush_version
-from muster.checkpoint.store.keeper import Keeper
-from muster.checkpoint.store.pieces import digest_of, shard_digest
-from muster.checkpoint.store.shards import Piece
+from muster.checkpoint.store.checkpoint_service import Keeper
+from muster.checkpoint.store.flush import flush_part, flush_version
+from muster.checkpoint.store.memory.pieces import digest_of, shard_digest
+from muster.checkpoint.store.memory.shards import Piece
 from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.training.agent_socket import AgentLink, Start
+from muster.checkpoint.training.agent_connection import AgentLink, Start
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
 
 SHARED = (9 << 20) + 77
@@ -738,18 +738,18 @@ async def test_a_flush_writes_every_published_item_where_the_metadata_says(
     folder = tmp_path / "durable/step_00000007_g1_g1"
     assert sorted(p.name for p in (tmp_path / "durable").iterdir()) == [folder.name]
     assert sorted(p.name for p in folder.iterdir()) == sorted(
-        [durable.METADATA, durable.MANIFEST, *(durable.file_name(r) for r in FOUR)]
+        [durable_folders.METADATA, durable_folders.MANIFEST, *(durable_folders.file_name(r) for r in FOUR)]
     )
     items = {name: (offset, length) for name, offset, length in pickle.loads((folder / ".metadata").read_bytes())}
     offset, length = items["item0"]
     assert (folder / "__0_0.distcp").read_bytes()[offset : offset + length] == replica(7)(0)
     for rank in FOUR:
         offset, length = items[f"item{100 + rank}"]
-        assert (folder / durable.file_name(rank)).read_bytes()[offset : offset + length] == own(rank, 7)
+        assert (folder / durable_folders.file_name(rank)).read_bytes()[offset : offset + length] == own(rank, 7)
     manifest = json.loads((folder / "manifest.json").read_bytes())
     assert (manifest["step"], manifest["generation"], manifest["world_size"]) == (7, 1, 4)
-    assert durable.newest(tmp_path / "durable") == folder
-    assert durable.step_of(folder) == 7
+    assert durable_folders.newest(tmp_path / "durable") == folder
+    assert durable_folders.step_of(folder) == 7
 
 
 async def test_a_flush_of_a_version_that_never_stood_says_so(gang: Gang, tmp_path: Path) -> None:
@@ -798,11 +798,11 @@ async def test_a_flush_of_a_running_gang_writes_one_version_of_all_ranks(gang: G
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == 3
     for folder in folders:
-        step = durable.step_of(folder)
+        step = durable_folders.step_of(folder)
         items = {name: (a, b) for name, a, b in pickle.loads((folder / ".metadata").read_bytes())}
         for rank in FOUR:
             offset, length = items[f"item{100 + rank}"]
-            written = (folder / durable.file_name(rank)).read_bytes()
+            written = (folder / durable_folders.file_name(rank)).read_bytes()
             assert written[offset : offset + length] == own(rank, step), "no mix of steps"
         assert (folder / "__0_0.distcp").read_bytes()[: 1 << 20] == data[step % 8]
 
@@ -814,7 +814,7 @@ async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Pat
     await gang.step(1, sharded(1))
     await gang.committed(Stamp(1, 1))
     order = flush_order(gang, Stamp(1, 1))
-    aside = tmp_path / durable.aside_name(Stamp(1, 1), GANG, order.serial)
+    aside = tmp_path / durable_folders.aside_name(Stamp(1, 1), GANG, order.serial)
     aside.mkdir()
     (aside / f"__{full}_0.distcp").symlink_to("/dev/full")
     results = await asyncio.gather(
@@ -874,12 +874,12 @@ async def test_a_version_that_is_flushed_again_stays_and_anything_else_in_its_pl
     for _ in range(2):
         await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
         assert list(tmp_path.iterdir()) == [final]
-    said = (final / durable.MANIFEST).read_bytes()
-    (final / durable.MANIFEST).write_bytes(said.replace(b'"world_size": 2', b'"world_size": 3'))
+    said = (final / durable_folders.MANIFEST).read_bytes()
+    (final / durable_folders.MANIFEST).write_bytes(said.replace(b'"world_size": 2', b'"world_size": 3'))
     with pytest.raises(FlushError, match="is there already, and is not step 1 of generation 1 of gang g1 as it stands"):
         await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
     assert list(tmp_path.iterdir()) == [final]
-    assert b'"world_size": 3' in (final / durable.MANIFEST).read_bytes()
+    assert b'"world_size": 3' in (final / durable_folders.MANIFEST).read_bytes()
 
 
 @pytest.mark.parametrize("under_way", ["", ".flush-*/*", ".step_*", ".step_*/*", ".step_*/*.part", "step_*"])
@@ -898,7 +898,7 @@ async def test_a_newer_flush_of_the_same_version_supersedes_the_one_under_way(
     assert ended is None or (isinstance(ended, FlushError) and "given up" in str(ended))
     await until(lambda: [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"])
     for rank in FOUR:
-        data = (tmp_path / "step_00000001_g1_g1" / durable.file_name(rank)).read_bytes()
+        data = (tmp_path / "step_00000001_g1_g1" / durable_folders.file_name(rank)).read_bytes()
         assert own(rank, 1) in data
 
 
@@ -936,9 +936,9 @@ async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(
 
 async def test_a_writer_whose_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
     said, superseded = flush_version.folder_of(tmp_path, GANG, 1), threading.Event()
-    part = flush.Part(Stamp(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded)
+    part = flush_part.Part(Stamp(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded)
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
-        flush.write(part, [])
+        flush_part.write(part, [])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import BadShard
 from muster.checkpoint.format.layout import Footer, Index, Published
-from muster.checkpoint.store import transfer
-from muster.checkpoint.store.pieces import cover, cuts, digest_of, digest_pieces, shard_digest
-from muster.checkpoint.store.shards import Piece
+from muster.checkpoint.store.memory.pieces import cover, cuts, digest_of, digest_pieces, shard_digest
+from muster.checkpoint.store.memory.shards import Piece
+from muster.checkpoint.store.replication import transfer
 from muster.v1 import peer_pb2
 
 

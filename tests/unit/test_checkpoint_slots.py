@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.shards import Piece, Shard, Shelf
-from muster.checkpoint.store.slots import Memory, NoMemory, Slots, room
+from muster.checkpoint.store.memory.shards import Piece, Shard, Shelf
+from muster.checkpoint.store.memory.slots import Memory, NoMemory, Slots, room
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.checkpoint.training.waiting import MOST_S, Waiting
+from muster.checkpoint.training.wait_budget import MOST_S, Waiting
 
 
 def test_the_whole_allowance_is_there_from_the_start_and_is_used_up() -> None:

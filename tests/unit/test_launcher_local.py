@@ -168,7 +168,7 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
 
 TRAINS = """
 import os, time
-from muster.checkpoint.training.agent_socket import AgentLink
+from muster.checkpoint.training.agent_connection import AgentLink
 link = AgentLink.from_environment()
 link.join()
 step = 0

@@ -27,7 +27,7 @@ _ANSWERED_S = 10.0
 
 
 class ShardKeeper(Protocol):
-    """The part of PeerService that is about shards (muster.checkpoint.store.keeper)."""
+    """The part of PeerService that is about shards (muster.checkpoint.store.checkpoint_service)."""
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed: ...
     async def Put(

@@ -19,7 +19,7 @@ from threading import Lock
 
 from google.protobuf import json_format
 
-from muster.checkpoint.store.slots import SEALS
+from muster.checkpoint.store.memory.slots import SEALS
 from muster.daemon.host.kept_memory_client import MOST_FDS
 from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore

@@ -100,5 +100,5 @@ def _error(gt: GangTurn, flush: Flush) -> str:
 
 
 def durable_path(gang: Gang, version: Version) -> str:
-    """Folder of a durable checkpoint, as muster.checkpoint.format.durable names it."""
+    """Folder of a durable checkpoint, as muster.checkpoint.format.durable_folders names it."""
     return f"{gang.spec.durable_dir}/step_{version.step:08d}_g{version.generation}_{gang.id}"

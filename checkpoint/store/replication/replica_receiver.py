@@ -14,10 +14,10 @@ import grpc
 
 from muster.checkpoint.format.errors import BadShard
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store import transfer
-from muster.checkpoint.store.copies import Copies
-from muster.checkpoint.store.shards import Shard, Shelf
-from muster.checkpoint.store.slots import NoMemory
+from muster.checkpoint.store.memory.shards import Shard, Shelf
+from muster.checkpoint.store.memory.slots import NoMemory
+from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication.replica_builder import Copies
 from muster.v1 import peer_pb2
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlan
 
-from muster.checkpoint.format import durable, layout
+from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import tree
-from muster.checkpoint.training.states import Leaf
+from muster.checkpoint.training import state_tree
+from muster.checkpoint.training.training_state import Leaf
 
 _FORMAT_VERSION = "1.0.0"
 
@@ -68,7 +68,7 @@ def agree(leaves: list[Leaf]) -> Publication:
     rank, world = place()
     planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
     planner.set_up_planner({leaf.name: _described(leaf.value) for leaf in leaves}, is_coordinator=rank == 0)
-    paths: dict[str, tree.Path] = {}
+    paths: dict[str, state_tree.Path] = {}
     for leaf in leaves:
         if leaf.name in paths:
             raise CheckpointError(f"two values bear the name {leaf.name}: one key holds a dot, or 1 stands beside '1'")
@@ -107,7 +107,7 @@ def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dic
                 return f"rank {rank} holds several shards of {item.index.fqn}: only DTensors are supported"
             mine[item.index.fqn] = count
             storage[item.index] = _StorageInfo(
-                durable.file_name(rank), layout.offset_mark(count), layout.length_mark(count)
+                durable_folders.file_name(rank), layout.offset_mark(count), layout.length_mark(count)
             )
             count += 1
         numbers.append(mine)

@@ -25,16 +25,16 @@ import grpc
 
 from muster.checkpoint.format.errors import BadShard, RestoreError
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store import transfer
-from muster.checkpoint.store.agreement import Agreement
-from muster.checkpoint.store.copies import Copies
-from muster.checkpoint.store.flusher import Flusher
-from muster.checkpoint.store.pieces import digest_pieces, shard_digest
+from muster.checkpoint.store.commit.commit_protocol import Agreement
+from muster.checkpoint.store.flush.flusher import Flusher
+from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
+from muster.checkpoint.store.memory.shards import Shard, Shelf
+from muster.checkpoint.store.memory.slots import SLOTS, Memory, NoMemory, Slot, Slots
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.recall import Recall
-from muster.checkpoint.store.replication import Desk
-from muster.checkpoint.store.shards import Shard, Shelf
-from muster.checkpoint.store.slots import SLOTS, Memory, NoMemory, Slot, Slots
+from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication.replica_builder import Copies
+from muster.checkpoint.store.replication.replica_receiver import Desk
 from muster.daemon.host.worker_threads import Workers
 from muster.v1 import peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus

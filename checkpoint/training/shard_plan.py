@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from muster.checkpoint.format import items, layout
+from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import tree
-from muster.checkpoint.training.published import Publication
-from muster.checkpoint.training.states import STRUCTURE, Captured, Leaf
+from muster.checkpoint.training import state_tree, torch_items
+from muster.checkpoint.training.publication import Publication
+from muster.checkpoint.training.training_state import STRUCTURE, Captured, Leaf
 
 _OBJECT_ROOM = 256
 
@@ -29,7 +29,7 @@ class TensorPlace:
     """A tensor's item: it begins at `offset`; `like` is what stands around the data."""
 
     offset: int
-    like: items.Template
+    like: torch_items.Template
 
     @property
     def data(self) -> int:
@@ -48,7 +48,7 @@ class ObjectPlace:
 Kind = tuple[torch.dtype, torch.Size, int]
 """A tensor's dtype and (local) shape, and the place in the list of the first leaf that shares its memory."""
 
-Signature = list[tuple[tree.Path, Kind | None]]
+Signature = list[tuple[state_tree.Path, Kind | None]]
 
 
 def signature(leaves: list[Leaf]) -> Signature:
@@ -82,7 +82,7 @@ class Plan:
     def __init__(self, captured: Captured, publication: Publication, room: Mapping[str, int]) -> None:
         self.signature = signature(captured.leaves)
         self.publication = publication
-        self.constants = {STRUCTURE: items.dump_object(tree.structure(captured.shared))}
+        self.constants = {STRUCTURE: torch_items.dump_object(state_tree.structure(captured.shared))}
         leaves = captured.leaves
         self.tensors: dict[str, TensorPlace] = {}
         self.objects: dict[str, ObjectPlace] = {}
@@ -100,12 +100,12 @@ class Plan:
                 continue
             dtype, shape, first = kind
             if leaves[number].value.layout != torch.strided:
-                raise CheckpointError(f"{tree.name(path)} is no strided tensor: only those can be kept")
+                raise CheckpointError(f"{state_tree.name(path)} is no strided tensor: only those can be kept")
             if first == number:
-                self.tensors[tree.name(path)] = TensorPlace(edge, items.template(dtype, tuple(shape)))
-                edge = layout.align(edge + self.tensors[tree.name(path)].like.bytes)
+                self.tensors[state_tree.name(path)] = TensorPlace(edge, torch_items.template(dtype, tuple(shape)))
+                edge = layout.align(edge + self.tensors[state_tree.name(path)].like.bytes)
             else:
-                self.tensors[tree.name(path)] = self.tensors[leaves[first].name]
+                self.tensors[state_tree.name(path)] = self.tensors[leaves[first].name]
         return edge
 
     def _place_objects(self, leaves: list[Leaf], room: Mapping[str, int]) -> int:
@@ -113,7 +113,9 @@ class Plan:
         sizes = {name: len(data) for name, data in self.constants.items()}
         for leaf in leaves:
             if leaf.name not in self.tensors:
-                sizes[leaf.name] = max(2 * len(items.dump_object(leaf.value)), _OBJECT_ROOM, room.get(leaf.name, 0))
+                sizes[leaf.name] = max(
+                    2 * len(torch_items.dump_object(leaf.value)), _OBJECT_ROOM, room.get(leaf.name, 0)
+                )
         for name, size in sizes.items():
             self.objects[name] = ObjectPlace(edge, size)
             edge = layout.align(edge + layout.LENGTH_BYTES + size)
@@ -163,7 +165,7 @@ class Plan:
         """
         for leaf, place in zip(leaves, self._order, strict=True):
             if place is not None:
-                data = items.dump_object(leaf.value)
+                data = torch_items.dump_object(leaf.value)
                 if len(data) > place.room:
                     raise Outgrown(leaf.name, len(data))
                 layout.write_object(slot, place.offset, data)

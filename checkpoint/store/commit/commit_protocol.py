@@ -18,9 +18,9 @@ import grpc
 
 from muster.checkpoint.format.errors import BadShard
 from muster.checkpoint.format.versions import NOTHING, Stamp
-from muster.checkpoint.store.commit import Ballot, Verdict
-from muster.checkpoint.store.replication import Refused, replicate
-from muster.checkpoint.store.shards import Shard, Shelf
+from muster.checkpoint.store.commit.commit_tracker import Ballot, Verdict
+from muster.checkpoint.store.memory.shards import Shard, Shelf
+from muster.checkpoint.store.replication.replica_receiver import Refused, replicate
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order
 

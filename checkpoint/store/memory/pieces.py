@@ -9,7 +9,7 @@ from itertools import pairwise
 import xxhash
 
 from muster.checkpoint.format.layout import PIECE_BYTES, read_footer
-from muster.checkpoint.store.shards import Piece, Shard
+from muster.checkpoint.store.memory.shards import Piece, Shard
 
 
 def cuts(size: int, borders: Iterable[int]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.slots import Memory
+from muster.checkpoint.store.memory.slots import Memory
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, ShardStatus, Tier
 
 log = logging.getLogger(__name__)

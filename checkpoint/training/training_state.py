@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.training import generators, tree
+from muster.checkpoint.training import random_generators, state_tree
 
 RESERVED = ("ranks", "muster")
 STEP = "muster.step"
@@ -35,13 +35,13 @@ class Stateful(Protocol):
 class Leaf:
     """One value of the state."""
 
-    path: tree.Path
+    path: state_tree.Path
     value: Any
 
     @property
     def name(self) -> str:
         """As the durable format names it."""
-        return tree.name(self.path)
+        return state_tree.name(self.path)
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class States:
     def capture(self, rank: int, step: int) -> "Captured":
         """Every leaf of the present state: the shared ones first, then this rank's own."""
         shared = {key: value.state_dict() for key, value in self.shared.items()}
-        found = [Leaf(path, value) for path, value in tree.leaves(shared)]
+        found = [Leaf(path, value) for path, value in state_tree.leaves(shared)]
         found.append(Leaf(("muster", "step"), step))
         found += [Leaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.own.items()]
-        found.append(Leaf(("ranks", str(rank), "generators"), generators.capture()))
+        found.append(Leaf(("ranks", str(rank), "generators"), random_generators.capture()))
         return Captured(found, shared)
 
     def reinstate(self, shape: Any, value_of: Callable[[str], Any], own_of: Callable[[str], Any]) -> None:
@@ -112,14 +112,14 @@ class States:
         for key, target in self.shared.items():
             if key not in shape:
                 raise CheckpointError(f"the checkpoint holds {sorted(shape)}, and no {key}")
-            _load(target, tree.fill(shape[key], value_of))
+            _load(target, state_tree.fill(shape[key], value_of))
         for key, target in self.own.items():
             state = own_of(key)
             if state is not None:
                 target.load_state_dict(state)
         state = own_of("generators")
         if state is not None:
-            generators.reinstate(state)
+            random_generators.reinstate(state)
 
     def data_parallel(self) -> bool:
         """Whether any model is a DistributedDataParallel that rebuilds its buckets after the first backward pass."""

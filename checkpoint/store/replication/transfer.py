@@ -4,9 +4,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 
 from muster.checkpoint.format.errors import BadShard
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.pieces import cover, digest_of, shard_digest
-from muster.checkpoint.store.shards import Piece, Shard
-from muster.checkpoint.store.slots import Memory
+from muster.checkpoint.store.memory.pieces import cover, digest_of, shard_digest
+from muster.checkpoint.store.memory.shards import Piece, Shard
+from muster.checkpoint.store.memory.slots import Memory
 from muster.v1 import peer_pb2
 
 MESSAGE_BYTES = 512 << 10

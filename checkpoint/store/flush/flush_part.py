@@ -22,11 +22,11 @@ from pathlib import Path
 
 import xxhash
 
-from muster.checkpoint.format import durable, layout
+from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import BadShard, FlushError
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.pieces import bad_pieces
-from muster.checkpoint.store.shards import Shard
+from muster.checkpoint.store.memory.pieces import bad_pieces
+from muster.checkpoint.store.memory.shards import Shard
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ class Part:
     @property
     def aside(self) -> Path:
         """Where the files are written."""
-        return self.folder / durable.aside_name(self.stamp, self.gang_id, self.serial)
+        return self.folder / durable_folders.aside_name(self.stamp, self.gang_id, self.serial)
 
     @property
     def final(self) -> Path:
         """The folder once it is whole."""
-        return self.folder / durable.folder_name(self.stamp, self.gang_id)
+        return self.folder / durable_folders.folder_name(self.stamp, self.gang_id)
 
     def note(self, rank: int) -> Path:
         """The note beside a rank's file."""
@@ -138,7 +138,7 @@ def _flat(shard: Shard) -> memoryview:
 
 def _write_rank(part: Part, shard: Shard, view: memoryview, written: list[Path]) -> None:
     index = layout.read_index(view)
-    path = part.aside / durable.file_name(shard.rank)
+    path = part.aside / durable_folders.file_name(shard.rank)
     digest = xxhash.xxh3_128()
     items: list[tuple[int, int, int]] = []
     at: dict[int, int] = {}
@@ -215,13 +215,13 @@ def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Pat
         world_size, metadata = layout.read_index(view).world_size, layout.read_durable(view)
         notes = _await_notes(part, world_size, timeout_s)
         places = {number: (offset, length) for note in notes for number, offset, length in note.items}
-        _write_whole(part.aside / durable.METADATA, layout.fill_marks(metadata, places))
+        _write_whole(part.aside / durable_folders.METADATA, layout.fill_marks(metadata, places))
         manifest = _manifest(part, notes)
-        _write_whole(part.aside / durable.MANIFEST, manifest.dump())
+        _write_whole(part.aside / durable_folders.MANIFEST, manifest.dump())
         for note in notes:
             part.note(note.rank).unlink()
             if not note.items:
-                (part.aside / durable.file_name(note.rank)).unlink()
+                (part.aside / durable_folders.file_name(note.rank)).unlink()
         _sync_folder(part.aside)
         _rename(part, manifest)
     except (OSError, BadShard) as error:
@@ -250,20 +250,22 @@ def _await_notes(part: Part, world_size: int, timeout_s: float) -> list[Note]:
         part.superseded.wait(_POLL_S)
 
 
-def _manifest(part: Part, notes: list[Note]) -> durable.Manifest:
+def _manifest(part: Part, notes: list[Note]) -> durable_folders.Manifest:
     ranks = {
         str(n.rank): {
             "shard_digest": n.shard_digest,
-            "file": durable.file_name(n.rank) if n.items else None,
+            "file": durable_folders.file_name(n.rank) if n.items else None,
             "file_bytes": n.file_bytes,
             "file_xxh3_128": n.file_digest,
         }
         for n in notes
     }
-    return durable.Manifest(part.stamp.step, part.stamp.generation, len(notes), part.gang_id, part.reason, ranks)
+    return durable_folders.Manifest(
+        part.stamp.step, part.stamp.generation, len(notes), part.gang_id, part.reason, ranks
+    )
 
 
-def _rename(part: Part, manifest: durable.Manifest) -> None:
+def _rename(part: Part, manifest: durable_folders.Manifest) -> None:
     try:
         part.aside.rename(part.final)
     except OSError as error:
@@ -291,7 +293,7 @@ def _sync_folder(path: Path) -> None:
 def _sweep(part: Part) -> None:
     """Remove what earlier flushes of this gang left when their agents died; never what a newer one writes."""
     for path in part.folder.iterdir():
-        found = durable.label_of_aside(path.name)
+        found = durable_folders.label_of_aside(path.name)
         if found is None:
             continue
         label, serial = found

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store import flush, flush_version
-from muster.checkpoint.store.shards import Shard, Shelf
+from muster.checkpoint.store.flush import flush_part, flush_version
+from muster.checkpoint.store.memory.shards import Shard, Shelf
 from muster.daemon.host.worker_threads import Workers
 from muster.v1.agent_pb2 import FlushOrder
 
@@ -69,21 +69,23 @@ class Flusher:
         said = flush_version.folder_of(folder, self._gang_id, order.serial)
         talk = flush_version.Talk(said, self._node, frozenset(writers.values()), superseded)
         leads = writers.get(0) == self._node
-        part: flush.Part | None = None
+        part: flush_part.Part | None = None
         try:
             with ExitStack() as held:
                 stamp, shards = await self._choose(order, mine, talk, held)
-                part = flush.Part(stamp, order.serial, folder, self._gang_id, order.reason, leads, said, superseded)
-                await self._work(flush.write, part, shards)
+                part = flush_part.Part(
+                    stamp, order.serial, folder, self._gang_id, order.reason, leads, said, superseded
+                )
+                await self._work(flush_part.write, part, shards)
                 if leads:
-                    final = await self._work(flush.publish, part, shards[0])
+                    final = await self._work(flush_part.publish, part, shards[0])
                     log.info("flushed %s to %s: %s", stamp, final, order.reason)
         finally:
             if leads:
                 # Before the files: who still writes looks for these words afterwards.
                 await self._work(flush_version.forget, folder, self._gang_id, order.serial)
                 if part is not None:
-                    await self._work(flush.remove, part.aside)
+                    await self._work(flush_part.remove, part.aside)
 
     async def _choose(
         self, order: FlushOrder, mine: list[int], talk: flush_version.Talk, held: ExitStack
@@ -98,7 +100,7 @@ class Flusher:
             try:
                 newest = await self._work(flush_version.agree, talk, stamp)
             except OSError as error:
-                raise FlushError(flush.words(error, talk.folder.parent)) from error
+                raise FlushError(flush_part.words(error, talk.folder.parent)) from error
             if newest != stamp:
                 shards = [self._standing(rank, newest) for rank in mine]
             # What was held until here and isn't written is let go: its ranks want the slots.

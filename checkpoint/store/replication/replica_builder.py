@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from muster.checkpoint.format.errors import BadShard
 from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.pieces import digest_of, shard_digest
-from muster.checkpoint.store.shards import Piece, Shard, Shelf
-from muster.checkpoint.store.slots import Memory, NoMemory, room
+from muster.checkpoint.store.memory.pieces import digest_of, shard_digest
+from muster.checkpoint.store.memory.shards import Piece, Shard, Shelf
+from muster.checkpoint.store.memory.slots import Memory, NoMemory, room
 from muster.daemon.host.worker_threads import Workers
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 

@@ -1,0 +1,5 @@
+"""How the nodes of a generation commit a version: the leader's bookkeeping (pure), and the messages around it.
+
+Promises that a version is committed only when every shard of it stands twice. Never imports torch. `checkpoint.store`
+and the simulator import it.
+"""

@@ -1,0 +1,5 @@
+"""The second copy of each shard: sending a shard to its buddy, receiving one, and the messages of both.
+
+Promises that every byte is verified before a replica counts. Never imports torch. `checkpoint.store` and the agent
+import it.
+"""
