@@ -80,9 +80,9 @@ def serving(cluster: Cluster) -> str:
 def stands_by(cluster: Cluster, host: str) -> bool:
     """The newest thing that the host's coordinator has said is that it does."""
     last = cluster.sh(
-        host, f"grep -o 'stands by\\|holds the lease, term' /var/log/muster/{COORDINATOR}.log | tail -n 1"
+        host, f"grep -o 'standing by\\|holds the lease, term' /var/log/muster/{COORDINATOR}.log | tail -n 1"
     )
-    return last == "stands by"
+    return last == "standing by"
 
 
 def all_heard(cluster: Cluster, job: int) -> bool:

@@ -1,10 +1,14 @@
 """muster-coordinator: the command.
 
-Exit status: 0 after SIGTERM; 69 the address is taken, of one with --shared-state, for which starting again may do; 70 a
-bug (the log has its traceback); 74 the journal or the shared folder can't be written or read; 75 another coordinator
-has the lease by now, or may have it (so does the death by SIGALRM); 78 the site has to mend its settings (address
-taken, wrong flag or file, no munge, no Slurm). Agents keep training meanwhile, and the next start takes up where the
-journal ends.
+Exit status:
+    0   SIGTERM ended the process.
+    69  The address is in use, with --shared-state: another start may succeed.
+    70  A bug. The log has the traceback.
+    74  The journal or the shared folder can't be read or written.
+    75  Another coordinator has the lease, or may have it. A death by SIGALRM means the same.
+    78  The site has to correct its settings (address in use, wrong flag or file, no munge, no Slurm).
+
+Ranks keep training meanwhile. The next start continues from the end of the journal.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.daemon.coordinator.journal.journal import JournalError
-from muster.daemon.coordinator.leadership.leader import Keeping, Watchdog, end_at_once, stand_by
+from muster.daemon.coordinator.leadership.leader import LeaseKeeper, Watchdog, exit_at_once, wait_for_lease
 from muster.daemon.coordinator.leadership.lease import Lease, LeaseError
-from muster.daemon.coordinator.leadership.lease_holder import Incumbent
-from muster.daemon.coordinator.leadership.state_folder import OWN, check_alone, check_shared
+from muster.daemon.coordinator.leadership.lease_holder import LeaseHolder
+from muster.daemon.coordinator.leadership.state_folder import (
+    DEFAULT_STATE_DIR,
+    check_shared_folder,
+    check_unshared_folder,
+)
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -48,19 +56,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         asyncio.run(_run(flags))
     except CannotListen as error:
-        # A standby that stays down would not be missed before it is needed.
+        # systemd starts status 69 again: nobody would notice that a standby is down before it is needed.
         _die(EXIT_UNAVAILABLE if flags.shared_state else site_config.EXIT_CONFIG, str(error))
     except (site_config.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
         _die(site_config.EXIT_CONFIG, str(error))
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
-    except Exception as error:  # noqa: BLE001  # the very top: a bug ends the process, the journal takes it up again
+    except Exception as error:  # noqa: BLE001  # top level: a bug ends the process, the next start replays the journal
         _log.critical("a bug", exc_info=True)
         _die(EXIT_BUG, f"not safe to go on: {type(error).__name__}: {error} (a bug; the log has its traceback)")
 
 
-def _die(status: int, words: str) -> NoReturn:
-    print(f"muster-coordinator: {words}", file=sys.stderr)
+def _die(status: int, message: str) -> NoReturn:
+    print(f"muster-coordinator: {message}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -68,33 +76,35 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="muster-coordinator", description="Keeps gangs of training ranks running.")
     site_config.add_arguments(parser, listen=f":{site_config.COORDINATOR_PORT}")
     parser.add_argument("--state-dir", metavar="DIR", type=Path,
-                        help=f"the journal's folder; default {OWN}")  # fmt: skip
+                        help=f"the journal's folder; default {DEFAULT_STATE_DIR}")  # fmt: skip
     parser.add_argument("--shared-state", action="store_true",
-                        help="the state folder is shared with a coordinator on another machine: whoever has its lease "
-                        "acts, the other one stands by")  # fmt: skip
+                        help="share the state folder with a coordinator on another machine: the one that holds the "
+                        "lease acts, the other one stands by")  # fmt: skip
     parser.add_argument("--slurm", choices=["auto", "pyslurm", "cli", "fake"], default="auto",
-                        help="how to talk to Slurm; fake: there is none (muster run --local)")  # fmt: skip
-    parser.add_argument("--policy", metavar="FILE", type=Path, help="verdicts on signals, not the built-in table")
+                        help="how to call Slurm; fake: without Slurm (muster run --local)")  # fmt: skip
+    parser.add_argument(
+        "--policy", metavar="FILE", type=Path, help="a policy file that changes rows of the built-in policy.toml"
+    )
     parser.add_argument("--heartbeat", metavar="SECONDS", type=float, default=5.0,
-                        help="pause between heartbeats of node daemons; default 5")  # fmt: skip
+                        help="interval of the node daemons' heartbeats; default 5")  # fmt: skip
     return parser
 
 
 async def _run(flags: argparse.Namespace) -> None:
     """Raises: see `main`."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, stop_requested = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stop_requested.set)
     settings = site_config.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
     policy, credentials = Policy.load(flags.policy), settings.credentials()
-    flags.state_dir = await asyncio.to_thread(_check, flags)
-    await _check_calls(flags)
-    keeping = _keeping(flags.state_dir) if flags.shared_state else None
-    permit = keeping.permit if keeping else unopposed
-    slurm = await _open(flags.slurm, permit)
+    flags.state_dir = await asyncio.to_thread(_check_state_dir, flags)
+    await _check_slurm_calls_can_end(flags)
+    keeper = _lease_keeper(flags.state_dir) if flags.shared_state else None
+    permit = keeper.permit if keeper else unopposed
+    slurm = await _open_slurm(flags.slurm, permit)
     try:
-        async with _leased(keeping, told):
-            if told.is_set():
+        async with _lease_held(keeper, stop_requested):
+            if stop_requested.is_set():
                 return
             coordinator = await Coordinator.open(
                 Settings(
@@ -106,75 +116,75 @@ async def _run(flags: argparse.Namespace) -> None:
                     policy=policy,
                     heartbeat_s=flags.heartbeat,
                     before_acting=permit,
-                    lease_term=keeping.lease.term if keeping else 0,
+                    lease_term=keeper.lease.term if keeper else 0,
                 )
             )
-            await _serve(coordinator, told)
+            await _serve(coordinator, stop_requested)
     finally:
         await slurm.aclose()
 
 
-def _check(flags: argparse.Namespace) -> Path:
-    """The state folder. Whatever a takeover needs is looked at before it is needed.
+def _check_state_dir(flags: argparse.Namespace) -> Path:
+    """The state folder. A standby checks at its start what a takeover will need.
 
     Raises:
-        SiteError, LeaseError, CannotListen: it would fail.
+        SiteError, LeaseError, CannotListen: a takeover would fail.
     """
     if flags.shared_state:
         check_address(flags.listen)
-        return check_shared(flags.state_dir, Incumbent.of_this_process())
-    folder: Path = flags.state_dir or OWN
-    check_alone(folder)
+        return check_shared_folder(flags.state_dir, LeaseHolder.of_this_process())
+    folder: Path = flags.state_dir or DEFAULT_STATE_DIR
+    check_unshared_folder(folder)
     return folder
 
 
-async def _check_calls(flags: argparse.Namespace) -> None:
+async def _check_slurm_calls_can_end(flags: argparse.Namespace) -> None:
     """Raises SiteError: a call to Slurm could outlive the lease under which it was made."""
     if flags.slurm == "fake" or await can_end():
         return
     if flags.shared_state:
         raise site_config.SiteError(
-            f"with --shared-state calls to Slurm must not outlive this process, which takes {NEEDED}: install it, or "
-            "run one coordinator alone"
+            f"with --shared-state calls to Slurm must not outlive this process, which needs {NEEDED}: install it, or "
+            "run one coordinator without a standby"
         )
-    _log.warning("calls to Slurm may outlive this process: that takes %s", NEEDED)
+    _log.warning("calls to Slurm may outlive this process: to end them it needs %s", NEEDED)
 
 
-def _keeping(folder: Path) -> Keeping:
-    return Keeping(Lease(folder, Incumbent.of_this_process(), Watchdog().arm), end_at_once)
+def _lease_keeper(folder: Path) -> LeaseKeeper:
+    return LeaseKeeper(Lease(folder, LeaseHolder.of_this_process(), Watchdog().arm), exit_at_once)
 
 
 @asynccontextmanager
-async def _leased(keeping: Keeping | None, told: asyncio.Event) -> AsyncIterator[None]:
-    """Hold the lease where the state is shared; waits for it, or until told to leave."""
-    if keeping is None or not await stand_by(keeping.lease, told):
+async def _lease_held(keeper: LeaseKeeper | None, stop_requested: asyncio.Event) -> AsyncIterator[None]:
+    """Wait for the lease and hold it while the body runs; no lease without a `keeper`, or once a stop is requested."""
+    if keeper is None or not await wait_for_lease(keeper.lease, stop_requested):
         yield
         return
-    _log.info("holds the lease, term %d", keeping.lease.term)
-    keeping.start()
+    _log.info("this coordinator holds the lease, term %d", keeper.lease.term)
+    keeper.start()
     try:
         yield
     finally:
-        keeping.stop()
+        keeper.stop()
 
 
-async def _open(kind: str, permit: Permit) -> Slurm:
+async def _open_slurm(kind: str, permit: Permit) -> Slurm:
     if kind == "fake":
         return LocalSlurm()
     return await open_slurm("cli" if kind == "cli" else "pyslurm", strict=kind == "pyslurm", permit=permit)
 
 
-async def _serve(coordinator: Coordinator, told: asyncio.Event) -> None:
+async def _serve(coordinator: Coordinator, stop_requested: asyncio.Event) -> None:
     try:
         await coordinator.start()
         _log.info("listens on port %d, term %d", coordinator.port, coordinator.engine.journal.term)
-        asked = asyncio.create_task(told.wait())
-        broken = asyncio.create_task(coordinator.wait())
-        await asyncio.wait({asked, broken}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        if broken.done():
-            broken.result()
-        broken.cancel()
+        stop = asyncio.create_task(stop_requested.wait())
+        failure = asyncio.create_task(coordinator.wait())
+        await asyncio.wait({stop, failure}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if failure.done():
+            failure.result()
+        failure.cancel()
     finally:
         await coordinator.stop()
 

@@ -14,7 +14,7 @@ Permit = Callable[[], float]
 
 OVERTIME_S = 1.0
 """How much later a step ends by itself than by us, who are alive as a rule. Who takes over waits longer
-(`lease.Patience`)."""
+(`LeaseTimeouts.takeover_s`)."""
 
 
 def unopposed() -> float:

@@ -107,9 +107,9 @@ async def test_a_standby_takes_over_and_leaves_when_told(tmp_path: Path) -> None
     first = await _start(*flags)
     assert (await _said(first, "listens on port")).endswith("term 1")
     second = await _start(*flags)
-    assert await _said(second, "stands by:") == f"{socket.gethostname()} (term 1) holds the lease"
+    assert await _said(second, "standing by:") == f"{socket.gethostname()} (term 1) holds the lease"
     third = await _start(*flags)
-    await _said(third, "stands by:")
+    await _said(third, "standing by:")
     third.send_signal(signal.SIGTERM)
     async with asyncio.timeout(DEADLINE_S):
         assert await third.wait() == 0
@@ -126,7 +126,7 @@ async def test_who_finds_the_lease_taken_stops_at_once(tmp_path: Path) -> None:
     process = await _start(*flags)
     await _said(process, "listens on port")
     (tmp_path / "state" / "lease").write_text("2 0 another")
-    await _said(process, "not safe to go on: the lease has passed on with term 2")
+    await _said(process, "not safe to go on: another coordinator has the lease under term 2")
     async with asyncio.timeout(DEADLINE_S):
         assert await process.wait() == 75
 
@@ -176,7 +176,7 @@ async def test_a_standby_that_could_not_take_over_says_so_at_once(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         await _refused(69, f"can't listen on {address}", *flags, "--listen", address)
-    await _refused(74, "nothing can be written in /proc: ", *flags, "--state-dir", "/proc")
+    await _refused(74, "can't write in /proc: ", *flags, "--state-dir", "/proc")
     assert sorted(path.name for path in (tmp_path / "state").glob("standby-*")) == []
     first.kill()
     await first.wait()
@@ -205,7 +205,7 @@ def _old_setpriv(folder: Path) -> str:
 
 async def test_no_standby_where_calls_could_outlive_it(tmp_path: Path) -> None:
     flags, path = (*_shared(tmp_path), "--slurm", "cli"), _old_setpriv(tmp_path)
-    await _refused(78, "calls to Slurm must not outlive this process, which takes setpriv with", *flags, PATH=path)
+    await _refused(78, "calls to Slurm must not outlive this process, which needs setpriv with", *flags, PATH=path)
     alone = await _start(*(flag for flag in flags if flag != "--shared-state"), PATH=path)
     await _said(alone, "calls to Slurm may outlive this process")
     await _said(alone, "listens on port")

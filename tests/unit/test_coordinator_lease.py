@@ -1,4 +1,4 @@
-"""The lease: never two who may act, whoever stands still when; and somebody soon."""
+"""The lease: two coordinators never act at the same time, whichever process is suspended; and one of them acts soon."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.daemon.coordinator.leadership.leader import Keeping
-from muster.daemon.coordinator.leadership.lease import Lease, LeaseError, LeaseLost, Patience
-from muster.daemon.coordinator.leadership.lease_holder import Incumbent
+from muster.daemon.coordinator.leadership.leader import LeaseKeeper
+from muster.daemon.coordinator.leadership.lease import Lease, LeaseError, LeaseLost, LeaseTimeouts
+from muster.daemon.coordinator.leadership.lease_holder import LeaseHolder
 from muster.slurm.client.permit import OVERTIME_S
 
-PATIENCE = Patience()
-ME = Incumbent.of_this_process()
+TIMEOUTS = LeaseTimeouts()
+THIS_PROCESS = LeaseHolder.of_this_process()
 
 
 class Killed(Exception):
-    """By the timer of its kernel."""
+    """The kernel timer has ended the process."""
 
 
 class World:
-    """One time; each machine's clock shows it in its own way."""
+    """Simulated time and the machines that share the folder; each machine's clock runs at its own rate."""
 
-    def __init__(self, folder: Path, patience: Patience = PATIENCE) -> None:
-        self.folder, self.patience, self.now = folder, patience, 1000.0
+    def __init__(self, folder: Path, timeouts: LeaseTimeouts = TIMEOUTS) -> None:
+        self.folder, self.timeouts, self.now = folder, timeouts, 1000.0
         self.machines: list[Machine] = []
         self.written: list[bytes] = []
-        """What the lease's file said, oldest first."""
+        """Contents of the lease file, oldest first."""
 
     def remember(self) -> None:
         if (file := self.folder / "lease").exists() and self.written[-1:] != [found := file.read_bytes()]:
             self.written.append(found)
 
     def write_late(self, back: int) -> None:
-        """What a machine wrote a while ago reaches the folder only now."""
+        """An old write of a machine reaches the folder only now."""
         if len(self.written) > back:
             (self.folder / "lease").write_bytes(self.written[-1 - back])
 
     def hang(self, whom: Machine, seconds: float) -> None:
-        """The folder keeps one machine waiting; the others go on meanwhile."""
+        """The shared folder blocks one machine; the other machines go on meanwhile."""
         until = self.now + seconds
         while self.now < until:
-            self.now = min(self.now + self.patience.renew_s, until)
+            self.now = min(self.now + self.timeouts.renew_interval_s, until)
             for machine in self.machines:
                 if machine is not whom:
                     machine.step("go on")
@@ -59,14 +59,14 @@ class World:
 
 
 class Machine:
-    """A coordinator of which only the lease is real. `rate`: seconds of its clock in one of the world's."""
+    """A coordinator that consists of its lease alone. `rate`: seconds of its clock per second of world time."""
 
     def __init__(self, world: World, name: str, rate: float) -> None:
         self.world, self.rate, self.boots = world, rate, 0
         self.name = name
         self.frozen = False
         self.hangs: list[float] = []
-        """Seconds for which what follows each of the next looks at the clock waits for the folder."""
+        """Seconds for which the folder blocks after each of the next readings of the clock."""
         self.start()
         world.machines.append(self)
 
@@ -74,7 +74,7 @@ class Machine:
         return self.world.now * self.rate
 
     def look(self) -> float:
-        """The clock as the lease sees it: what it does next may take its time."""
+        """The clock as the lease reads it: the next file operation may block."""
         now = self.clock()
         if self.hangs and (seconds := self.hangs.pop(0)):
             self.world.hang(self, seconds)
@@ -85,14 +85,14 @@ class Machine:
     def start(self) -> None:
         self.boots += 1
         self.killed_at = float("inf")
-        me = Incumbent(self.name, f"boot-{self.boots}", 1, 1)
-        self.lease = Lease(self.world.folder, me, self._arm, self.world.patience, self.look)
+        me = LeaseHolder(self.name, f"boot-{self.boots}", 1, 1)
+        self.lease = Lease(self.world.folder, me, self._arm, self.world.timeouts, self.look)
 
     def _arm(self, seconds: float) -> None:
         self.killed_at = self.clock() + seconds if seconds else float("inf")
 
     def may_act(self) -> bool:
-        """By time alone: what `check` reads besides is a second net."""
+        """Judged by time alone: that `check` reads the file as well is a second safeguard."""
         return self.lease.term > 0 and self.clock() < self.killed_at
 
     def step(self, what: str) -> None:
@@ -110,7 +110,7 @@ class Machine:
         elif self.clock() >= self.killed_at or what == "crash":
             self.start()
         elif not self.lease.term:
-            self.lease.try_take()
+            self.lease.try_acquire()
         elif what == "leave":
             self.lease.release()
             self.start()
@@ -122,7 +122,7 @@ class Machine:
 
 
 class Step(NamedTuple):
-    """After so many seconds this machine does that. `hangs`: see Machine."""
+    """After `passes` seconds machine `which` does `what`. `hangs`: see Machine."""
 
     passes: float
     which: int
@@ -141,8 +141,8 @@ STEP = st.builds(
 WORLDS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def play(folder: Path, steps: Sequence[Step], rates: Sequence[float], patience: Patience) -> None:
-    world = World(folder, patience)
+def play(folder: Path, steps: Sequence[Step], rates: Sequence[float], timeouts: LeaseTimeouts) -> None:
+    world = World(folder, timeouts)
     machines = [Machine(world, f"ctl{n}", rate) for n, rate in enumerate(rates)]
     terms: list[int] = []
     for step in steps:
@@ -157,11 +157,11 @@ def play(folder: Path, steps: Sequence[Step], rates: Sequence[float], patience: 
         assert len(holders) <= 1, [(m.name, m.lease.term) for m in holders]
         terms += [m.lease.term for m in holders]
         assert terms == sorted(terms)
-    # Whatever happened: somebody holds it soon, once processes run.
+    # Whatever happened before: once the processes run, one of them soon holds the lease.
     for machine in machines:
         machine.frozen = False
-    for _ in range(int((patience.lapse_s + patience.takeover_s + 3) / patience.look_s)):
-        world.now += patience.look_s
+    for _ in range(int((timeouts.expiry_s + timeouts.takeover_s + 3) / timeouts.poll_interval_s)):
+        world.now += timeouts.poll_interval_s
         for machine in machines:
             machine.step("go on")
     assert len(world.holders()) == 1
@@ -172,100 +172,100 @@ RATES = st.tuples(*[st.floats(0.95, 1.05)] * 3)
 
 @WORLDS
 @given(steps=st.lists(STEP, max_size=60), rates=RATES)
-def test_never_two_who_may_act_and_soon_one(
+def test_two_never_hold_the_lease_and_one_soon_does(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], rates: tuple[float, ...]
 ) -> None:
-    play(tmp_path_factory.mktemp("state"), steps, rates, PATIENCE)
+    play(tmp_path_factory.mktemp("state"), steps, rates, TIMEOUTS)
 
 
 @pytest.mark.parametrize(
-    "patience",
-    [Patience(takeover_s=3.0), Patience(lapse_s=60.0)],
-    ids=["taken before it has lapsed", "not let go in time"],
+    "timeouts",
+    [LeaseTimeouts(takeover_s=3.0), LeaseTimeouts(expiry_s=60.0)],
+    ids=["acquired before it has expired", "not given up in time"],
 )
-def test_the_property_finds_wrong_times(tmp_path: Path, patience: Patience) -> None:
-    """ctl0 stands still for less than its lapse, while ctl1 looks on."""
+def test_the_property_fails_with_wrong_timeouts(tmp_path: Path, timeouts: LeaseTimeouts) -> None:
+    """ctl0 does not run for less than its expiry time, while ctl1 polls."""
     looks = [Step(0.25, 1, "go on")] * 40
     with pytest.raises(AssertionError, match=r"ctl0.*ctl1"):
-        play(tmp_path, [Step(0.0, 0, "go on"), *looks], (1.0, 1.0, 1.0), patience)
+        play(tmp_path, [Step(0.0, 0, "go on"), *looks], (1.0, 1.0, 1.0), timeouts)
 
 
-def test_a_look_that_hangs_takes_nothing_from_who_goes_on(tmp_path: Path) -> None:
+def test_a_poll_that_hangs_does_not_take_the_lease_from_a_running_holder(tmp_path: Path) -> None:
     begin = [Step(0.0, 0, "go on"), Step(0.5, 1, "go on")]
     looks = [Step(0.01, 1, "go on")] * 5
     for hang in (7.5, 8.0, 9.0, 20.0):
         folder = tmp_path / str(hang)
         folder.mkdir()
-        play(folder, [*begin, Step(0.25, 1, "go on", (hang,)), *looks], (1.0, 1.0, 1.0), PATIENCE)
+        play(folder, [*begin, Step(0.25, 1, "go on", (hang,)), *looks], (1.0, 1.0, 1.0), TIMEOUTS)
 
 
-def test_a_step_that_outlives_the_lease_is_over_before_another_begins() -> None:
-    assert PATIENCE.lapse_s + 2 * OVERTIME_S < PATIENCE.takeover_s
+def test_a_slurm_step_that_outlives_the_lease_ends_before_a_takeover() -> None:
+    assert TIMEOUTS.expiry_s + 2 * OVERTIME_S < TIMEOUTS.takeover_s
 
 
-def lease(folder: Path, me: Incumbent = ME) -> Lease:
+def lease(folder: Path, me: LeaseHolder = THIS_PROCESS) -> Lease:
     return Lease(folder, me, lambda _: None)
 
 
 def elsewhere(folder: Path) -> Lease:
-    return lease(folder, Incumbent("ctl2", "another-boot", 1, 1))
+    return lease(folder, LeaseHolder("ctl2", "another-boot", 1, 1))
 
 
-def test_the_first_takes_it_at_once_and_the_second_looks_on(tmp_path: Path) -> None:
+def test_the_first_acquires_the_lease_at_once_and_the_second_polls(tmp_path: Path) -> None:
     first, second = lease(tmp_path), elsewhere(tmp_path)
-    assert first.try_take()
-    assert not second.try_take()
+    assert first.try_acquire()
+    assert not second.try_acquire()
     assert (first.term, second.term) == (1, 0)
-    assert second.holder() == f"{ME.host} (term 1)"
+    assert second.describe_holder() == f"{THIS_PROCESS.host} (term 1)"
 
 
-def test_one_that_was_given_back_is_taken_at_once(tmp_path: Path) -> None:
+def test_a_released_lease_is_acquired_at_once(tmp_path: Path) -> None:
     first, second = lease(tmp_path), elsewhere(tmp_path)
-    assert first.try_take()
+    assert first.try_acquire()
     first.release()
-    assert second.try_take()
+    assert second.try_acquire()
     assert second.term == 2
 
 
-def test_one_whose_process_has_ended_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
+def test_the_lease_of_an_ended_process_of_this_machine_is_acquired_at_once(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    before = lease(tmp_path, Incumbent(ME.host, ME.kernel, ended.pid, 1))
-    assert before.try_take()
-    assert lease(tmp_path).try_take()
+    before = lease(tmp_path, LeaseHolder(THIS_PROCESS.host, THIS_PROCESS.kernel_id, ended.pid, 1))
+    assert before.try_acquire()
+    assert lease(tmp_path).try_acquire()
 
 
-def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path) -> None:
-    assert elsewhere(tmp_path).try_take()
-    assert not lease(tmp_path).try_take()
+def test_a_process_of_another_machine_counts_as_alive(tmp_path: Path) -> None:
+    assert elsewhere(tmp_path).try_acquire()
+    assert not lease(tmp_path).try_acquire()
 
 
-def test_a_file_of_a_term_that_another_made_decides(tmp_path: Path) -> None:
+def test_an_existing_term_file_blocks_a_claim(tmp_path: Path) -> None:
     first, second = lease(tmp_path), elsewhere(tmp_path)
     (tmp_path / "term-1").touch()
-    assert not first.try_take()
-    assert not second.try_take()
+    assert not first.try_acquire()
+    assert not second.try_acquire()
 
 
-def test_who_was_replaced_is_told_so(tmp_path: Path) -> None:
+def test_a_replaced_holder_loses_the_lease_at_its_next_renewal(tmp_path: Path) -> None:
     first, second = lease(tmp_path), elsewhere(tmp_path)
-    first.try_take()
+    first.try_acquire()
     (tmp_path / "lease").unlink()
-    assert not second.try_take()  # the term's file is there: somebody is on the way
+    assert not second.try_acquire()  # the term file exists: another coordinator may be claiming the term
     (tmp_path / "term-1").unlink()
-    assert second.try_take()
-    with pytest.raises(LeaseLost, match="has passed on"):
+    assert second.try_acquire()
+    with pytest.raises(LeaseLost, match="another coordinator has the lease"):
         first.renew()
 
 
 class Elsewhere:
-    """A lease of another machine, on a clock that is set; `meanwhile` happens once, when it looks at its clock for the
-    `at`-th time from now."""
+    """A lease of another machine, on a clock that the test sets. `meanwhile` is (n, action): the action runs once, when
+    the lease reads its clock for the n-th time from now."""
 
     def __init__(self, folder: Path, host: str = "ctl2") -> None:
         self.now = 0.0
         self.meanwhile: tuple[int, Callable[[], None]] | None = None
-        self.lease = Lease(folder, Incumbent(host, f"boot of {host}", 1, 1), lambda _: None, now=self._look)
+        self.lease = Lease(folder, LeaseHolder(host, f"boot of {host}", 1, 1), lambda _: None, now=self._look)
 
     def _look(self) -> float:
         if self.meanwhile:
@@ -276,12 +276,12 @@ class Elsewhere:
         return self.now
 
 
-def test_a_late_write_under_an_older_term_ends_nobody(tmp_path: Path) -> None:
+def test_a_late_write_under_an_older_term_does_not_end_the_holder(tmp_path: Path) -> None:
     first, second = elsewhere(tmp_path), lease(tmp_path)
-    first.try_take()
+    first.try_acquire()
     late = (tmp_path / "lease").read_bytes()
     first.release()
-    second.try_take()
+    second.try_acquire()
     for left_behind in (late, b"", b"\0" * 512):
         (tmp_path / "lease").write_bytes(left_behind)
         second.check()
@@ -289,94 +289,102 @@ def test_a_late_write_under_an_older_term_ends_nobody(tmp_path: Path) -> None:
         assert (tmp_path / "lease").read_text().split()[0] == "2"
     (tmp_path / "lease").write_bytes(late)
     (tmp_path / "term-3").touch()
-    with pytest.raises(LeaseLost, match="has passed on with term 3"):
+    with pytest.raises(LeaseLost, match="another coordinator has the lease under term 3"):
         second.check()
 
 
-def test_what_a_claim_saw_of_the_folder_may_have_been_old(tmp_path: Path) -> None:
-    """When it makes a term's file that term is over, and its file away; the entry is an older one's late write."""
+def test_a_claim_on_a_stale_listing_fails(tmp_path: Path) -> None:
+    """The claimed term is over and its file removed; the lease file holds an older holder's late write."""
     first, returning = lease(tmp_path), Elsewhere(tmp_path)
-    first.try_take()
+    first.try_acquire()
     first.release()
     late = (tmp_path / "lease").read_bytes()
     others = [lease(tmp_path), lease(tmp_path)]
 
     def two_terms_pass() -> None:
-        assert others[0].try_take()
+        assert others[0].try_acquire()
         others[0].release()
-        assert others[1].try_take()
+        assert others[1].try_acquire()
         (tmp_path / "lease").write_bytes(late)
 
-    returning.meanwhile = 3, two_terms_pass  # a look begins, it is dated, a claim begins
-    assert not returning.lease.try_take()
+    returning.meanwhile = 3, two_terms_pass  # the poll begins, the change is dated, the claim begins
+    assert not returning.lease.try_acquire()
     assert others[1].term == 3
     others[1].renew()
     assert [path.name for path in tmp_path.glob("term-*")] == ["term-3"]
 
 
-def test_a_claim_that_is_given_up_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_failed_claim_leaves_no_term_file(tmp_path: Path) -> None:
     first, other = lease(tmp_path), Elsewhere(tmp_path)
-    assert first.try_take()
-    assert not other.lease.try_take()
-    other.now += PATIENCE.takeover_s
-    other.meanwhile = 2, first.renew  # a look begins, a claim begins
-    assert not other.lease.try_take()
+    assert first.try_acquire()
+    assert not other.lease.try_acquire()
+    other.now += TIMEOUTS.takeover_s
+    other.meanwhile = 2, first.renew  # the poll begins, the claim begins
+    assert not other.lease.try_acquire()
     first.release()
-    assert other.lease.try_take()
+    assert other.lease.try_acquire()
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 512])
-def test_a_file_that_was_never_written_is_waited_for_and_no_longer(tmp_path: Path, left: bytes) -> None:
+def test_a_lease_file_that_was_never_written_is_acquired_after_the_takeover_time(tmp_path: Path, left: bytes) -> None:
     (tmp_path / "lease").write_bytes(left)
     (tmp_path / "term-1").touch()
     other = Elsewhere(tmp_path)
-    assert not other.lease.try_take()
-    other.now += PATIENCE.takeover_s
-    assert other.lease.try_take()
+    assert not other.lease.try_acquire()
+    other.now += TIMEOUTS.takeover_s
+    assert other.lease.try_acquire()
     assert other.lease.term == 2
 
 
-def test_terms_go_on_above_those_of_the_journals(tmp_path: Path) -> None:
+def test_a_new_term_is_above_the_terms_of_the_journals(tmp_path: Path) -> None:
     (tmp_path / "journal-00000007.db").touch()
     first = lease(tmp_path)
-    assert first.try_take()
+    assert first.try_acquire()
     assert first.term == 8
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_damaged_lease_file(tmp_path: Path) -> None:
     (tmp_path / "lease").write_text("rubbish")
     with pytest.raises(LeaseError, match="lease is damaged"):
-        lease(tmp_path).try_take()
+        lease(tmp_path).try_acquire()
 
 
-def test_an_identity_survives_the_file(tmp_path: Path) -> None:
-    assert Incumbent.parse(str(ME)) == ME
-    assert Incumbent.parse("ctl1") is None
-    assert not ME.has_ended(ME)
+def test_a_holder_is_parsed_from_its_text(tmp_path: Path) -> None:
+    assert LeaseHolder.parse(str(THIS_PROCESS)) == THIS_PROCESS
+    assert LeaseHolder.parse("ctl1") is None
+    assert not THIS_PROCESS.has_ended(THIS_PROCESS)
 
 
-async def test_the_loop_counts_as_moving_from_when_the_lease_was_taken(tmp_path: Path) -> None:
-    """A standby is made long before."""
+async def test_the_stall_of_the_loop_is_measured_from_the_acquisition(tmp_path: Path) -> None:
+    """A standby is created long before it acquires the lease."""
     loop, renewed, lost, moment = asyncio.get_running_loop(), asyncio.Event(), list[str](), [0.0]
-    held = Lease(tmp_path, ME, lambda _: loop.call_soon_threadsafe(renewed.set) and None, Patience(renew_s=0.001))
-    keeping = Keeping(held, lost.append, now=lambda: moment[0])
-    moment[0] += 100 * PATIENCE.stuck_s
-    assert held.try_take()
+    held = Lease(
+        tmp_path,
+        THIS_PROCESS,
+        lambda _: loop.call_soon_threadsafe(renewed.set) and None,
+        LeaseTimeouts(renew_interval_s=0.001),
+    )
+    keeper = LeaseKeeper(held, lost.append, now=lambda: moment[0])
+    moment[0] += 100 * TIMEOUTS.loop_stalled_s
+    assert held.try_acquire()
     await asyncio.sleep(0)
     renewed.clear()
-    keeping.start()
+    keeper.start()
     async with asyncio.timeout(10):
         await renewed.wait()
-    keeping.stop()
+    keeper.stop()
     assert lost == []
 
 
-def test_who_is_hidden_has_not_ended(tmp_path: Path) -> None:
-    """As where /proc shows a user's own processes alone."""
+def test_a_process_that_proc_hides_has_not_ended(tmp_path: Path) -> None:
+    """/proc may show a user's own processes alone (hidepid)."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     for pid, has_ended in ((1, False), (ended.pid, True)):
-        assert Incumbent(ME.host, ME.kernel, pid, 1).has_ended(ME, proc=tmp_path) is has_ended
+        assert (
+            LeaseHolder(THIS_PROCESS.host, THIS_PROCESS.kernel_id, pid, 1).has_ended(THIS_PROCESS, proc=tmp_path)
+            is has_ended
+        )
 
 
 ARMED = (

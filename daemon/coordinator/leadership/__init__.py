@@ -1,4 +1,4 @@
-"""Which of two coordinators may act: the lease, its holder, the leader's watchdog, the shared state folder.
+"""Which of two coordinators may act: the lease, its holder, the watchdog, the checks of the state folder, the clock.
 
-Imports `journal`. The coordinator's `__main__` imports it.
+Imports `journal`. `__main__` imports it; `shell` imports the clock.
 """

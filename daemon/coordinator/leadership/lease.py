@@ -1,15 +1,16 @@
 """The lease: which of two coordinators that share a state folder may act.
 
-As slurmctld's own backup does, both live off one folder. Whoever holds the lease rewrites its file every second; who
-stands by looks on, and takes the next term once the file has not changed for `takeover_s` of its own clock. The holder
-counts from the moment *before* its last rewriting: after `lapse_s`, which is shorter, the kernel kills it (a timer
-whose signal ends the process, so that one that stood still dies before it does anything else). So two never act at
-once, whatever their clocks say, as long as both run at about one speed.
+Two coordinators share one folder, as slurmctld and its backup do. The holder rewrites the lease file every second. The
+standby polls the file. It acquires the next term once the file has not changed for `takeover_s` of its own clock. The
+holder counts from the moment *before* its last renewal. After `expiry_s`, which is shorter, a kernel timer kills the
+holder: a holder that was suspended dies before it executes another instruction. So two coordinators never act at the
+same time, whatever their clocks show, as long as both clocks run at about the same speed.
 
-In the folder:
-    lease     "TERM BEAT HOLDER": one line, rewritten in place and synced. Opening a file anew shows what another
-              machine has synced (close-to-open), where a look at a folder may be old.
-    term-N    made by whoever takes term N; that making it can only succeed once decides between two who try.
+Files in the folder:
+    lease     "TERM RENEWALS HOLDER": one line, rewritten in place and synced. A file that is opened anew shows what
+              another machine has synced (close-to-open consistency); a directory listing may be stale.
+    term-N    created by the coordinator that acquires term N. Creation succeeds once only, so it decides between two
+              coordinators that try at the same time.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.daemon.coordinator.journal.per_term_journal import newest_term
-from muster.daemon.coordinator.leadership.lease_holder import Incumbent
+from muster.daemon.coordinator.leadership.lease_holder import LeaseHolder
 from muster.daemon.host import clock
 
-FILE = "lease"
-_BYTES = 512
+LEASE_FILE = "lease"
+_RECORD_BYTES = 512
 _RELEASED = "-"
 
 
 class LeaseLost(Exception):
-    """Another coordinator has the lease, or may have it by now: nothing may be done any more. Says why."""
+    """Another coordinator has the lease, or may have it: this process must do nothing more. Says why."""
 
 
 class LeaseError(Exception):
@@ -39,186 +40,191 @@ class LeaseError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds. `takeover_s` exceeds `lapse_s` by what clocks may differ, and a call to Slurm may still take."""
+class LeaseTimeouts:
+    """Seconds. `takeover_s` exceeds `expiry_s`: two clocks may differ in speed, and a call to Slurm may still run."""
 
-    renew_s: float = 1.0
-    lapse_s: float = 5.0
+    renew_interval_s: float = 1.0
+    expiry_s: float = 5.0
+    """A lease that was not renewed for this long has expired."""
     takeover_s: float = 8.0
-    look_s: float = 0.25
-    stuck_s: float = 10.0
-    """An event loop that has stood still for so long keeps no lease."""
+    """A standby acquires a lease whose file has not changed for this long."""
+    poll_interval_s: float = 0.25
+    loop_stalled_s: float = 10.0
+    """A coordinator whose event loop has not run for this long gives up its lease."""
 
 
-class Entry(NamedTuple):
-    """What the file says. `holder` is "-" once the lease was given back; term 0: nobody ever had it."""
+class LeaseRecord(NamedTuple):
+    """What the lease file says. `holder` is "-" once the lease was released; term 0: nobody ever held it."""
 
     term: int
-    beat: int
+    renewals: int
     holder: str
 
 
 class Lease:
-    """The lease in `folder`, as one process sees it. Its methods read and write there: they may take as long as that.
+    """The lease in `folder`, as one process sees it. Its methods read and write files there and may block.
 
     Args:
-        me: who takes it.
-        arm: has this process killed in so many seconds, instead of when it was to be before; 0: never.
+        process: the identity of this process.
+        arm: sets the kernel timer that kills this process to so many seconds; 0: never.
         now: a clock that goes on while the machine sleeps; seconds.
     """
 
     def __init__(
         self,
         folder: Path,
-        me: Incumbent,
+        process: LeaseHolder,
         arm: Callable[[float], None],
-        patience: Patience = Patience(),  # frozen
+        timeouts: LeaseTimeouts = LeaseTimeouts(),  # frozen
         now: Callable[[], float] = clock.boottime,
     ) -> None:
         self.term = 0
-        """The term that is held; 0: none."""
-        self.patience = patience
-        self._folder, self._file = folder, folder / FILE
-        self._me, self._arm, self._now = me, arm, now
-        self._seen: tuple[Entry, int] | None = None
+        """The term that this process holds; 0: none."""
+        self.timeouts = timeouts
+        self._folder, self._file = folder, folder / LEASE_FILE
+        self._process, self._arm, self._now = process, arm, now
+        self._seen: tuple[LeaseRecord, int] | None = None
+        """What the last poll found: the record and the newest term file."""
         self._seen_at = 0.0
-        self._beat = 0
+        """When a poll first found `_seen`."""
+        self._renewals = 0
         self._renewed_at = 0.0
 
-    def try_take(self) -> bool:
-        """Look once; True: the lease is ours now, and `term` says under which term.
+    def try_acquire(self) -> bool:
+        """Poll the folder once. True: this process holds the lease now, under `term`.
 
         Raises:
             LeaseError: the folder can't be read or written.
         """
         try:
-            return self._try_take()
+            return self._try_acquire()
         except OSError as error:
             raise LeaseError(f"can't keep a lease in {self._folder}: {error}") from error
 
     def renew(self) -> None:
-        """Keep the lease.
+        """Renew the lease.
 
         Raises:
-            LeaseLost: it is another's by now, or may be; or the folder does not take the renewal.
+            LeaseLost: another coordinator has the lease, or may have it; or the renewal can't be written.
         """
         began = self._now()
         self.check()
-        self._beat += 1
+        self._renewals += 1
         try:
-            self._write(Entry(self.term, self._beat, str(self._me)))
+            self._write(LeaseRecord(self.term, self._renewals, str(self._process)))
         except OSError as error:
             raise LeaseLost(f"the lease can't be renewed: {error}") from error
         self._renewed_at = began
-        self._arm(self.left())
+        self._arm(self.remaining_s())
 
     def check(self) -> None:
-        """Before something is done that only the holder may do.
+        """Verify that this process holds the lease. Call it before anything that only the holder may do.
 
         Raises:
-            LeaseLost: it is not ours any more, or about to lapse.
+            LeaseLost: this process does not hold the lease any more, or the lease has expired.
         """
-        if self.left() <= 0:
-            raise LeaseLost(f"the lease was last renewed {self._now() - self._renewed_at:.1f} s ago, and has lapsed")
+        if self.remaining_s() <= 0:
+            raise LeaseLost(f"the lease was last renewed {self._now() - self._renewed_at:.1f} s ago and has expired")
         try:
             found = self._read()
             newest = found.term if found.term >= self.term else max(self._terms(), default=0)
         except OSError as error:
             raise LeaseLost(f"the lease can't be read: {error}") from error
         if found.term < self.term and newest <= self.term:
-            return  # A machine's late write under an older term, which nobody follows: the next renewal goes over it.
-        if (found.term, found.holder) != (self.term, str(self._me)):
-            raise LeaseLost(f"the lease has passed on with term {newest} (ours was {self.term})")
+            return  # A late write of an older term's holder. No coordinator follows it; the next renewal overwrites it.
+        if (found.term, found.holder) != (self.term, str(self._process)):
+            raise LeaseLost(f"another coordinator has the lease under term {newest} (ours was {self.term})")
 
-    def left(self) -> float:
-        """Seconds until the lease lapses, unless it is renewed."""
-        return self._renewed_at + self.patience.lapse_s - self._now()
+    def remaining_s(self) -> float:
+        """Seconds until the lease expires, unless it is renewed."""
+        return self._renewed_at + self.timeouts.expiry_s - self._now()
 
     def release(self) -> None:
-        """Give the lease back, so that who stands by need not wait; nothing is done under it any more."""
+        """Release the lease, so that the standby need not wait. This process does nothing more under the lease."""
         with suppress(LeaseLost, OSError):
             self.check()
-            self._write(Entry(self.term, self._beat, _RELEASED))
+            self._write(LeaseRecord(self.term, self._renewals, _RELEASED))
         self.term = 0
         self._arm(0)
 
-    def holder(self) -> str:
-        """Who had it at the last look, in words."""
+    def describe_holder(self) -> str:
+        """The holder that the last poll found, in words."""
         if self._seen is None:
             return "nobody"
-        entry = self._seen[0]
-        return f"{entry.holder.partition('|')[0] or 'nobody'} (term {entry.term})"
+        record = self._seen[0]
+        return f"{record.holder.partition('|')[0] or 'nobody'} (term {record.term})"
 
-    def _try_take(self) -> bool:
+    def _try_acquire(self) -> bool:
         now = self._now()
         seen = (self._read(), max(self._terms(), default=0))
         if seen != self._seen:
-            # Its time runs from when it was seen, which may be long after the look began: the folder may hang.
+            # The takeover time runs from when the change was seen. The read may have blocked since the poll began.
             self._seen, self._seen_at = seen, self._now()
-        entry, newest = seen
-        if newest <= entry.term and self._is_free(entry):
-            return self._claim(entry.term, entry)
-        # Somebody who has made a term's file, and not written the lease yet, is given the same time.
-        if now - self._seen_at >= self.patience.takeover_s:
-            return self._claim(max(entry.term, newest), entry)
+        record, newest = seen
+        if newest <= record.term and self._is_free(record):
+            return self._claim(record.term, record)
+        # A coordinator that created a term file and has not written the lease yet is given the same time.
+        if now - self._seen_at >= self.timeouts.takeover_s:
+            return self._claim(max(record.term, newest), record)
         return False
 
-    def _is_free(self, entry: Entry) -> bool:
-        if entry.term == 0 or entry.holder == _RELEASED:
+    def _is_free(self, record: LeaseRecord) -> bool:
+        if record.term == 0 or record.holder == _RELEASED:
             return True
-        before = Incumbent.parse(entry.holder)
-        return before is not None and before.has_ended(self._me)
+        holder = LeaseHolder.parse(record.holder)
+        return holder is not None and holder.has_ended(self._process)
 
-    def _claim(self, above: int, before: Entry) -> bool:
+    def _claim(self, above: int, expected: LeaseRecord) -> bool:
+        """Acquire a term above `above`, unless the lease file no longer says `expected`."""
         began = self._now()
-        self._arm(self.patience.lapse_s)  # whoever stands still on the way writes nothing late
-        # Above the journals' terms, too: a folder of which only they were brought back begins no term anew.
+        self._arm(self.timeouts.expiry_s)  # a process that is suspended during the claim must not write late
+        # The new term is above the journals' terms, too: the folder may have been restored with its journals alone.
         term = max(above, newest_term(self._folder)) + 1
-        mark = self._mark(term)
+        term_file = self._term_file(term)
         try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.close(os.open(term_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             self._arm(0)
             return False
-        # Who had it goes on after all; or what was seen of the folder was old, and it is further: what has just made a
-        # file there sees it as it is.
-        if self._read() != before or max(self._terms()) != term:
-            mark.unlink(missing_ok=True)  # else whoever comes next would wait for us
+        # The earlier holder may have renewed after all, or the listing may have been stale and the terms further on.
+        # A process that has just created a file in the folder sees the folder's current state.
+        if self._read() != expected or max(self._terms()) != term:
+            term_file.unlink(missing_ok=True)  # else the next coordinator that polls would wait for this process
             self._arm(0)
             return False
-        self.term, self._beat, self._renewed_at = term, 0, began
-        self._write(Entry(term, 0, str(self._me)))
-        self._arm(self.left())
+        self.term, self._renewals, self._renewed_at = term, 0, began
+        self._write(LeaseRecord(term, 0, str(self._process)))
+        self._arm(self.remaining_s())
         for older in self._terms():
             if older < term:
-                self._mark(older).unlink(missing_ok=True)
+                self._term_file(older).unlink(missing_ok=True)
         return True
 
-    def _mark(self, term: int) -> Path:
+    def _term_file(self, term: int) -> Path:
         return self._folder / f"term-{term}"
 
     def _terms(self) -> list[int]:
         names = (path.name.removeprefix("term-") for path in self._folder.glob("term-*"))
         return [int(name) for name in names if name.isdigit()]
 
-    def _read(self) -> Entry:
+    def _read(self) -> LeaseRecord:
         try:
             handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return Entry(0, 0, _RELEASED)
+            return LeaseRecord(0, 0, _RELEASED)
         try:
-            words = os.pread(handle, _BYTES, 0).decode(errors="replace").replace("\0", " ").split()
+            words = os.pread(handle, _RECORD_BYTES, 0).decode(errors="replace").replace("\0", " ").split()
         finally:
             os.close(handle)
-        if not words:  # made, and never written: a full disk, a power cut; the terms' files tell who was on the way
-            return Entry(0, 0, _RELEASED)
+        if not words:  # created and never written (full disk, power cut); the term files tell whether somebody claims
+            return LeaseRecord(0, 0, _RELEASED)
         if len(words) != 3 or not (words[0].isdigit() and words[1].isdigit()):
-            raise OSError(f"{self._file} is damaged: it should be TERM BEAT HOLDER")
-        return Entry(int(words[0]), int(words[1]), words[2])
+            raise OSError(f"{self._file} is damaged: it should be TERM RENEWALS HOLDER")
+        return LeaseRecord(int(words[0]), int(words[1]), words[2])
 
-    def _write(self, entry: Entry) -> None:
-        # One length for all entries: a reader sees one of them, whole.
-        line = f"{entry.term} {entry.beat} {entry.holder}".ljust(_BYTES - 1) + "\n"
+    def _write(self, record: LeaseRecord) -> None:
+        # All records have one length, so a reader sees one whole record.
+        line = f"{record.term} {record.renewals} {record.holder}".ljust(_RECORD_BYTES - 1) + "\n"
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(handle, line.encode(), 0)

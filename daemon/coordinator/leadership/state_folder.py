@@ -1,7 +1,7 @@
-"""What must be right about the state folder before anything is kept there, alone or with a standby.
+"""Checks of the state folder before a coordinator uses it, alone or with a standby.
 
-The settings of two machines are written twice, so they may differ: each of these mistakes would leave both acting, or
-nobody when it is needed.
+A site configures its two machines separately, so their settings may differ. Each mistake that is checked here would let
+both coordinators act, or leave none to act when it is needed.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from muster.daemon.coordinator.journal.per_term_journal import newest_term
-from muster.daemon.coordinator.leadership.lease import FILE, LeaseError
-from muster.daemon.coordinator.leadership.lease_holder import Incumbent
+from muster.daemon.coordinator.leadership.lease import LEASE_FILE, LeaseError
+from muster.daemon.coordinator.leadership.lease_holder import LeaseHolder
 from muster.daemon.transport.site_config import SiteError
 
-OWN = Path("/var/lib/muster")
-"""A coordinator's folder where no other is given."""
+DEFAULT_STATE_DIR = Path("/var/lib/muster")
+"""The state folder of a coordinator that was started without --state-dir."""
 
 
-def check_alone(folder: Path) -> None:
-    """Before a coordinator uses `folder` by itself.
+def check_unshared_folder(folder: Path) -> None:
+    """Check that a coordinator may use `folder` alone.
 
     Raises:
-        SiteError: two coordinators share it.
+        SiteError: two coordinators share the folder.
     """
     try:
-        shared = (folder / FILE).exists() or newest_term(folder)
+        shared = (folder / LEASE_FILE).exists() or newest_term(folder)
     except OSError:
-        return  # it is not there yet, or can't be read: the journal's to say
+        return  # the folder does not exist yet or can't be read: opening the journal reports that
     if shared:
         raise SiteError(
             f"{folder} is shared with a coordinator on another machine, which may be acting: "
@@ -37,26 +37,28 @@ def check_alone(folder: Path) -> None:
         )
 
 
-def check_shared(folder: Path | None, me: Incumbent, environ: Mapping[str, str] = os.environ) -> Path:
-    """Before a coordinator stands by in `folder` (None: none was given), which it returns. May take as long as a share.
+def check_shared_folder(folder: Path | None, process: LeaseHolder, environ: Mapping[str, str] = os.environ) -> Path:
+    """Check that two coordinators may share `folder` (None: the command line named none), and return the folder.
+
+    Blocks for as long as the shared file system does.
 
     Raises:
-        SiteError: it is this machine's own, or open to others.
-        LeaseError: it is not there, or can't be written.
+        SiteError: the folder is local to this machine, or other users may write it.
+        LeaseError: the folder does not exist or can't be written.
     """
-    owned = {Path(path).resolve() for path in environ.get("STATE_DIRECTORY", "").split(":") if path}
-    if folder is None or folder.resolve() in owned:
+    local_folders = {Path(path).resolve() for path in environ.get("STATE_DIRECTORY", "").split(":") if path}
+    if folder is None or folder.resolve() in local_folders:
         raise SiteError(
-            f"--shared-state needs a folder that both machines see, and {folder or OWN} is this machine's own: "
-            "give --state-dir, for example /shared/muster"
+            f"--shared-state needs a folder that both machines see, and {folder or DEFAULT_STATE_DIR} is this "
+            "machine's own: give --state-dir, for example /shared/muster"
         )
     try:
         mode = folder.stat().st_mode
     except OSError as error:
-        # Never made here: in the place of a share that is not mounted, a lease would be this machine's alone.
+        # The folder is never created here: where the share is not mounted, the lease would be local to this machine.
         raise LeaseError(
-            f"{folder}: {error.strerror}. Is the share mounted? (The folder is made once, by hand, for Slurm's user, "
-            "with mode 0700)"
+            f"{folder}: {error.strerror}. Is the share mounted? (An administrator creates the folder once, owned by "
+            "SlurmUser, with mode 0700)"
         ) from error
     if mode & 0o022:
         raise SiteError(
@@ -64,14 +66,14 @@ def check_shared(folder: Path | None, me: Incumbent, environ: Mapping[str, str] 
             f"chmod 0700 {folder}"
         )
     try:
-        _try_to_write(folder / f"standby-{me.host}-{me.pid}")
+        _check_writable(folder / f"standby-{process.host}-{process.pid}")
     except OSError as error:
-        raise LeaseError(f"nothing can be written in {folder}: {error.strerror}. Slurm's user must own it") from error
+        raise LeaseError(f"can't write in {folder}: {error.strerror}. SlurmUser must own the folder") from error
     return folder
 
 
-def _try_to_write(path: Path) -> None:
-    """Now rather than when the other one has died."""
+def _check_writable(path: Path) -> None:
+    """Create and remove `path` now, rather than fail when the other coordinator has died."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     finally:

@@ -1,8 +1,8 @@
-"""The coordinator's own clock: the wall clock at the start, carried on by the monotonic one.
+"""The coordinator's own clock: the wall clock at the start, carried on by the monotonic clock.
 
-So the core's `now` never goes back and never jumps: an operator who sets the clock must not make nodes look silent.
-What others tell by the wall clock is carried over with `ahead_s` as often as it is read: the clock may have been wrong
-at the start, and mended since.
+The core's `now` never goes back and never jumps: an operator who sets the clock must not make nodes look silent. Slurm
+and others give times of the wall clock. Such a time is converted with `ahead_s` each time it is read, because the wall
+clock may have been wrong at the start and corrected since.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ class SteadyClock:
         return self._monotonic() + self._offset
 
     def ahead_s(self) -> float:
-        """Seconds by which it is ahead of the wall clock, as that goes by now."""
+        """Seconds by which this clock is ahead of the current wall clock."""
         return self.now() - self._wall()
