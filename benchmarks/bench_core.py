@@ -30,8 +30,7 @@ from rich.table import Table
 
 from benchmarks.fleet import Fleet, TrainingGang
 from benchmarks.restart import answered
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import apply
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.core.state.turn import Outcome
@@ -58,12 +57,12 @@ Figures = dict[str, float]
 
 def heartbeats(fleet: Fleet, gangs: list[TrainingGang]) -> Figures:
     """Pings of agents and heartbeats of node daemons, in turn, that one core takes in a second."""
-    pings: list[e.Event] = [e.AgentHeard(gang.id, node) for gang in gangs for node in gang.nodes]
-    beats: list[e.Event] = [e.NodeHeard(node) for gang in gangs for node in gang.nodes]
-    events = list(islice(cycle([event for pair in zip(pings, beats, strict=True) for event in pair]), HEARTBEATS))
+    pings: list[events.Event] = [events.AgentHeard(gang.id, node) for gang in gangs for node in gang.nodes]
+    beats: list[events.Event] = [events.NodeHeard(node) for gang in gangs for node in gang.nodes]
+    received = list(islice(cycle([event for pair in zip(pings, beats, strict=True) for event in pair]), HEARTBEATS))
     core, now = fleet.core, fleet.now
     start = time.perf_counter()
-    for event in events:
+    for event in received:
         core.decide(event, now)
     return {"heartbeats_per_s": round(HEARTBEATS / (time.perf_counter() - start))}
 
@@ -71,13 +70,13 @@ def heartbeats(fleet: Fleet, gangs: list[TrainingGang]) -> Figures:
 def journal(fleet: Fleet, folder: Path) -> Figures:
     """Milliseconds for one event: its facts, and a snapshot where one is due."""
     kept = Journal(folder)
-    ledger = fleet.core.ledger
+    state = fleet.core.state
     took = []
-    for number, node in enumerate(islice(cycle(ledger.nodes), EVENTS)):
+    for number, node in enumerate(islice(cycle(state.nodes), EVENTS)):
         facts = _loss(node, number)
         start = time.perf_counter()
         kept.append(facts, fleet.now, "Probed of a witness: the node did not answer")
-        kept.snapshot_if_due(ledger)
+        kept.snapshot_if_due(state)
         took.append((time.perf_counter() - start) * 1000)
     kept.close()
     cuts = statistics.quantiles(took, n=100)
@@ -89,12 +88,12 @@ def journal(fleet: Fleet, folder: Path) -> Figures:
     }
 
 
-def _loss(node: str, number: int) -> list[f.Fact]:
+def _loss(node: str, number: int) -> list[facts.Fact]:
     reason = f"{node} is lost: agent and daemon silent to the coordinator and to other nodes"
     return [
-        f.NodeJudged(node, Verdict.LOST, reason),
-        f.SlurmOwed("gang0000", number, "down", 1, node, f"muster: {reason}"),
-        f.MemberOut("gang0000", node, reason, False),
+        facts.NodeJudged(node, Verdict.LOST, reason),
+        facts.SlurmOwed("gang0000", number, "down", 1, node, f"muster: {reason}"),
+        facts.MemberOut("gang0000", node, reason, False),
     ]
 
 
@@ -127,16 +126,16 @@ class Telling:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._streams = AgentStreams()
-        self._book = OrderBook(fleet.core.ledger, 1, self._streams.of, self._later)
+        self._book = OrderBook(fleet.core.state, 1, self._streams.of, self._later)
         self._late: list[tuple[float, Callable[[str], None], str]] = []
 
-    def __call__(self, event: e.Event, outcome: Outcome) -> None:
+    def __call__(self, event: events.Event, outcome: Outcome) -> None:
         """What follows from one event."""
         while self._late and self._late[0][0] <= self._fleet.now:
             _, action, gang = self._late.pop(0)
             action(gang)
         self._book.follow(outcome.facts)
-        if isinstance(event, e.AgentAttached):
+        if isinstance(event, events.AgentAttached):
             stream = AgentStream(event.gang, event.node, event.incarnation)
             self._streams.add(stream)
             self._book.tell(stream)
@@ -148,12 +147,12 @@ class Telling:
 async def restart(fleet: Fleet, folder: Path) -> Figures:
     """Seconds from a coordinator's start to its first answer, and what of that is the journal's part."""
     kept = Journal(folder)
-    ledger = kept.load()
-    for at, facts in fleet.written:
-        for fact in facts:
-            apply(ledger, fact, at)
-        kept.append(facts, at, "a measurement")
-        kept.snapshot_if_due(ledger)
+    state = kept.load()
+    for at, decided in fleet.written:
+        for fact in decided:
+            apply(state, fact, at)
+        kept.append(decided, at, "a measurement")
+        kept.snapshot_if_due(state)
     kept.close()
     SecretCredentials.create(folder / "secret")
     start = time.perf_counter()

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.events import RankState, Shard, Silence, Status, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.coordinator.core.state.turn import Ask, Outcome
+from muster.daemon.coordinator.core.state.turn import Outcome, ProbeRequest
 
 RANKS_PER_NODE = 8
 LEAF_NODES = 32
@@ -26,14 +25,14 @@ LEAF_NODES = 32
 class Fleet:
     """One core and all that it decided. `after` is called with each event and its outcome: what a shell would do."""
 
-    core: Core = field(default_factory=lambda: Core(Ledger(), 1000.0))
+    core: Core = field(default_factory=lambda: Core(DurableState(), 1000.0))
     now: float = 1000.0
-    written: list[tuple[float, list[f.Fact]]] = field(default_factory=list)
-    after: Callable[[e.Event, Outcome], None] = lambda event, outcome: None
+    written: list[tuple[float, list[facts.Fact]]] = field(default_factory=list)
+    after: Callable[[events.Event, Outcome], None] = lambda event, outcome: None
     cpu_s: float = 0.0
     """CPU time of this process in the core and in `after`."""
 
-    def post(self, event: e.Event) -> Outcome:
+    def post(self, event: events.Event) -> Outcome:
         """Give the core an event now."""
         start = time.process_time()
         outcome = self.core.decide(event, self.now)
@@ -68,15 +67,15 @@ class TrainingGang:
 
     @property
     def gang(self) -> Gang:
-        """The gang in the ledger."""
-        return self.fleet.core.ledger.gangs[self.id]
+        """The gang in the durable state."""
+        return self.fleet.core.state.gangs[self.id]
 
     def begin(self) -> None:
         """From the submission to the first finished step."""
-        spec = e.GangSpec(len(self.nodes) - self.spares, self.spares, RANKS_PER_NODE, durable_dir="/durable")
-        self.fleet.post(e.GangSubmitted(self.id, self.job, 1000, self.id, spec, '{"run_dir":"/run/gang"}'))
+        spec = events.GangSpec(len(self.nodes) - self.spares, self.spares, RANKS_PER_NODE, durable_dir="/durable")
+        self.fleet.post(events.GangSubmitted(self.id, self.job, 1000, self.id, spec, '{"run_dir":"/run/gang"}'))
         for node in self.nodes:
-            self.fleet.post(e.NodeAttached(node, "boot", "d1", f"{node}:7071"))
+            self.fleet.post(events.NodeAttached(node, "boot", "d1", f"{node}:7071"))
             self.attach(node)
         self.report_all()
         self.advance(1)
@@ -85,7 +84,7 @@ class TrainingGang:
         """The node's agent opens its stream."""
         position = self.nodes.index(node)
         leaf = f"leaf{int(node.lstrip('node')) // LEAF_NODES}"
-        event = e.AgentAttached(
+        event = events.AgentAttached(
             self.id, node, self.job, 0, "a1", f"{node}:9000", position == 0, leaf, self.status(node)
         )
         self.fleet.post(event)
@@ -97,9 +96,9 @@ class TrainingGang:
                 for event in self.reports():
                     self.fleet.post(event)
 
-    def reports(self) -> list[e.Event]:
+    def reports(self) -> list[events.Event]:
         """What the agents that can would report now."""
-        return [e.AgentReported(self.id, n, "a1", self.status(n)) for n in self.nodes if n not in self.silent]
+        return [events.AgentReported(self.id, n, "a1", self.status(n)) for n in self.nodes if n not in self.silent]
 
     def advance(self, steps: int) -> None:
         """Every rank finishes `steps` steps, and snapshots."""
@@ -108,7 +107,7 @@ class TrainingGang:
 
     def status(self, node: str) -> Status:
         """What the agent on `node` has, now."""
-        gang = self.fleet.core.ledger.gangs.get(self.id)
+        gang = self.fleet.core.state.gangs.get(self.id)
         if gang is None or gang.phase is Phase.GATHERING:
             return Status()
         fencing = gang.phase in (Phase.PREFLIGHT, Phase.RECOVERING)
@@ -128,7 +127,7 @@ class TrainingGang:
             order_serial=gang.serial,
         )
 
-    def _shards(self, gang: Gang, seat: f.Seat | None) -> tuple[Shard, ...]:
+    def _shards(self, gang: Gang, seat: facts.Seat | None) -> tuple[Shard, ...]:
         """Own shards and the buddy's copies of the newest step."""
         if seat is None or not self.version.step:
             return ()
@@ -161,7 +160,7 @@ class TrainingGang:
     def lose_many(self, nodes: Sequence[str], seconds: float) -> None:
         """A switch dies: the streams of `nodes` break, and nobody hears them for so long."""
         self.silent.update(nodes)
-        asks = [ask for node in nodes for ask in self.fleet.post(e.AgentGone(self.id, node, "a1")).asks]
+        asks = [ask for node in nodes for ask in self.fleet.post(events.AgentGone(self.id, node, "a1")).asks]
         end = self.fleet.now + seconds
         while self.fleet.now < end:
             if any(self._behind(node) for node in self.nodes):
@@ -170,25 +169,25 @@ class TrainingGang:
 
     def _behind(self, node: str) -> bool:
         """An agent that can has not told of its newest order yet."""
-        return node not in self.silent and self.fleet.core.sight.gang(self.id).status(node).fenced < self.gang.fenced
+        return node not in self.silent and self.fleet.core.observed.gang(self.id).status(node).fenced < self.gang.fenced
 
-    def _answers(self, ask: Ask) -> list[Ask]:
-        events = [
-            e.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER)
+    def _answers(self, ask: ProbeRequest) -> list[ProbeRequest]:
+        answers = [
+            events.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER)
             for witness in ask.witnesses
             if witness not in self.silent
         ]
-        return [following for event in events for following in self.fleet.post(event).asks]
+        return [following for event in answers for following in self.fleet.post(event).asks]
 
-    def _accuse(self, witness: str, node: str) -> list[Ask]:
-        return self.fleet.post(e.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).asks
+    def _accuse(self, witness: str, node: str) -> list[ProbeRequest]:
+        return self.fleet.post(events.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).asks
 
-    def _answer(self, ask: Ask) -> None:
+    def _answer(self, ask: ProbeRequest) -> None:
         """All witnesses find the node silent, at the probe's deadline."""
         self.fleet.now += ask.deadline_s
         for witness in ask.witnesses:
-            self.fleet.post(e.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER))
+            self.fleet.post(events.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER))
 
-    def _tick(self) -> list[Ask]:
+    def _tick(self) -> list[ProbeRequest]:
         self.fleet.now += 0.05
-        return self.fleet.post(e.Tick()).asks
+        return self.fleet.post(events.Tick()).asks

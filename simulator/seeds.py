@@ -194,8 +194,8 @@ class Run:
             coordinator.awake()
             and self._mended()
             and not world.slurm.silent_because
-            and not coordinator.core.ledger.owed
-            and not coordinator.core.ledger.echoes
+            and not coordinator.core.state.owed
+            and not coordinator.core.state.echoes
             and all(map(self._gang_settled, self._gangs))
         )
 

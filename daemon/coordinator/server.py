@@ -12,7 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
@@ -63,20 +63,20 @@ class Coordinator:
         """
         return cls(settings, *await asyncio.to_thread(_take_up, settings.state_dir, settings.lease_term))
 
-    def __init__(self, settings: Settings, journal: Journal, ledger: Ledger) -> None:
-        """`ledger` is what `journal` holds, which is closed with the coordinator."""
+    def __init__(self, settings: Settings, journal: Journal, state: DurableState) -> None:
+        """`state` is what `journal` holds, which is closed with the coordinator."""
         self._settings = settings
         self._journal = journal
         self.engine = Engine(
             journal,
-            ledger,
+            state,
             settings.slurm,
             settings.credentials,
             limits=settings.policy.limits,
             before_acting=settings.before_acting,
         )
         self._watch = SlurmWatch(
-            settings.slurm, self.engine.core.ledger, self.engine.post, lambda: self.engine.clock.ahead_s()
+            settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
         )
         self.roster = SlurmRoster(settings.slurm)
         self._watching: asyncio.Task[None] | None = None
@@ -152,7 +152,7 @@ class Coordinator:
             await self._health.set(service, state)
 
 
-def _take_up(folder: Path, lease_term: int) -> tuple[Journal, Ledger]:
+def _take_up(folder: Path, lease_term: int) -> tuple[Journal, DurableState]:
     journal = Journal(folder, lease_term=lease_term)
     return journal, journal.load()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.state_tables import GANG_MOVES, NODE_MOVES
 
 RUNGS = (
@@ -44,7 +44,7 @@ class Tally:
         """One more."""
         self.counts[kind, name] += 1
 
-    def event(self, event: e.Event) -> None:
+    def event(self, event: events.Event) -> None:
         """The core has taken an event."""
         self.counts["event", type(event).__name__] += 1
 

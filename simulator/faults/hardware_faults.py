@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.simulator.faults import targets
 from muster.simulator.faults.network_faults import cut
 from muster.simulator.world.network import COORDINATOR
@@ -118,7 +118,7 @@ def _signal(world: World, node: str, judgement: str) -> None:
     if judgement in ("unfit", "echo"):
         world.machines[node].faulty = True
     if world.daemons[node].alive:
-        world.daemons[node].signal(e.NodeSignalled(node, judgement, f"Xid ({judgement})", "NVRM: Xid"))
+        world.daemons[node].signal(events.NodeSignalled(node, judgement, f"Xid ({judgement})", "NVRM: Xid"))
 
 
 def echo(world: World, gang: str) -> None:
@@ -134,5 +134,5 @@ def echo(world: World, gang: str) -> None:
             world.freeze(dead, True)
             world.schedule.later(80.0, thaw, world, dead)
         if world.daemons[peer].alive:
-            told = e.NodeSignalled(peer, "echo", "Xid 74", "NVRM: Xid")
+            told = events.NodeSignalled(peer, "echo", "Xid 74", "NVRM: Xid")
             world.schedule.later(0.1 + world.chance.random(), world.daemons[peer].signal, told)

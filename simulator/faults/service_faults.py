@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.simulator.faults import targets
 from muster.simulator.world.world import World
 
@@ -97,7 +97,7 @@ def cancel(world: World, gang: str) -> None:
     """muster cancel."""
     if world.coordinator.awake() and world.gang(gang):
         world.note(f"FAULT: {gang} is cancelled")
-        world.coordinator.post(e.CancelAsked(gang, "uid 1000"))
+        world.coordinator.post(events.CancelAsked(gang, "uid 1000"))
 
 
 def scancel(world: World, gang: str) -> None:
@@ -110,7 +110,7 @@ def ask_flush(world: World, gang: str) -> None:
     """muster flush."""
     if world.coordinator.awake() and world.gang(gang):
         world.note(f"FAULT: a flush of {gang} is asked for")
-        world.coordinator.post(e.FlushAsked(gang, "uid 1000"))
+        world.coordinator.post(events.FlushAsked(gang, "uid 1000"))
 
 
 def storage(world: World, gang: str) -> None:
@@ -128,6 +128,6 @@ def slander(world: World, gang: str) -> None:
     nodes = targets.members(world, gang)
     if len(nodes) > 1 and world.coordinator.awake():
         witness, node = world.chance.sample(nodes, 2)
-        silence = world.chance.choice(list(e.Silence))
+        silence = world.chance.choice(list(events.Silence))
         world.note(f"FAULT: {witness} accuses {node} for no reason ({silence})")
-        world.coordinator.post(e.NeighbourAccused(gang, witness, node, silence))
+        world.coordinator.post(events.NeighbourAccused(gang, witness, node, silence))

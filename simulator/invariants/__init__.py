@@ -10,7 +10,7 @@
 6. No more nodes are taken out of service than the site allows; in observe mode nothing is done.
 7. A node keeps memory for gangs that come back, or may do so, ten minutes at most, and never beside another job.
 
-And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the ledger.
+And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the durable state.
 In every turn the rules of the core come to an end.
 
 A rank whose agent or node is stopped can do nothing that counts; it must be gone soon after they go on.

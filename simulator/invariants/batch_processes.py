@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.gathering import BATCH_S, IN_VAIN, SPARE_WAIT_S
 from muster.daemon.coordinator.core.recovery.requeueing import most_silent
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 from muster.simulator.world.violation import must
@@ -25,20 +25,20 @@ class Launchers:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def given_up(self, core: Core, fact: f.SlurmOwed, at: float) -> None:
+    def given_up(self, core: Core, fact: facts.SlurmOwed, at: float) -> None:
         """Not too soon, and not only because the nodes' time is over."""
-        gang, seen = core.ledger.gangs[fact.gang], core.sight.gang(fact.gang)
+        gang, seen = core.state.gangs[fact.gang], core.observed.gang(fact.gang)
         silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
         if "is heard no more" in fact.text:
             must(silent_s >= BATCH_S, f"law 3: a batch script is given up that was heard {silent_s:.1f} s ago")
             return
         _, granted_at = seen.granted or (0, 0.0)
-        quiet_s = at - max(seen.attached_at, granted_at, core.sight.since)
+        quiet_s = at - max(seen.attached_at, granted_at, core.observed.since)
         heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.restart_count)
         # While the agent beside it is there, the batch script can't have died with its host.
         there = gang.batch_host is not None and seen.attached(gang.batch_host.node)
         late = heard and not there and silent_s > BATCH_S + LATE_S and quiet_s > SPARE_WAIT_S + LATE_S
-        late = late and not most_silent(GangTurn(Turn(core.ledger, core.sight, core.tallies, at), gang))
+        late = late and not most_silent(GangTurn(Turn(core.state, core.observed, core.index, at), gang))
         must(not late, f"law 4: {gang.id} waits {silent_s:.1f} s for agents, and who starts them is not heard")
 
     def never_gathered(self, gang: Gang) -> None:

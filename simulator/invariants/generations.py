@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.simulator.world.violation import must
 
@@ -29,7 +29,7 @@ class Generations:
         self._late: list[Rank] = []
         self._went_on: dict[str, float] = {}
 
-    def starts(self, fact: f.GenerationStarted) -> None:
+    def starts(self, fact: facts.GenerationStarted) -> None:
         """The coordinator lets a generation start."""
         for rank in self._able(fact.gang):
             must(

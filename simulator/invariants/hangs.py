@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.simulator.invariants.outages import HOLD_S
 from muster.simulator.invariants.progress import Progress
@@ -37,7 +37,7 @@ class Hangs:
         self._reach = reach
         self._progress = progress
 
-    def fenced(self, fact: f.GenerationFenced, at: float) -> None:
+    def fenced(self, fact: facts.GenerationFenced, at: float) -> None:
         """No generation ends for a node that says nothing, while its ranks train on."""
         training = self._started(fact.gang, fact.generation)
         if training is None:
@@ -54,9 +54,9 @@ class Hangs:
                 f"law 3: generation {fact.generation} of {fact.gang} is ended, and waits for nobody: {fact.cause}",
             )
 
-    def found(self, core: Core, fact: f.HangFound, at: float) -> None:
+    def found(self, core: Core, fact: facts.HangFound, at: float) -> None:
         """A generation is said to hang."""
-        gang, training = core.ledger.gangs[fact.gang], self._started(fact.gang, fact.generation)
+        gang, training = core.state.gangs[fact.gang], self._started(fact.gang, fact.generation)
         if training is None:
             return
         idle = at - max(training.last_step_at, training.rest_at, gang.started_at)
@@ -75,7 +75,7 @@ class Hangs:
         self._found_in_time(core, gang, at - idle, at)
 
     def _found_in_time(self, core: Core, gang: Gang, since: float, at: float) -> None:
-        pace = core.sight.gang(gang.id).pace
+        pace = core.observed.gang(gang.id).pace
         allowed = max(10 * gang.spec.hang_after_s, 20 * pace.median_s, pace.longest_s, 2 * gang.first_step_s)
         quiet_since = max(since, self._reach.coordinator_since, self._reach.disturbed_at)
         late = at - quiet_since - 2**gang.failures * allowed

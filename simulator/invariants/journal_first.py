@@ -1,9 +1,9 @@
-"""The journal comes first: nothing is done that it does not hold, and what it holds is the ledger."""
+"""The journal comes first: nothing is done that it does not hold, and what it holds is the durable state."""
 
 from __future__ import annotations
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.simulator.world.violation import must
 from muster.v1 import agent_pb2 as pb
@@ -19,38 +19,38 @@ class JournalFirst:
         self._serials: dict[str, int] = {}
         self._calls = 0
         self._snapshots = 0
-        self._left: Ledger | None = None
+        self._left: DurableState | None = None
 
-    def written(self, ledger: Ledger) -> None:
-        """The journal holds all that this ledger was made of."""
-        for gang in ledger.gangs.values():
+    def written(self, state: DurableState) -> None:
+        """The journal holds all that this durable state was made of."""
+        for gang in state.gangs.values():
             self._serials[gang.id] = gang.serial
-        self._calls = max(self._calls, ledger.calls)
-        self._left = ledger
+        self._calls = max(self._calls, state.calls)
+        self._left = state
 
     def ordered(self, gang: Gang, order: pb.Order) -> None:
         """An order goes out."""
         must(order.serial <= self._serials.get(gang.id, 0), f"{gang.id}: an order goes out before it is journaled")
 
-    def called(self, call: f.SlurmOwed) -> None:
+    def called(self, call: facts.SlurmOwed) -> None:
         """Slurm is called."""
         must(call.call <= self._calls, f"Slurm call {call.call} is made before it is journaled")
 
-    def crashed(self, ledger: Ledger, written: bool) -> None:
-        """The coordinator dies with this ledger; `written`: the journal holds all of it."""
-        self._left = ledger if written else None
+    def crashed(self, state: DurableState, written: bool) -> None:
+        """The coordinator dies with this durable state; `written`: the journal holds all of it."""
+        self._left = state if written else None
 
-    def restarted(self, ledger: Ledger, journal: Journal) -> None:
+    def restarted(self, state: DurableState, journal: Journal) -> None:
         """A coordinator has taken up the journal."""
-        must(ledger == journal.load(use_snapshot=False), "the snapshot is not the fold of the journal")
-        must(self._left is None or ledger == self._left, "the journal lacks what its coordinator knew")
+        must(state == journal.load(use_snapshot=False), "the snapshot is not the fold of the journal")
+        must(self._left is None or state == self._left, "the journal lacks what its coordinator knew")
 
-    def snapshot_taken(self, ledger: Ledger, journal: Journal) -> None:
+    def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot; some are looked at."""
         self._snapshots += 1
         if self._snapshots % LOOK_AT_SNAPSHOT == 0:
-            must(journal.load() == ledger, "the snapshot is not the ledger")
+            must(journal.load() == state, "the snapshot is not the ledger")
 
-    def end_of_run(self, ledger: Ledger, journal: Journal) -> None:
-        """The last coordinator's ledger is what a next one would begin with."""
-        must(journal.load(use_snapshot=False) == ledger, "the journal is not the ledger")
+    def end_of_run(self, state: DurableState, journal: Journal) -> None:
+        """The last coordinator's durable state is what a next one would begin with."""
+        must(journal.load(use_snapshot=False) == state, "the journal is not the ledger")

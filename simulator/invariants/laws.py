@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.events import Status, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
@@ -42,7 +42,7 @@ class Laws:
     """
 
     def __init__(self, world: World) -> None:
-        self.journal: list[tuple[float, f.Fact]] = []
+        self.journal: list[tuple[float, facts.Fact]] = []
         self._world = world
         self._moves = Moves(world)
         self._reach = reach = Reach(world)
@@ -61,57 +61,57 @@ class Laws:
 
     # -- facts --
 
-    def written(self, core: Core, facts: Sequence[f.Fact], at: float) -> None:
+    def written(self, core: Core, facts: Sequence[facts.Fact], at: float) -> None:
         """The journal holds these facts from now on."""
         for fact in facts:
             self.journal.append((at, fact))
             self._world.note(fact)
             self._moves.take(fact)
             self._check(core, fact, at)
-        self._journal_first.written(core.ledger)
+        self._journal_first.written(core.state)
 
-    def _check(self, core: Core, fact: f.Fact, at: float) -> None:
+    def _check(self, core: Core, fact: facts.Fact, at: float) -> None:
         """Which laws look at a fact, the first one first."""
-        gangs = core.ledger.gangs
+        gangs = core.state.gangs
         match fact:
-            case f.GenerationStarted():
+            case facts.GenerationStarted():
                 self._site_limits.starts(fact)
                 self._generations.starts(fact)
                 self._versions.sources(fact)
                 self._seats.starts(gangs[fact.gang], fact)
                 self._versions.resumed(gangs[fact.gang], fact)
-            case f.GenerationFenced():
+            case facts.GenerationFenced():
                 self._outages.fenced(fact.gang, at)
                 self._hangs.fenced(fact, at)
-            case f.HangFound():
+            case facts.HangFound():
                 self._hangs.found(core, fact, at)
-            case f.NodeJudged():
+            case facts.NodeJudged():
                 self._site_limits.judged(fact)
                 self._verdicts.judged(core, fact, at)
                 self._outages.judged(core, fact, at)
-            case f.MemberJoined():
+            case facts.MemberJoined():
                 self._outages.joined(fact.gang, fact.node)
                 self._site_limits.joined(gangs[fact.gang], fact)
-            case f.MemberOut():
+            case facts.MemberOut():
                 self._outages.out(fact.gang, fact.node)
                 self._verdicts.out(fact)
-            case f.SlurmOwed() if fact.verb in ("drain", "down"):
+            case facts.SlurmOwed() if fact.verb in ("drain", "down"):
                 self._site_limits.taken(fact)
-            case f.SlurmOwed() if fact.verb == "requeue" and "batch script" in fact.text:
+            case facts.SlurmOwed() if fact.verb == "requeue" and "batch script" in fact.text:
                 self._launchers.given_up(core, fact, at)
-            case f.Flushed() if fact.path:
+            case facts.Flushed() if fact.path:
                 self._versions.flushed(gangs[fact.gang], fact)
-            case f.JobRestarted():
+            case facts.JobRestarted():
                 self._versions.run_over(fact.gang)
-            case f.PhaseChanged() if fact.phase is Phase.REQUEUED:
+            case facts.PhaseChanged() if fact.phase is Phase.REQUEUED:
                 self._kept_memory.requeued(gangs[fact.gang])
                 self._versions.saved(gangs[fact.gang])
-            case f.GangEnded():
+            case facts.GangEnded():
                 self._ended(gangs[fact.gang], fact)
             case _:
                 pass
 
-    def _ended(self, gang: Gang, fact: f.GangEnded) -> None:
+    def _ended(self, gang: Gang, fact: facts.GangEnded) -> None:
         if fact.exit_code == EXIT_STOPPED:
             self._versions.saved(gang)
         elif fact.exit_code == EXIT_NO_REQUEUE:
@@ -126,26 +126,26 @@ class Laws:
         """An order goes out."""
         self._journal_first.ordered(gang, order)
 
-    def called(self, call: f.SlurmOwed) -> None:
+    def called(self, call: facts.SlurmOwed) -> None:
         """Slurm is called."""
         self._journal_first.called(call)
 
-    def snapshot_taken(self, ledger: Ledger, journal: Journal) -> None:
+    def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""
-        self._journal_first.snapshot_taken(ledger, journal)
+        self._journal_first.snapshot_taken(state, journal)
 
     def reported(self, gang: str, status: Status) -> None:
         """The coordinator hears an agent's status."""
         self._progress.reported(gang, status)
 
-    def crashed(self, ledger: Ledger, written: bool) -> None:
-        """The coordinator dies with this ledger; `written`: the journal holds all of it."""
-        self._journal_first.crashed(ledger, written)
+    def crashed(self, state: DurableState, written: bool) -> None:
+        """The coordinator dies with this durable state; `written`: the journal holds all of it."""
+        self._journal_first.crashed(state, written)
 
-    def restarted(self, ledger: Ledger, journal: Journal) -> None:
+    def restarted(self, state: DurableState, journal: Journal) -> None:
         """A coordinator has taken up the journal."""
         self._reach.restarted()
-        self._journal_first.restarted(ledger, journal)
+        self._journal_first.restarted(state, journal)
 
     # -- wires, kernels, processes --
 
@@ -206,5 +206,5 @@ class Laws:
     def end_of_run(self) -> None:
         """All has settled."""
         coordinator = self._world.coordinator
-        self._journal_first.end_of_run(coordinator.core.ledger, coordinator.journal)
-        self._ends.end_of_run(coordinator.core.ledger)
+        self._journal_first.end_of_run(coordinator.core.state, coordinator.journal)
+        self._ends.end_of_run(coordinator.core.state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.simulator.world.violation import must
 from muster.slurm.client.states import JobState
@@ -42,17 +42,17 @@ class Ends:
             f"law 4: {gang.id} has failed for good, and its job ends with its requeue flag on",
         )
 
-    def end_of_run(self, ledger: Ledger) -> None:
+    def end_of_run(self, state: DurableState) -> None:
         """Nothing is owed, and every job that waits may start."""
-        must(not ledger.owed, f"law 4: Slurm is owed {ledger.owed}")
-        for gang in ledger.gangs.values():
-            self._may_start(gang, ledger)
+        must(not state.owed, f"law 4: Slurm is owed {state.owed}")
+        for gang in state.gangs.values():
+            self._may_start(gang, state)
 
-    def _may_start(self, gang: Gang, ledger: Ledger) -> None:
+    def _may_start(self, gang: Gang, state: DurableState) -> None:
         """A job that waits is kept from no node that was put back into service meanwhile."""
         job = self._world.cluster.jobs().get(gang.job)
         if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
             return
-        nodes = [ledger.node(name) for name in job.excluded]
+        nodes = [state.node(name) for name in job.excluded]
         back = [node.name for node in nodes if node.verdict is Verdict.FIT and node.judged_at > gang.phase_at]
         must(not back, f"law 4: {gang.id} waits, and its job may not start on {back}, which are in service")

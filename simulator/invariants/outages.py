@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.outage import LATE_S
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import FENCING, SILENT, WATCHED, Verdict
 from muster.simulator.invariants.reachability import Reach
@@ -48,20 +48,20 @@ class Outages:
         """A gang goes on without a node."""
         self._out.add((gang, node))
 
-    def judged(self, core: Core, fact: f.NodeJudged, at: float) -> None:
+    def judged(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """A node is called something."""
         if fact.verdict is Verdict.UNFIT and "could not be killed" in fact.reason:
             self._not_many_stuck(core, fact, at)
         if fact.verdict in SILENT:
-            gang = watching(core.ledger, fact.node)
+            gang = watching(core.state, fact.node)
             if gang is not None:
                 self._not_many_silent(core, gang, fact, at)
             self._silent_at[fact.node] = at
         else:
             self._silent_at.pop(fact.node, None)
 
-    def _not_many_stuck(self, core: Core, fact: f.NodeJudged, at: float) -> None:
-        known, gangs = len(core.ledger.nodes), core.ledger.gangs
+    def _not_many_stuck(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
+        known, gangs = len(core.state.nodes), core.state.gangs
         held = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
         stuck = {fact.node}
         for (id, node), agent in self._world.agents.items():
@@ -76,13 +76,13 @@ class Outages:
             f"law 5: {fact.node} is called UNFIT after {held:.1f} s, and ranks on {sorted(stuck)} can't be killed",
         )
 
-    def _not_many_silent(self, core: Core, gang: Gang, fact: f.NodeJudged, at: float) -> None:
+    def _not_many_silent(self, core: Core, gang: Gang, fact: facts.NodeJudged, at: float) -> None:
         lately = {node for node, when in self._silent_at.items() if at - when < MANY_WINDOW_S}
-        suspected = {node for one in core.ledger.gangs.values() for node in self._missed(core, one, gang, at)}
+        suspected = {node for one in core.state.gangs.values() for node in self._missed(core, one, gang, at)}
         many = len(lately | suspected | {fact.node})
         since = self._reach.blind_since(COORDINATOR, gang.id, fact.node)
         held = at - (self._world.schedule.now if since is None else since)
-        known = max(len(core.ledger.nodes), len(gang.members))
+        known = max(len(core.state.nodes), len(gang.members))
         must(
             many <= max(2, known // 10) or held >= HOLD_S,
             f"law 5: {fact.node} is called {fact.verdict} after {held:.1f} s, and {many} of {known} nodes are silent",
@@ -92,7 +92,7 @@ class Outages:
         """Nodes of a gang that are silent, and that somebody is being asked after."""
         if gang.phase not in WATCHED:
             return set()
-        seen = core.sight.gang(gang.id)
+        seen = core.observed.gang(gang.id)
         missed = set()
         for node, since in seen.suspected.items():
             member, probe = gang.members.get(node), seen.probes.get(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.simulator.world.violation import must
 
@@ -18,7 +18,7 @@ class Seats:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def starts(self, gang: Gang, fact: f.GenerationStarted) -> None:
+    def starts(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """The coordinator lets a generation start."""
         must(
             fact.master_node in {seat.node for seat in fact.seats},

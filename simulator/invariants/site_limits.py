@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.simulator.world.violation import must
@@ -21,12 +21,12 @@ class SiteLimits:
         self._out: set[str] = set()
         self._taken: list[str] = []
 
-    def starts(self, fact: f.GenerationStarted) -> None:
+    def starts(self, fact: facts.GenerationStarted) -> None:
         """The coordinator lets a generation start."""
         observed = self._world.limits.observe and fact.action not in ("start", "requeue")
         must(not observed, f"law 6: generation {fact.generation} starts in observe mode")
 
-    def joined(self, gang: Gang, fact: f.MemberJoined) -> None:
+    def joined(self, gang: Gang, fact: facts.MemberJoined) -> None:
         """From the pool come no more nodes than the job may have, and each was asked for."""
         if fact.job == gang.job:
             return
@@ -36,7 +36,7 @@ class SiteLimits:
             f"law 6: {fact.node} joins from the pool as number {len(joined)} of {gang.spec.pool_nodes}",
         )
 
-    def judged(self, fact: f.NodeJudged) -> None:
+    def judged(self, fact: facts.NodeJudged) -> None:
         """A node is called something."""
         if fact.verdict not in OUT_OF_SERVICE:
             self._out.discard(fact.node)
@@ -44,7 +44,7 @@ class SiteLimits:
             self._out.add(fact.node)
             self._taken.append(fact.node)
 
-    def taken(self, fact: f.SlurmOwed) -> None:
+    def taken(self, fact: facts.SlurmOwed) -> None:
         """Slurm shall take a node out of service."""
         limits = self._world.limits
         before = {*self._taken[: -self._taken[::-1].index(fact.node) - 1]} - {fact.node}

@@ -1,14 +1,14 @@
 """The way of gangs and nodes through their tables, fact by fact, and the rungs of the ladder that are taken on it.
 
 It is counted in the `tally`, and whoever lies in wait for a phase hears of it. While a turn's facts are gone through,
-the ledger is ahead: it holds all of them already.
+the durable state is ahead: it holds all of them already.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 
 if TYPE_CHECKING:
@@ -38,44 +38,44 @@ class Moves:
         """The gang's phase."""
         return self._phases[gang]
 
-    def take(self, fact: f.Fact) -> None:
+    def take(self, fact: facts.Fact) -> None:
         """The next fact."""
         match fact:
-            case f.GangRegistered():
+            case facts.GangRegistered():
                 self._phases.setdefault(fact.gang, Phase.SUBMITTED)
                 self._world.entered(fact.gang, Phase.SUBMITTED)
-            case f.PhaseChanged() | f.GangEnded():
+            case facts.PhaseChanged() | facts.GangEnded():
                 self._move(fact.gang, fact.phase)
-            case f.GenerationFenced():
+            case facts.GenerationFenced():
                 gathering = self._phases[fact.gang] is Phase.GATHERING
                 self._move(fact.gang, Phase.PREFLIGHT if gathering else Phase.RECOVERING)
-            case f.GenerationStarted():
+            case facts.GenerationStarted():
                 self._move(fact.gang, Phase.STARTING)
                 if fact.action != "requeue":  # that was counted when the job went back
                     self._rung(fact.action)
                 if fact.version is not None and fact.action in ("start", "requeue"):
                     self._rung("resume from memory")
-            case f.NodeJudged():
+            case facts.NodeJudged():
                 self._judge(fact.node, fact.verdict)
-            case f.MemberJoined():
+            case facts.MemberJoined():
                 if fact.job != self._jobs.setdefault(fact.gang, fact.job):
                     self._rung("a node of the shared pool")
-            case f.PoolClosed() if fact.refused:
+            case facts.PoolClosed() if fact.refused:
                 self._rung("no node of the shared pool")
-            case f.StopPlanned():
+            case facts.StopPlanned():
                 self._rung("stop")
-            case f.HangFound():
+            case facts.HangFound():
                 self._rung("end a hang")
-            case f.MemberOut() if not fact.proven:
+            case facts.MemberOut() if not fact.proven:
                 self._rung("doubt a node")
-            case f.MemberOut() if "go on elsewhere" in fact.reason:
+            case facts.MemberOut() if "go on elsewhere" in fact.reason:
                 self._rung("blame a node that was doubted")
-            case f.Withheld():
+            case facts.Withheld():
                 self._rung("withheld")
-            case f.SlurmOwed() if fact.verb == "requeue":
+            case facts.SlurmOwed() if fact.verb == "requeue":
                 self._requeue(fact)
 
-    def ended(self, fact: f.GangEnded) -> None:
+    def ended(self, fact: facts.GangEnded) -> None:
         """The end that was taken just now broke no law: its rung counts."""
         self._rung(_RUNG_OF_CODE.get(fact.exit_code, fact.phase))
 
@@ -92,7 +92,7 @@ class Moves:
             self._world.tally.count("node", f"{before} → {verdict}")
         self._verdicts[node] = verdict
 
-    def _requeue(self, fact: f.SlurmOwed) -> None:
+    def _requeue(self, fact: facts.SlurmOwed) -> None:
         if "batch script" in fact.text:
             self._rung("requeue what nobody starts")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import SILENT, WATCHED, Phase, Verdict
 from muster.simulator.invariants.progress import Progress
 from muster.simulator.invariants.reachability import Reach
@@ -26,9 +26,9 @@ STUCK_S = 15.0
 """A node is rightly called UNFIT for so long after ranks on it could not be killed."""
 
 
-def watching(ledger: Ledger, node: str) -> Gang | None:
+def watching(state: DurableState, node: str) -> Gang | None:
     """A gang that asks after `node` when that falls silent."""
-    return next((g for g in ledger.gangs.values() if node in g.members and g.phase in WATCHED), None)
+    return next((g for g in state.gangs.values() if node in g.members and g.phase in WATCHED), None)
 
 
 class Verdicts:
@@ -45,17 +45,17 @@ class Verdicts:
         """A rank has exited with an error that is its own, or its node's."""
         self._crashed_on[node] = self._crashed_on.get(node, 0) + 1
 
-    def judged(self, core: Core, fact: f.NodeJudged, at: float) -> None:
+    def judged(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """A node is called something."""
         machine = self._world.machines[fact.node]  # nobody judges a name that no node has
         if fact.verdict is Verdict.UNFIT:
             self._unfit(core, machine, at)
-        if fact.verdict in SILENT and (gang := watching(core.ledger, fact.node)) is not None:
+        if fact.verdict in SILENT and (gang := watching(core.state, fact.node)) is not None:
             self._witnessed(gang, fact)
             self._no_progress(gang, fact)
             self._not_hasty(gang, fact, at)
 
-    def out(self, fact: f.MemberOut) -> None:
+    def out(self, fact: facts.MemberOut) -> None:
         """A gang goes on without a node."""
         agent = self._world.agents.get((fact.gang, fact.node))
         if fact.alive or agent is None:
@@ -81,11 +81,11 @@ class Verdicts:
         if node not in self._world.echoes:
             return False
         id, dead = self._world.echoes[node]
-        gang = core.ledger.gangs[id]
-        missed = dead in gang.members and not gang.members[dead].out and dead in core.sight.gang(id).suspected
+        gang = core.state.gangs[id]
+        missed = dead in gang.members and not gang.members[dead].out and dead in core.observed.gang(id).suspected
         return gang.phase not in WATCHED or not missed
 
-    def _witnessed(self, gang: Gang, fact: f.NodeJudged) -> None:
+    def _witnessed(self, gang: Gang, fact: facts.NodeJudged) -> None:
         world, node = self._world, fact.node
         must(
             self._reach.blind(COORDINATOR, gang.id, node),
@@ -100,7 +100,7 @@ class Verdicts:
             f"law 3: {node} is called {fact.verdict}; of {others} only {blind} may have found it silent",
         )
 
-    def _no_progress(self, gang: Gang, fact: f.NodeJudged) -> None:
+    def _no_progress(self, gang: Gang, fact: facts.NodeJudged) -> None:
         """Whoever was told of a new step within the shortest round of probes must not call anybody lost who lives."""
         agent = self._world.agents.get((gang.id, fact.node))
         if self._moves.phase(gang.id) is Phase.RECOVERING or agent is None or not agent.alive:
@@ -108,7 +108,7 @@ class Verdicts:
         ago = self._world.schedule.now - self._progress.told_at(gang.id)
         must(ago > PROGRESS_S, f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang")
 
-    def _not_hasty(self, gang: Gang, fact: f.NodeJudged, at: float) -> None:
+    def _not_hasty(self, gang: Gang, fact: facts.NodeJudged, at: float) -> None:
         mute = at - (self._reach.blind_since(COORDINATOR, gang.id, fact.node) or 0.0)
         must(
             fact.verdict is not Verdict.HUNG or mute > HUNG_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Version
 from muster.simulator.invariants.reachability import Reach
@@ -57,7 +57,7 @@ class Versions:
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
-    def flushed(self, gang: Gang, fact: f.Flushed) -> None:
+    def flushed(self, gang: Gang, fact: facts.Flushed) -> None:
         """The coordinator counts a flush as done."""
         ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
         wrong = self._world.flushes.published(gang.id, fact.serial, fact.path, ranks)
@@ -71,13 +71,13 @@ class Versions:
 
     # -- what is made of it --
 
-    def sources(self, fact: f.GenerationStarted) -> None:
+    def sources(self, fact: facts.GenerationStarted) -> None:
         """Every rank of a generation begins with what it wrote itself, and all at one step."""
         for source in fact.sources:
             right = digest(source.rank, fact.version) if fact.version else ""
             must(source.digest == right, f"law 2: {fact.version} shall come from {source}")
 
-    def resumed(self, gang: Gang, fact: f.GenerationStarted) -> None:
+    def resumed(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """A generation begins with the newest version that stands."""
         committed = self._committed.get(fact.gang)
         best = self._durable.get(fact.gang)

@@ -39,8 +39,8 @@ MUTANTS: dict[str, Mutant] = {
     "skip-the-fence": Mutant(
         "a generation starts though not all have fenced the one before",
         f"{_CORE}.recovery.transitions",
-        "    if not all(failure_detector.ended(gt, gang.members[node]) for node in gt.tally.unfenced):",
-        "    if gt.tally.present and gt.tally.unfenced >= gt.tally.present:",
+        "    if not all(failure_detector.ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):",
+        "    if gang_turn.index.present and gang_turn.index.unfenced >= gang_turn.index.present:",
     ),
     "start-in-the-silence": Mutant(
         "a generation starts before silent ranks have killed themselves",
@@ -69,8 +69,8 @@ MUTANTS: dict[str, Mutant] = {
     "forget-who-is-out": Mutant(
         "a restarted coordinator takes nodes that are out for spares",
         _JOURNAL,
-        "                _fold(ledger, Record(*row), position, crc)",
-        "                _fold(ledger, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
+        "                _fold(state, Record(*row), position, crc)",
+        "                _fold(state, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
     ),
     "never-come-to-an-end": Mutant(
         "a planned stop is planned again in every round of the rules",
@@ -111,8 +111,8 @@ MUTANTS: dict[str, Mutant] = {
     "judge-between-two-steps": Mutant(
         "a node whose ranks train on is called hung, or is replaced, in the middle of a step",
         f"{_CORE}.detection.progress_timeouts",
-        "    return gt.now - moved_at < 2 * step_s + TOLD_S and",
-        "    return gt.now - moved_at < 0.0 and",
+        "    return gang_turn.now - moved_at < 2 * step_s + TOLD_S and",
+        "    return gang_turn.now - moved_at < 0.0 and",
     ),
     "forget-a-phase": Mutant(
         "a node that the coordinator does not reach is replaced while its gang is in a declared phase",
@@ -129,8 +129,8 @@ MUTANTS: dict[str, Mutant] = {
     "blame-for-the-storage": Mutant(
         "nodes are unfit because ranks can't be killed anywhere",
         f"{_CORE}.detection.outage",
-        "    return len(found) > few(gt)",
-        "    return len(found) > 100 * few(gt)",
+        "    return len(found) > few(gang_turn)",
+        "    return len(found) > 100 * few(gang_turn)",
     ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
@@ -141,14 +141,14 @@ MUTANTS: dict[str, Mutant] = {
     "count-one-gang": Mutant(
         "many silent nodes are taken at once where no gang has many of them",
         f"{_CORE}.detection.outage",
-        "    return len(found) > most or _others_silent(gt, found, most)",
+        "    return len(found) > most or _others_silent(gang_turn, found, most)",
         "    return len(found) > most",
     ),
     "blame-a-late-order": Mutant(
         "a node is unfit because it had no order to obey",
         f"{_CORE}.detection.failure_detector",
-        "    return gt.now - max(since, agent.attached_at, reached_at) > KILL_S",
-        "    return gt.now - since > KILL_S",
+        "    return gang_turn.now - max(since, agent.attached_at, reached_at) > KILL_S",
+        "    return gang_turn.now - since > KILL_S",
     ),
     "commit-without-a-shard": Mutant(
         "a version is committed though a node has not stored it",
@@ -208,8 +208,8 @@ MUTANTS: dict[str, Mutant] = {
     "ignore-a-phase": Mutant(
         "ranks hang that are in a declared phase",
         f"{_CORE}.detection.hang_detector",
-        "    return known and not tally.unattached and not tally.in_phase\n",
-        "    return known and not tally.unattached\n",
+        "    return known and not index.unattached and not index.in_phase\n",
+        "    return known and not index.unattached\n",
     ),
     "judge-without-an-answer": Mutant(
         "a generation hangs though an agent has not answered",
@@ -220,14 +220,14 @@ MUTANTS: dict[str, Mutant] = {
     "hang-too-soon": Mutant(
         "a generation hangs as soon as it makes no step for two seconds",
         f"{_CORE}.detection.hang_detector",
-        "    if gt.now < due:",
-        "    if gt.now < min(due, patience.went_on_at(gt) + 2.0):",
+        "    if gang_turn.now < due:",
+        "    if gang_turn.now < min(due, patience.went_on_at(gang_turn) + 2.0):",
     ),
     "wait-for-a-hung-rank": Mutant(
         "a generation that hangs is left alone after its first step",
         f"{_CORE}.detection.hang_detector",
-        "    return known and not tally.unattached",
-        "    return known and not patience.stepped(gt) and not tally.unattached",
+        "    return known and not index.unattached",
+        "    return known and not patience.stepped(gang_turn) and not index.unattached",
     ),
     "leave-a-spare-waiting": Mutant(
         "an elastic job shrinks though a spare is there",
@@ -244,8 +244,8 @@ MUTANTS: dict[str, Mutant] = {
     "flush-half": Mutant(
         "a durable checkpoint counts as soon as one node has written its part",
         f"{_CORE}.recovery.flushing",
-        "    elif not tally.unwritten:",
-        "    elif tally.unwritten < tally.writers:",
+        "    elif not index.unwritten:",
+        "    elif index.unwritten < index.writers:",
     ),
     "take-absence-for-an-end": Mutant(
         "ranks count as ended when their agent is out of touch",
@@ -268,7 +268,7 @@ MUTANTS: dict[str, Mutant] = {
     "wait-for-who-starts-agents": Mutant(
         "a gang gathers though nobody is left who would start its agents",
         f"{_CORE}.recovery.gathering",
-        "    return gt.now >= lost_at\n",
+        "    return gang_turn.now >= lost_at\n",
         "    return False\n",
     ),
     "leave-before-the-requeue": Mutant(
@@ -286,7 +286,8 @@ MUTANTS: dict[str, Mutant] = {
     "give-up-on-who-starts-agents": Mutant(
         "a batch script that has been silent for a moment is given up",
         f"{_CORE}.recovery.gathering",
-        "    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gt.seen.attached_at, since) + SPARE_WAIT_S)\n",
+        "    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, "
+        "max(gang_turn.seen.attached_at, since) + SPARE_WAIT_S)\n",
         "    lost_at = max(heard_at or 0.0, since) + 1.0\n",
     ),
     "forget-what-is-owed": Mutant(

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger, apply
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, apply
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.simulator.invariants.laws import Laws
 from muster.simulator.world.agent import Agent
@@ -25,7 +24,7 @@ from muster.simulator.world.slurm_jobs import Wanted
 from muster.simulator.world.timing import Pace
 from muster.simulator.world.world import NO_LIMITS, Site, World
 
-_Fact = TypeVar("_Fact", bound=f.Fact)
+_Fact = TypeVar("_Fact", bound=facts.Fact)
 _PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, launch=0.02, steady=True)
 
 
@@ -55,7 +54,7 @@ class Rehearsal:
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.never_start.update(absent)
         self.world.restart_s = 0.0
-        self.world.submit(Wanted("g", e.GangSpec(nodes, spares, **spec), limit_s))  # type: ignore[arg-type]
+        self.world.submit(Wanted("g", events.GangSpec(nodes, spares, **spec), limit_s))  # type: ignore[arg-type]
 
     # -- what stands --
 
@@ -71,8 +70,8 @@ class Rehearsal:
 
     @property
     def gang(self) -> Gang:
-        """The gang in the ledger."""
-        return self.core.ledger.gangs["g"]
+        """The gang in the durable state."""
+        return self.core.state.gangs["g"]
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -80,14 +79,14 @@ class Rehearsal:
         return self.world.machines
 
     @property
-    def journal(self) -> list[tuple[float, f.Fact]]:
+    def journal(self) -> list[tuple[float, facts.Fact]]:
         """All that was journaled, oldest first."""
         return self.world.laws.journal
 
     @property
-    def slurm(self) -> list[f.SlurmOwed]:
+    def slurm(self) -> list[facts.SlurmOwed]:
         """All calls that were owed to Slurm, oldest first."""
-        return [fact for _, fact in self.journal if isinstance(fact, f.SlurmOwed)]
+        return [fact for _, fact in self.journal if isinstance(fact, facts.SlurmOwed)]
 
     def facts(self, kind: type[_Fact]) -> list[_Fact]:
         """All journaled facts of a kind, oldest first."""
@@ -102,12 +101,12 @@ class Rehearsal:
         ranks = [rank for seat in self.gang.seats for rank in self.agent(seat.node).ranks.values()]
         return len(ranks) >= self.gang.spec.nodes and all(r.alive and r.generation == generation for r in ranks)
 
-    def folded(self) -> Ledger:
-        """The ledger that the journal alone gives."""
-        ledger = Ledger()
+    def folded(self) -> DurableState:
+        """The durable state that the journal alone gives."""
+        state = DurableState()
         for at, fact in self.journal:
-            apply(ledger, fact, at)
-        return ledger
+            apply(state, fact, at)
+        return state
 
     def transcript(self) -> list[str]:
         """All that happened, one line each."""
@@ -134,7 +133,7 @@ class Rehearsal:
         end = self.now + seconds
         self.world.run_until(end)
 
-    def post(self, event: e.Event) -> None:
+    def post(self, event: events.Event) -> None:
         """Give the core an event now, whoever may have sent it."""
         self.world.coordinator.post(event)
 
@@ -234,7 +233,7 @@ class Rehearsal:
     def signal(self, node: str, judgement: str = "unfit", reason: str = "Xid 79") -> None:
         """The node's daemon sees a hardware signal."""
         self.machines[node].faulty = True
-        self.world.daemons[node].signal(e.NodeSignalled(node, judgement, reason, reason))
+        self.world.daemons[node].signal(events.NodeSignalled(node, judgement, reason, reason))
 
     def sigterm(self, *nodes: str) -> None:
         """Slurm gives notice to the agents on these nodes; all of them where none is named."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
@@ -90,7 +90,7 @@ class Player:
         elif name == "wait":
             world.run_for(float(words[0]))
         elif name == "cancel":
-            world.post(e.CancelAsked("g", "uid 1000"))
+            world.post(events.CancelAsked("g", "uid 1000"))
         elif name == "scancel":
             world.world.cluster.cancel(world.gang.job)
         elif name == "full_disk":
@@ -101,7 +101,7 @@ class Player:
     def _condition(self, what: str, number: str = "") -> Callable[[], bool]:
         world = self.world
         if what == "step":
-            return lambda: world.core.sight.gang("g").step >= int(number)
+            return lambda: world.core.observed.gang("g").step >= int(number)
         if what == "generation":
             return lambda: world.gang.stepped == int(number)
         return lambda: world.gang.phase is Phase[what]
@@ -113,7 +113,7 @@ class Player:
         yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
         yield f"spares      {' '.join(seat.node for seat in gang.spares if not gang.members[seat.node].out) or 'none'}"
         blamed = sorted(
-            (n for n in world.core.ledger.nodes.values() if n.verdict is not Verdict.FIT), key=lambda n: n.name
+            (n for n in world.core.state.nodes.values() if n.verdict is not Verdict.FIT), key=lambda n: n.name
         )
         yield f"blamed      {', '.join(f'{n.name} {n.verdict}' for n in blamed) or 'nobody'}"
         yield f"asked Slurm {', '.join(map(call_words, world.slurm)) or 'nothing'}"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from muster.daemon.agent.ranks import reconcile
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.world.agent_memory import Memory
 from muster.simulator.world.machine import Backoff, Machine, Process
 from muster.simulator.world.network import COORDINATOR, END, Stream
@@ -91,7 +91,7 @@ class Agent(Process):
         self.stacks = self.stacks_begun = 0
         self.failure = ""
         self.notice = ""
-        self.pool: dict[int, e.PoolAnswer | None] = {}
+        self.pool: dict[int, events.PoolAnswer | None] = {}
         self.asked_to_stop = self.deaf_ranks = False
         self.ranks: dict[int, Rank] = {}
         self.memory = Memory(self)
@@ -190,18 +190,18 @@ class Agent(Process):
             self._pinging += 1
             self._ping(self._pinging)
 
-    def status(self) -> e.Status:
+    def status(self) -> events.Status:
         """The whole status, as convert.status makes it of the wire's."""
         ranks = []
         for r in self.ranks.values():
             gone = not r.alive and not self.fenced < r.generation <= self.killed
             ranks.append(
-                e.RankState(
+                events.RankState(
                     r.rank, r.generation, r.running and not gone, r.exit_code if gone else None, r.stderr,
                     r.step, r.progressed, r.declared,
                 )
             )  # fmt: skip
-        return e.Status(
+        return events.Status(
             fenced=self.fenced,
             ranks=tuple(ranks),
             shards=self.memory.shards(),
@@ -381,7 +381,7 @@ class Agent(Process):
 
     # -- probes --
 
-    def _probe(self, ask: Ask) -> None:
+    def _probe(self, ask: ProbeRequest) -> None:
         """Probe for the coordinator, as probe.probe does: one connection, one ping."""
         found = self.world.door(self.node, ask.node, self.post.gang)
         if found is None or found is Silence.CLOSED:
@@ -389,8 +389,8 @@ class Agent(Process):
         else:
             self.later(ask.deadline_s, self._answer, ask, found)
 
-    def _answer(self, ask: Ask, found: Silence | None) -> None:
+    def _answer(self, ask: ProbeRequest, found: Silence | None) -> None:
         if found is Silence.NO_ANSWER and self.uneasy.closed(ask.node):
             found = Silence.CLOSED
         step = max((r.step for r in self.ranks.values()), default=0)
-        self.say("probed", e.Probed(self.post.gang, ask.probe, self.node, ask.node, found, step))
+        self.say("probed", events.Probed(self.post.gang, ask.probe, self.node, ask.node, found, step))

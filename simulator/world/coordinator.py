@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.shell.engine import ASLEEP_S
 from muster.daemon.coordinator.shell.event_processing import take
@@ -84,18 +83,18 @@ class Coordinator(Process):
         self.core = Core(self.journal.load(), self._clock(), world.limits)
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}
-        self._orders = OrderBook(self.core.ledger, self.journal.term, self._listeners, self._tell_late)
-        self._watch = SlurmWatch(DistantSlurm(world.slurm, world.chance), self.core.ledger, self.post)
-        self._events: deque[e.Event] = deque()
+        self._orders = OrderBook(self.core.state, self.journal.term, self._listeners, self._tell_late)
+        self._watch = SlurmWatch(DistantSlurm(world.slurm, world.chance), self.core.state, self.post)
+        self._events: deque[events.Event] = deque()
         self._busy = False
         self._timer = 0
         self._taken: set[int] = set()
-        self._queues: dict[str, deque[f.SlurmOwed]] = {}
+        self._queues: dict[str, deque[facts.SlurmOwed]] = {}
 
     def start(self) -> None:
         """Carry out what is owed, and begin to look at Slurm."""
         self._guarded(self.call)
-        self.post(e.Tick())
+        self.post(events.Tick())
         self.later(0.1, self._look, self._watch.look_at_jobs, JOBS_EVERY_S)
         self.later(0.2, self._look, self._watch.look_at_nodes, NODES_EVERY_S)
 
@@ -108,7 +107,7 @@ class Coordinator(Process):
 
     # -- events --
 
-    def post(self, event: e.Event) -> None:
+    def post(self, event: events.Event) -> None:
         """Take `event`, decide, journal, act. Nothing where it is dead."""
         self._events.append(event)
         if self._busy:
@@ -118,7 +117,7 @@ class Coordinator(Process):
             self._guarded(self._take, self._events.popleft())
         self._busy = False
 
-    def _take(self, event: e.Event) -> None:
+    def _take(self, event: events.Event) -> None:
         self.world.tally.event(event)
         if self.world.trace:
             self.world.note(f"    {event}")
@@ -147,7 +146,7 @@ class Coordinator(Process):
 
     # -- turnover.Pages --
 
-    def append(self, facts: Sequence[f.Fact], at: float, cause: str) -> list[Record]:
+    def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]:
         """Write, and perhaps die before or after."""
         self._point(f"before the journal has {len(facts)} facts of {cause}")
         records = self.journal.append(facts, at, cause)
@@ -155,11 +154,11 @@ class Coordinator(Process):
         self._point(f"after the journal has {len(facts)} facts of {cause}")
         return records
 
-    def snapshot_if_due(self, ledger: Ledger) -> bool:
+    def snapshot_if_due(self, state: DurableState) -> bool:
         """As the journal's."""
-        taken = self.journal.snapshot_if_due(ledger)
+        taken = self.journal.snapshot_if_due(state)
         if taken:
-            self.world.laws.snapshot_taken(ledger, self.journal)
+            self.world.laws.snapshot_taken(state, self.journal)
         return taken
 
     # -- turnover.Hands --
@@ -170,21 +169,21 @@ class Coordinator(Process):
     def publish(self, records: Sequence[Record]) -> None:
         """The transcript holds the facts themselves."""
 
-    def order(self, facts: Sequence[f.Fact]) -> None:
+    def order(self, facts: Sequence[facts.Fact]) -> None:
         """See turnover.Hands."""
         self._orders.follow(facts)
 
-    def drop(self, facts: Sequence[f.Fact]) -> None:
+    def drop(self, decided: Sequence[facts.Fact]) -> None:
         """See turnover.Hands."""
-        for fact in facts:
-            if isinstance(fact, f.MemberOut) and not fact.alive:
+        for fact in decided:
+            if isinstance(fact, facts.MemberOut) and not fact.alive:
                 stream = self.streams.pop((fact.gang, fact.node), None)
                 if stream is not None:
                     stream.close_far()
 
     def call(self) -> None:
         """See turnover.Hands."""
-        for call in sorted(self.core.ledger.owed.values(), key=lambda call: call.call):
+        for call in sorted(self.core.state.owed.values(), key=lambda call: call.call):
             if call.call not in self._taken:
                 self._point(f"before Slurm call {call.call}")
                 self._taken.add(call.call)
@@ -194,7 +193,7 @@ class Coordinator(Process):
                 if len(queue) == 1:
                     self.later(self._slurm_s(), self._give, call, 0.25)
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: ProbeRequest) -> None:
         """See turnover.Hands."""
         self._point(f"before probe {ask.probe}")
         for witness in ask.witnesses:
@@ -215,7 +214,7 @@ class Coordinator(Process):
 
     def _ring(self, number: int) -> None:
         if number == self._timer:
-            self.post(e.Tick())
+            self.post(events.Tick())
 
     def _listeners(self, gang: str) -> list[_Listener]:
         return [_Listener(self, stream) for (id, _), stream in self.streams.items() if id == gang]
@@ -227,7 +226,7 @@ class Coordinator(Process):
         """Send an order, and perhaps die before."""
         gang, node, _ = stream.key
         self._point(f"before the order for {node}")
-        self.world.laws.ordered(self.core.ledger.gangs[gang], message.order)
+        self.world.laws.ordered(self.core.state.gangs[gang], message.order)
         stream.ordered = message
         stream.down.put((message.term, "order", message.order))
 
@@ -236,11 +235,11 @@ class Coordinator(Process):
     def _slurm_s(self) -> float:
         return 0.01 + self.world.slurm.late_s * self.world.chance.random()
 
-    def _give(self, call: f.SlurmOwed, pause: float) -> None:
+    def _give(self, call: facts.SlurmOwed, pause: float) -> None:
         """Try one call; the answer takes a while."""
         slurm = self.world.slurm
         try:
-            drive(slurm.whim(give(slurm, call, self.core.ledger)))
+            drive(slurm.whim(give(slurm, call, self.core.state)))
         except SlurmRefused as refused:
             self.later(self._slurm_s(), self._answered, call, str(refused))
         except SlurmUnavailable:
@@ -248,13 +247,13 @@ class Coordinator(Process):
         else:
             self.later(self._slurm_s(), self._answered, call, None)
 
-    def _answered(self, call: f.SlurmOwed, error: str | None) -> None:
+    def _answered(self, call: facts.SlurmOwed, error: str | None) -> None:
         queue = self._queues[call.gang]
         queue.popleft()
         self._taken.discard(call.call)
         if queue:
             self.later(self._slurm_s(), self._give, queue[0], 0.25)
-        self.post(e.SlurmAnswered(call.gang, call.call, error))
+        self.post(events.SlurmAnswered(call.gang, call.call, error))
 
     def _look(self, ask: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> None:
         self._go_on(ask(), ask, every_s)
@@ -278,24 +277,24 @@ class Coordinator(Process):
         if message is END:
             if self.streams.get((gang, node)) is stream:
                 del self.streams[gang, node]
-                self.post(e.AgentGone(gang, node, incarnation))
+                self.post(events.AgentGone(gang, node, incarnation))
             return
         match message:
             case ("ping", sent_at):
                 stream.down.put((self.journal.term, "pong", sent_at))
-                self.post(e.AgentHeard(gang, node))
+                self.post(events.AgentHeard(gang, node))
             case ("status", status):
                 self.world.laws.reported(gang, status)
-                self.post(e.AgentReported(gang, node, incarnation, status))
+                self.post(events.AgentReported(gang, node, incarnation, status))
             case ("hello", agent, status):
                 self._admit(stream, agent, status)
             case (_, event):
                 self.post(event)
 
-    def _admit(self, stream: Stream, agent: Agent, status: e.Status) -> None:
+    def _admit(self, stream: Stream, agent: Agent, status: events.Status) -> None:
         """As service_agent admits: from the journal what it knows, else from Slurm."""
         post = agent.post
-        gang = self.core.ledger.gangs.get(post.gang)
+        gang = self.core.state.gangs.get(post.gang)
         answer = self.world.jobs.admits(gang, agent.node, post)
         if answer is None:
             stream.close_far()
@@ -309,14 +308,14 @@ class Coordinator(Process):
             if gang is None:
                 self.post(self.world.jobs.submitted(post.gang))
             self.post(
-                e.AgentAttached(
+                events.AgentAttached(
                     post.gang, agent.node, post.job, post.restarts, post.incarnation, f"{agent.node}:9",
                     post.batch_host, agent.machine.leaf, status, post.pool,
                 )
             )  # fmt: skip
             if (
                 self.alive
-                and post.gang in self.core.ledger.gangs
+                and post.gang in self.core.state.gangs
                 and self.streams.get((post.gang, agent.node)) is stream
             ):
                 self._guarded(self._orders.tell, _Listener(self, stream))
@@ -329,14 +328,14 @@ class Coordinator(Process):
         if message is END:
             if self._daemons.get(node) is stream:
                 del self._daemons[node]
-                self.post(e.NodeGone(node, incarnation))
+                self.post(events.NodeGone(node, incarnation))
             return
         match message:
             case ("hello", daemon):
                 self._welcome(stream, daemon)
             case ("heartbeat", _):
-                self.post(e.NodeHeard(node))
-                self.world.depots.tell_over(node, self.core.ledger)
+                self.post(events.NodeHeard(node))
+                self.world.depots.tell_over(node, self.core.state)
             case ("signal", event):
                 self.post(event)
         stream.down.put((self.journal.term, "answer", message[1] if message[0] == "signal" else None))
@@ -347,11 +346,11 @@ class Coordinator(Process):
         if before is not None and before is not stream:
             before.close_far()
         self._daemons[node] = stream
-        self.post(e.NodeAttached(node, f"boot{daemon.machine.boot}", incarnation, f"{node}:7071"))
+        self.post(events.NodeAttached(node, f"boot{daemon.machine.boot}", incarnation, f"{node}:7071"))
 
     # -- probes --
 
-    def _knock(self, ask: Ask, witness: str, until: float, accepted: bool) -> None:
+    def _knock(self, ask: ProbeRequest, witness: str, until: float, accepted: bool) -> None:
         """As probes.probe: again and again until it answers, its kernel refuses, or the deadline has come."""
         world = self.world
         gang = ask.gang if witness == AGENT else None
@@ -367,8 +366,8 @@ class Coordinator(Process):
         else:
             self.later(min(_KNOCK_AGAIN_S, until - now + 0.001), self._knock, ask, witness, until, accepted)
 
-    def _probed(self, ask: Ask, witness: str, found: Silence | None) -> None:
-        self.post(e.Probed(ask.gang, ask.probe, witness, ask.node, found))
+    def _probed(self, ask: ProbeRequest, witness: str, found: Silence | None) -> None:
+        self.post(events.Probed(ask.gang, ask.probe, witness, ask.node, found))
 
     # -- standing still --
 
@@ -376,9 +375,9 @@ class Coordinator(Process):
         """It stood still since then, goes on, and notices."""
         self.stopped = False
         if self.schedule.now - since > ASLEEP_S:
-            self.core.sight.since = self.schedule.now
+            self.core.observed.since = self.schedule.now
         self.go_on()
 
 
-def _cause(event: e.Event) -> str:
+def _cause(event: events.Event) -> str:
     return type(event).__name__

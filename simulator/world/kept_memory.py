@@ -10,7 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
 
@@ -55,10 +55,10 @@ class Depots:
             damaged = self._chance.random() < self.damage
             agent.memory.take_back(shard.rank, shard.version, _DAMAGED if damaged else shard.digest)
 
-    def tell_over(self, node: str, ledger: Ledger) -> None:
+    def tell_over(self, node: str, state: DurableState) -> None:
         """The coordinator answers a heartbeat, which names what is kept."""
         kept = self._of(node).kept
-        if kept is not None and wants_no_memory(ledger.gangs.get(kept.gang), kept.generation):
+        if kept is not None and wants_no_memory(state.gangs.get(kept.gang), kept.generation):
             self._of(node).over(kept.gang, kept.generation)
 
     def job_starts(self, node: str, job: int) -> None:

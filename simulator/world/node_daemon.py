@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.simulator.world.machine import Backoff, Machine, Process
 from muster.simulator.world.network import COORDINATOR, END, Stream
 
@@ -26,7 +26,7 @@ class Daemon(Process):
         self.stream: Stream | None = None
         self._world = world
         self._backoff = Backoff(0.1, 2.0)
-        self._signals: list[e.NodeSignalled] = []
+        self._signals: list[events.NodeSignalled] = []
         self._term = 0
         self._heard_at = 0.0
         self._beats = 0
@@ -81,7 +81,7 @@ class Daemon(Process):
         self.stream.up.put(("heartbeat", None))
         self.later(HEARTBEAT_S, self._beat, number)
 
-    def signal(self, event: e.NodeSignalled) -> None:
+    def signal(self, event: events.NodeSignalled) -> None:
         """The hardware has said something."""
         self._signals.append(event)
         if self.stream is not None:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.events import Status, Version
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import Kept
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Every method may raise where what it is told must not happen. `journal`: every journaled fact, and when."""
 
-    journal: list[tuple[float, f.Fact]]
+    journal: list[tuple[float, facts.Fact]]
 
-    def written(self, core: Core, facts: Sequence[f.Fact], at: float) -> None:
+    def written(self, core: Core, facts: Sequence[facts.Fact], at: float) -> None:
         """The journal holds these facts from now on."""
 
     def ordered(self, gang: Gang, order: pb.Order) -> None:
         """An order goes out."""
 
-    def called(self, call: f.SlurmOwed) -> None:
+    def called(self, call: facts.SlurmOwed) -> None:
         """Slurm is called."""
 
-    def snapshot_taken(self, ledger: Ledger, journal: Journal) -> None:
+    def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""
 
     def reported(self, gang: str, status: Status) -> None:
         """The coordinator hears an agent's status."""
 
-    def crashed(self, ledger: Ledger, written: bool) -> None:
-        """The coordinator dies with this ledger; `written`: the journal holds all of it."""
+    def crashed(self, state: DurableState, written: bool) -> None:
+        """The coordinator dies with this durable state; `written`: the journal holds all of it."""
 
-    def restarted(self, ledger: Ledger, journal: Journal) -> None:
+    def restarted(self, state: DurableState, journal: Journal) -> None:
         """A coordinator has taken up the journal."""
 
     def changed(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery import shared_pool
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.simulator.world.agent import Agent, Post
@@ -32,7 +32,7 @@ class Wanted:
     """A job as its user asks for it."""
 
     gang: str
-    spec: e.GangSpec
+    spec: events.GangSpec
     time_limit_s: int | None = None
     pool: int = 0
     """The request for a node of the shared pool that this job is, 0: it is the gang's own job; `restarts` of that."""
@@ -70,24 +70,24 @@ class Jobs:
             )
         )  # fmt: skip
 
-    def submit_pool(self, post: Post, serial: int, options: Sequence[str]) -> e.PoolAnswer:
+    def submit_pool(self, post: Post, serial: int, options: Sequence[str]) -> events.PoolAnswer:
         """An agent asks for a node of the shared pool, which is the whole cluster."""
         if self._world.slurm.silent_because or self._world.chance.random() < self.sbatch_fails:
-            return e.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
+            return events.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
         number = len(self._wanted) + 1
         self._wanted[number] = Wanted(post.gang, self._wanted[post.job].spec, None, serial, post.restarts)
         exclude = read_request("", options, "").exclude
         self._world.cluster.submit(JobRequest(nodes=1, name=post.gang, requeue=False, exclude=exclude))
-        return e.PoolAnswer(serial, number)
+        return events.PoolAnswer(serial, number)
 
     def pooled(self, gang: str) -> list[Job]:
         """The gang's small jobs, as Slurm has them."""
         return [self._seen[n] for n, wanted in self._wanted.items() if wanted.gang == gang and wanted.pool]
 
-    def submitted(self, gang: str) -> e.GangSubmitted:
+    def submitted(self, gang: str) -> events.GangSubmitted:
         """What registers the gang."""
         job = self.ids[gang]
-        return e.GangSubmitted(gang, job, 1000, gang, self._wanted[job].spec, "{}")
+        return events.GangSubmitted(gang, job, 1000, gang, self._wanted[job].spec, "{}")
 
     def changed(self, job: Job) -> None:
         """Slurm has changed a job."""
@@ -214,11 +214,11 @@ class Jobs:
             return
         host, coordinator = world.machines[job.batch_host], world.coordinator
         reached = not host.frozen and world.network.both(COORDINATOR, host.name)
-        gang = coordinator.core.ledger.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
+        gang = coordinator.core.state.gangs.get(self._wanted[job.id].gang) if coordinator.awake() else None
         if reached and gang is not None:
             if not gang.outlived(job.id, job.restart_count):
                 self.batch_heard_at[job.id] = world.schedule.now
-                coordinator.post(e.BatchHeard(gang.id, job.id, job.restart_count))
+                coordinator.post(events.BatchHeard(gang.id, job.id, job.restart_count))
             if coordinator.core.may_leave(gang, job.id, job.restart_count):
                 del self._batches[job.id, job.restart_count]
                 if self._runs(job):
@@ -255,7 +255,7 @@ class Jobs:
         job, restarts = post.job, post.restarts
         if post.pool and (refused := shared_pool.refusal(gang, post.pool, job, node)):
             return refused
-        if post.pool and self._world.coordinator.core.ledger.node(node).verdict in OUT_OF_SERVICE:
+        if post.pool and self._world.coordinator.core.state.node(node).verdict in OUT_OF_SERVICE:
             return None
         if gang is not None and restarts < gang.restart_count:
             return "this run of the job is over"

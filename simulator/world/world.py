@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.fact_text import describe
@@ -110,7 +110,7 @@ class World:
 
     def transcript(self) -> list[str]:
         """All that was noted, one line each, times in seconds since the start."""
-        words = ((at, describe(what) if isinstance(what, f.Fact) else str(what)) for at, what in self.notes)
+        words = ((at, describe(what) if isinstance(what, facts.Fact) else str(what)) for at, what in self.notes)
         return [f"{at - START:9.3f}  {text}" for at, text in words]
 
     # -- who reaches whom --
@@ -280,7 +280,7 @@ class World:
         """Its process ends; another takes over after `restart_s`."""
         self.note(f"the coordinator dies {where}")
         self.tally.count("fault", "coordinator crashed")
-        self.laws.crashed(self.coordinator.core.ledger, not where.startswith("before the journal"))
+        self.laws.crashed(self.coordinator.core.state, not where.startswith("before the journal"))
         self.coordinator.die()
         self.schedule.later(self.restart_s, self._next_coordinator)
 
@@ -288,7 +288,7 @@ class World:
         self._lease_term += bool(self._lease_term)
         self.coordinator = Coordinator(self, self._folder, self._lease_term)
         self.note(f"a coordinator starts, term {self.coordinator.journal.term}")
-        self.laws.restarted(self.coordinator.core.ledger, self.coordinator.journal)
+        self.laws.restarted(self.coordinator.core.state, self.coordinator.journal)
         self.coordinator.start()
 
     def stall_coordinator(self, seconds: float) -> None:
@@ -310,8 +310,8 @@ class World:
             self.schedule.later(0.0, waiting[1], gang)
 
     def gang(self, id: str) -> Gang | None:
-        """The gang as the coordinator's ledger has it."""
-        return self.coordinator.core.ledger.gangs.get(id)
+        """The gang as the coordinator's durable state has it."""
+        return self.coordinator.core.state.gangs.get(id)
 
     # -- time --
 

@@ -20,9 +20,9 @@ def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         print("", *outcome.report(), sep="\n")
     assert not outcome.failures
-    assert outcome.tally.total("event") >= EVENTS * SEEDS
-    assert outcome.tally.total("fault") >= FAULTS * SEEDS
-    seldom = {name: number for _, name, number in outcome.tally.wanted() if number < OFTEN}
+    assert outcome.index.total("event") >= EVENTS * SEEDS
+    assert outcome.index.total("fault") >= FAULTS * SEEDS
+    seldom = {name: number for _, name, number in outcome.index.wanted() if number < OFTEN}
     assert seldom == {}
 
 
@@ -48,4 +48,4 @@ def test_a_seed_that_fails_tells_its_story() -> None:
     assert result.transcript == []
     told = seeds.run(3, trace=True)
     assert any("FAULT" in line for line in told.transcript)
-    assert told.tally.counts == result.tally.counts
+    assert told.index.counts == result.index.counts

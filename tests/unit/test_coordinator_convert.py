@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services import conversion
@@ -67,13 +67,13 @@ def test_an_agents_words_are_cut_to_what_somebody_reads() -> None:
 
 def test_a_number_that_is_none_can_be_read_back(tmp_path: Path) -> None:
     """Nobody should write one; if somebody does, the site's coordinator starts again all the same."""
-    fact = f.GangRegistered("g", 1, 1000, "", GangSpec(1, 0, gather_timeout_s=math.inf), "{}")
-    ledger = Ledger()
-    apply(ledger, fact, 1.0)
-    assert Ledger.load(ledger.dump()) == ledger
+    fact = facts.GangRegistered("g", 1, 1000, "", GangSpec(1, 0, gather_timeout_s=math.inf), "{}")
+    state = DurableState()
+    apply(state, fact, 1.0)
+    assert DurableState.load(state.dump()) == state
     journal = Journal(tmp_path)
     journal.append([fact], 1.0, "")
     journal.close()
     journal = Journal(tmp_path)
-    assert journal.load() == ledger
+    assert journal.load() == state
     journal.close()

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.testing.scripted_world import NODES, World
@@ -41,7 +41,7 @@ async def test_nobody_is_ordered_what_could_not_be_written(world: World) -> None
     await world.begin()
     await world.join(NODES)
     await world.ordered("RUN 1", ["n1", "n2"])
-    await world.facts(f.GenerationStarted)
+    await world.facts(facts.GenerationStarted)
     coordinator, told = await world.live(), len(world.agents["n2"].orders)
     _alter(world, NO_ROOM)
     await world.agents["n1"].end_ranks(-9)
@@ -72,4 +72,4 @@ async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: World)
     _alter(world, "DROP TRIGGER full")
     await world.begin()
     await world.signal("n1", 79)
-    assert world.coordinator.engine.core.ledger.node("n1").verdict is Verdict.UNFIT
+    assert world.coordinator.engine.core.state.node("n1").verdict is Verdict.UNFIT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
@@ -43,8 +43,8 @@ async def test_the_first_event_after_a_standstill_is_decided_in_its_light(
     engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"), played)
     engine.start()
     played.moment += still_s
-    engine.post(e.Tick())
-    assert (engine.core.sight.since == played.moment) is noticed
+    engine.post(events.Tick())
+    assert (engine.core.observed.since == played.moment) is noticed
     await engine.aclose()
     journal.close()
 
@@ -52,7 +52,7 @@ async def test_the_first_event_after_a_standstill_is_decided_in_its_light(
 class Unsettled(Core):
     """A core with a bug, which it reports."""
 
-    def decide(self, event: e.Event, now: float) -> Outcome:
+    def decide(self, event: events.Event, now: float) -> Outcome:
         """As the real one, and a bug."""
         outcome = super().decide(event, now)
         outcome.bugs.append("gang g1 in phase RUNNING: the rules came to no end")
@@ -65,7 +65,7 @@ async def test_what_the_core_finds_wrong_with_itself_is_logged_and_the_engine_go
     journal = Journal(tmp_path / "state")
     slurm = FakeSlurm(FakeCluster((), now=clock.wall))
     engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"))
-    engine.core = Unsettled(engine.core.ledger, engine.clock.now())
+    engine.core = Unsettled(engine.core.state, engine.clock.now())
     engine.start()
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == ["a bug of Muster: gang g1 in phase RUNNING: the rules came to no end"]
@@ -89,7 +89,7 @@ async def test_what_was_written_is_not_done_where_another_may_act(tmp_path: Path
     engine = Engine(journal, journal.load(), slurm, secret, before_acting=replaced)
     engine.start()
     with engine.followers.subscribe() as told:
-        engine.post(e.NodeAttached("n1", "boot", "i", "n1:1"))
+        engine.post(events.NodeAttached("n1", "boot", "i", "n1:1"))
     assert journal.position
     assert told.empty()
     with pytest.raises(Replaced):

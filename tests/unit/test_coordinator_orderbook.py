@@ -6,35 +6,37 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.order_dispatch import OrderBook
 from muster.v1 import agent_pb2 as pb
 
-SEATS = (f.Seat("n1", 0, "n2", ("n2",)), f.Seat("n2", 1, "n1", ("n1",)))
-JOINED = [f.MemberJoined("g", n, 7, "i", f"{n}:1", n == "n1", "") for n in ("n1", "n2")]
+SEATS = (facts.Seat("n1", 0, "n2", ("n2",)), facts.Seat("n2", 1, "n1", ("n1",)))
+JOINED = [facts.MemberJoined("g", n, 7, "i", f"{n}:1", n == "n1", "") for n in ("n1", "n2")]
 START = [
-    f.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0),
-    f.GenerationStarted("g", 1, SEATS, (), "n1", 4001, None, (), "", 2.0, "start"),
+    facts.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0),
+    facts.GenerationStarted("g", 1, SEATS, (), "n1", 4001, None, (), "", 2.0, "start"),
 ]
 
 
 class Desk:
-    """A ledger with one gang, the streams of its agents, and the book between them."""
+    """A durable state with one gang, the streams of its agents, and the book between them."""
 
     def __init__(self) -> None:
-        self.ledger, self.streams = Ledger(), AgentStreams()
+        self.state, self.streams = DurableState(), AgentStreams()
         self.late: list[tuple[Callable[[str], None], str]] = []
-        self.book = OrderBook(self.ledger, 3, self.streams.of, lambda _, *call: self.late.append(call))
-        self.hold([f.GangRegistered("g", 7, 0, "", GangSpec(2, 0), "{}"), f.PhaseChanged("g", Phase.GATHERING, "")])
+        self.book = OrderBook(self.state, 3, self.streams.of, lambda _, *call: self.late.append(call))
+        self.hold(
+            [facts.GangRegistered("g", 7, 0, "", GangSpec(2, 0), "{}"), facts.PhaseChanged("g", Phase.GATHERING, "")]
+        )
 
-    def hold(self, facts: list[f.Fact]) -> None:
+    def hold(self, facts: list[facts.Fact]) -> None:
         """Facts come to hold, and are followed."""
         for fact in facts:
-            apply(self.ledger, fact, 1.0)
+            apply(self.state, fact, 1.0)
         self.book.follow(facts)
 
     def attach(self, node: str) -> AgentStream:
@@ -90,10 +92,10 @@ def test_a_start_is_told_at_once_with_all_who_have_arrived() -> None:
 
 def test_who_comes_back_during_a_recovery_is_told_of_at_once() -> None:
     desk = Desk()
-    desk.hold([*JOINED, *START, f.GenerationFenced("g", 1, "exit", False, "n1", 0, 1.0)])
+    desk.hold([*JOINED, *START, facts.GenerationFenced("g", 1, "exit", False, "n1", 0, 1.0)])
     stream = desk.attach("n1")
-    desk.hold([f.MemberJoined("g", "n2", 7, "again", "n2:2", False, "")])
-    assert _duty(stream)[1] == desk.ledger.gangs["g"].serial
+    desk.hold([facts.MemberJoined("g", "n2", 7, "again", "n2:2", False, "")])
+    assert _duty(stream)[1] == desk.state.gangs["g"].serial
     assert not desk.late
 
 
@@ -111,13 +113,13 @@ def test_a_book_that_is_closed_tells_nobody() -> None:
 @pytest.mark.parametrize(
     "fact",
     [
-        f.FirstStep("g", 1, 1),
-        f.SlurmSettled("g", 1, ""),
-        f.JobChanged("g", ("n1",)),
-        f.PhaseChanged("g", Phase.RUNNING, ""),
+        facts.FirstStep("g", 1, 1),
+        facts.SlurmSettled("g", 1, ""),
+        facts.JobChanged("g", ("n1",)),
+        facts.PhaseChanged("g", Phase.RUNNING, ""),
     ],
 )
-def test_what_changes_no_order_is_not_told(fact: f.Fact) -> None:
+def test_what_changes_no_order_is_not_told(fact: facts.Fact) -> None:
     desk = Desk()
     desk.hold([*JOINED, *START])
     streams = [desk.attach(node) for node in ("n1", "n2")]

@@ -1,4 +1,4 @@
-"""Orders and views are pure functions of the ledger and of what is seen."""
+"""Orders and views are pure functions of the durable state and of what is seen."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec, RankState, Status, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.core.state.observed_state import AgentSight, Sight, Stall
+from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedState, Stall
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
@@ -19,40 +19,40 @@ from muster.launcher.output.tables import gang_text
 from muster.v1 import agent_pb2 as pb
 
 NODES = ("n1", "n2", "n3")
-SEATS = (f.Seat("n1", 0, "n2", ("n2", "n3")), f.Seat("n2", 1, "n1", ("n1", "n3")))
-SWAPPED = (SEATS[0], f.Seat("n3", 1, "n1", ("n1",)))
-SPARES = (f.Seat("n3", -1, "", ("n1", "n2")),)
-FROM_N2 = (f.Source(0, "n1", True, "a"), f.Source(1, "n2", True, "b"))
+SEATS = (facts.Seat("n1", 0, "n2", ("n2", "n3")), facts.Seat("n2", 1, "n1", ("n1", "n3")))
+SWAPPED = (SEATS[0], facts.Seat("n3", 1, "n1", ("n1",)))
+SPARES = (facts.Seat("n3", -1, "", ("n1", "n2")),)
+FROM_N2 = (facts.Source(0, "n1", True, "a"), facts.Source(1, "n2", True, "b"))
 
-GATHERED: tuple[f.Fact, ...] = (
-    f.GangRegistered("g", 7, 1000, "train", GangSpec(2, 1, ranks_per_node=2), '{"run_dir":"/run"}'),
-    f.PhaseChanged("g", Phase.GATHERING, ""),
-    *(f.MemberJoined("g", n, 7, f"{n}-i", f"[fd00::{n[1]}]:500{n[1]}", n == "n1", "") for n in NODES),
+GATHERED: tuple[facts.Fact, ...] = (
+    facts.GangRegistered("g", 7, 1000, "train", GangSpec(2, 1, ranks_per_node=2), '{"run_dir":"/run"}'),
+    facts.PhaseChanged("g", Phase.GATHERING, ""),
+    *(facts.MemberJoined("g", n, 7, f"{n}-i", f"[fd00::{n[1]}]:500{n[1]}", n == "n1", "") for n in NODES),
 )
-PREFLIGHT = (*GATHERED, f.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0))
-STARTED = (*PREFLIGHT, f.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "", 2.0, "start"))
-RUNNING = (*STARTED, f.PhaseChanged("g", Phase.RUNNING, ""), f.FirstStep("g", 1, 1))
-FENCED = (*RUNNING, f.GenerationFenced("g", 1, "n2: Xid 79", True, "n1", 9, 3.0))
-UNFIT = (*FENCED, f.MemberOut("g", "n2", "Xid 79", True))
-LOST = (*FENCED, f.MemberOut("g", "n2", "lost", False))
-SWAP = f.GenerationStarted("g", 2, SWAPPED, (), "n1", 4002, Version(1, 8), FROM_N2, "", 4.0, "swap")
-FLUSH = f.Flushing("g", 1, Version(1, 8), FROM_N2, "asked for")
+PREFLIGHT = (*GATHERED, facts.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0))
+STARTED = (*PREFLIGHT, facts.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "", 2.0, "start"))
+RUNNING = (*STARTED, facts.PhaseChanged("g", Phase.RUNNING, ""), facts.FirstStep("g", 1, 1))
+FENCED = (*RUNNING, facts.GenerationFenced("g", 1, "n2: Xid 79", True, "n1", 9, 3.0))
+UNFIT = (*FENCED, facts.MemberOut("g", "n2", "Xid 79", True))
+LOST = (*FENCED, facts.MemberOut("g", "n2", "lost", False))
+SWAP = facts.GenerationStarted("g", 2, SWAPPED, (), "n1", 4002, Version(1, 8), FROM_N2, "", 4.0, "swap")
+FLUSH = facts.Flushing("g", 1, Version(1, 8), FROM_N2, "asked for")
 
 
-def _ledger(*story: f.Fact) -> Ledger:
-    ledger = Ledger()
+def _state(*story: facts.Fact) -> DurableState:
+    state = DurableState()
     for number, fact in enumerate(story):
-        apply(ledger, fact, 10.0 + number)
-    return ledger
+        apply(state, fact, 10.0 + number)
+    return state
 
 
-def _order(ledger: Ledger, node: str) -> pb.Order:
-    return Orders(ledger.gangs["g"]).of(node)
+def _order(state: DurableState, node: str) -> pb.Order:
+    return Orders(state.gangs["g"]).of(node)
 
 
-def _duties(*story: f.Fact) -> list[str]:
+def _duties(*story: facts.Fact) -> list[str]:
     """The duty of n1, n2 and n3."""
-    orders = [_order(_ledger(*story), node) for node in NODES]
+    orders = [_order(_state(*story), node) for node in NODES]
     return [f"{pb.Duty.Name(o.duty).removeprefix('DUTY_')} {o.generation}" for o in orders]
 
 
@@ -68,20 +68,23 @@ def _duties(*story: f.Fact) -> list[str]:
         # Alive but unfit: its memory may be the only copy. It stays until the next generation has made a step.
         (UNFIT, ["FENCE 1"] * 3),
         ((*UNFIT, SWAP), ["RUN 2", "HOLD 2", "RUN 2"]),
-        ((*UNFIT, SWAP, f.FirstStep("g", 2, 9)), ["RUN 2", "EXIT 2", "RUN 2"]),
-        ((*UNFIT, SWAP, FLUSH, f.FirstStep("g", 2, 9)), ["RUN 2", "HOLD 2", "RUN 2"]),
-        ((*UNFIT, SWAP, FLUSH, f.FirstStep("g", 2, 9), f.Flushed("g", 1, "/d", "")), ["RUN 2", "EXIT 2", "RUN 2"]),
-        ((*RUNNING, FLUSH, f.PhaseChanged("g", Phase.DRAINING, "done")), ["FENCE 0"] * 3),
-        ((*LOST, f.PhaseChanged("g", Phase.REQUEUED, "no spare")), ["EXIT 1"] * 3),
-        ((*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), ["EXIT 1"] * 3),
+        ((*UNFIT, SWAP, facts.FirstStep("g", 2, 9)), ["RUN 2", "EXIT 2", "RUN 2"]),
+        ((*UNFIT, SWAP, FLUSH, facts.FirstStep("g", 2, 9)), ["RUN 2", "HOLD 2", "RUN 2"]),
+        (
+            (*UNFIT, SWAP, FLUSH, facts.FirstStep("g", 2, 9), facts.Flushed("g", 1, "/d", "")),
+            ["RUN 2", "EXIT 2", "RUN 2"],
+        ),
+        ((*RUNNING, FLUSH, facts.PhaseChanged("g", Phase.DRAINING, "done")), ["FENCE 0"] * 3),
+        ((*LOST, facts.PhaseChanged("g", Phase.REQUEUED, "no spare")), ["EXIT 1"] * 3),
+        ((*RUNNING, facts.GangEnded("g", Phase.FAILED, 93, "again and again")), ["EXIT 1"] * 3),
     ],
 )
-def test_the_duty_of_every_node(story: tuple[f.Fact, ...], duties: list[str]) -> None:
+def test_the_duty_of_every_node(story: tuple[facts.Fact, ...], duties: list[str]) -> None:
     assert _duties(*story) == duties
 
 
 def test_a_run_names_places_store_and_sources() -> None:
-    order = _order(_ledger(*UNFIT, SWAP), "n3")
+    order = _order(_state(*UNFIT, SWAP), "n3")
     assert [(p.rank, p.node, p.local_rank) for p in order.places] == [
         (0, "n1", 0), (1, "n1", 1), (2, "n3", 0), (3, "n3", 1)
     ]  # fmt: skip
@@ -97,72 +100,72 @@ def test_a_run_names_places_store_and_sources() -> None:
 
 
 def test_a_start_from_durable_storage_names_the_folder() -> None:
-    start = f.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "/d/step_8", 2.0, "start")
-    flushed = f.Flushing("g", 1, Version(0, 8), (), "the job is done"), f.Flushed("g", 1, "/d/step_8", "")
-    order = _order(_ledger(*PREFLIGHT, *flushed, start), "n1")
+    start = facts.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "/d/step_8", 2.0, "start")
+    flushed = facts.Flushing("g", 1, Version(0, 8), (), "the job is done"), facts.Flushed("g", 1, "/d/step_8", "")
+    order = _order(_state(*PREFLIGHT, *flushed, start), "n1")
     assert order.restore.durable_path == "/d/step_8"
     assert not order.restore.HasField("version")
-    assert not _order(_ledger(*STARTED), "n1").HasField("restore")
+    assert not _order(_state(*STARTED), "n1").HasField("restore")
 
 
 def test_the_end_carries_code_and_reason() -> None:
-    order = _order(_ledger(*RUNNING, f.GangEnded("g", Phase.FAILED, 93, "again and again")), "n2")
+    order = _order(_state(*RUNNING, facts.GangEnded("g", Phase.FAILED, 93, "again and again")), "n2")
     assert (order.exit_code, order.reason) == (93, "again and again")
-    order = _order(_ledger(*LOST), "n2")
+    order = _order(_state(*LOST), "n2")
     assert (order.exit_code, order.reason) == (0, "lost")
 
 
 def test_who_comes_back_with_the_job_leaves_its_memory_and_nobody_else() -> None:
-    def leave(*story: f.Fact) -> list[tuple[int, bool]]:
-        orders = [_order(_ledger(*story), node) for node in NODES]
+    def leave(*story: facts.Fact) -> list[tuple[int, bool]]:
+        orders = [_order(_state(*story), node) for node in NODES]
         return [(order.duty, order.requeued) for order in orders]
 
-    requeued = f.PhaseChanged("g", Phase.REQUEUED, "preempted")
+    requeued = facts.PhaseChanged("g", Phase.REQUEUED, "preempted")
     assert leave(*RUNNING, requeued) == [(pb.DUTY_EXIT, True)] * 3
     assert leave(*UNFIT, requeued) == [(pb.DUTY_EXIT, True), (pb.DUTY_EXIT, False), (pb.DUTY_EXIT, True)]
     for phase in (Phase.FAILED, Phase.CANCELLED):
-        assert leave(*RUNNING, requeued, f.GangEnded("g", phase, 1, "over")) == [(pb.DUTY_EXIT, False)] * 3
+        assert leave(*RUNNING, requeued, facts.GangEnded("g", phase, 1, "over")) == [(pb.DUTY_EXIT, False)] * 3
 
 
 def test_a_flush_is_carried_until_it_is_over() -> None:
-    order = _order(_ledger(*RUNNING, FLUSH), "n1")
+    order = _order(_state(*RUNNING, FLUSH), "n1")
     assert (order.flush.serial, order.flush.version.step, order.flush.reason) == (1, 8, "asked for")
-    assert not _order(_ledger(*RUNNING, FLUSH, f.Flushed("g", 1, "", "no space")), "n1").HasField("flush")
+    assert not _order(_state(*RUNNING, FLUSH, facts.Flushed("g", 1, "", "no space")), "n1").HasField("flush")
 
 
 @pytest.mark.parametrize("length", range(len(UNFIT) + 3))
 def test_an_order_that_is_shared_is_the_nodes_own(length: int) -> None:
-    story = (*UNFIT, SWAP, f.FirstStep("g", 2, 9))[:length]
-    ledger = _ledger(*story)
-    for gang in ledger.gangs.values():
+    story = (*UNFIT, SWAP, facts.FirstStep("g", 2, 9))[:length]
+    state = _state(*story)
+    for gang in state.gangs.values():
         orders = Orders(gang)
         for node in (*NODES, "n9"):
             assert orders.of(node) == Orders(gang).of(node)
 
 
 def test_nodes_of_one_duty_share_one_order() -> None:
-    orders = Orders(_ledger(*RUNNING).gangs["g"])
+    orders = Orders(_state(*RUNNING).gangs["g"])
     assert orders.of("n1") is orders.of("n2")
     assert orders.of("n1") is not orders.of("n3")
 
 
-HANG = f.HangFound("g", 1, "hang: no step", 5.0)
+HANG = facts.HangFound("g", 1, "hang: no step", 5.0)
 
 
 def test_who_runs_ranks_that_hang_is_told_to_keep_their_stacks_until_they_are_fenced() -> None:
-    orders = Orders(_ledger(*RUNNING, HANG).gangs["g"])
+    orders = Orders(_state(*RUNNING, HANG).gangs["g"])
     assert [orders.of(node).keep_stacks for node in ("n1", "n2", "n3")] == [True, True, False]
-    assert orders.of("n1").serial > Orders(_ledger(*RUNNING).gangs["g"]).of("n1").serial
-    fenced = _ledger(*RUNNING, HANG, f.GenerationFenced("g", 1, "hang: no step", False, "n1", 9, 5.0)).gangs["g"]
+    assert orders.of("n1").serial > Orders(_state(*RUNNING).gangs["g"]).of("n1").serial
+    fenced = _state(*RUNNING, HANG, facts.GenerationFenced("g", 1, "hang: no step", False, "n1", 9, 5.0)).gangs["g"]
     assert not Orders(fenced).of("n1").keep_stacks
 
 
 def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:
-    ledger, sight = _ledger(*RUNNING), Sight(since=0.0)
+    state, observed = _state(*RUNNING), ObservedState(since=0.0)
     status = Status(ranks=(RankState(0, 1, running=True, declared="evaluation"),))
-    sight.gang("g").agents["n1"] = AgentSight("n1", "n1-i", True, 1.0, status)
-    sight.gang("g").stall = Stall(90.0, {"n1", "n2"})
-    view = gang_view(ledger, sight, ledger.gangs["g"], 100.0)
+    observed.gang("g").agents["n1"] = ObservedAgent("n1", "n1-i", True, 1.0, status)
+    observed.gang("g").stall = Stall(90.0, {"n1", "n2"})
+    view = gang_view(state, observed, state.gangs["g"], 100.0)
     assert view.waiting_for == "a step: there was none for long; 2 agents have not answered"
     assert [rank.declared_phase for rank in view.ranks] == ["evaluation", "", "", ""]
     text = Console(file=io.StringIO(), record=True, width=200)
@@ -170,35 +173,35 @@ def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:
     assert "evaluation, by 1 of 4 ranks: no hang is looked for" in text.export_text()
 
 
-def _view_words(story: tuple[f.Fact, ...], fenced: dict[str, int] | None = None) -> str:
-    ledger, sight = _ledger(*story), Sight(since=0.0)
+def _view_words(story: tuple[facts.Fact, ...], fenced: dict[str, int] | None = None) -> str:
+    state, observed = _state(*story), ObservedState(since=0.0)
     for node, generation in (fenced or {}).items():
-        sight.gang("g").agents[node] = AgentSight(node, f"{node}-i", True, 1.0, Status(fenced=generation))
-    return gang_view(ledger, sight, ledger.gangs["g"], 100.0).waiting_for
+        observed.gang("g").agents[node] = ObservedAgent(node, f"{node}-i", True, 1.0, Status(fenced=generation))
+    return gang_view(state, observed, state.gangs["g"], 100.0).waiting_for
 
 
 @pytest.mark.parametrize(
     ("story", "words"),
     [
         (GATHERED[:1], "Slurm to start job 7"),
-        ((*GATHERED, f.JobChanged("g", (*NODES, "n4"))), "agents: 1 of 3 are here, missing n2 n3 n4"),
+        ((*GATHERED, facts.JobChanged("g", (*NODES, "n4"))), "agents: 1 of 3 are here, missing n2 n3 n4"),
         (PREFLIGHT, "the rendezvous store on n1"),
         (STARTED, "ranks to start on n1 n2"),
         (RUNNING, ""),
         (FENCED, "the end of generation 1 on n2 n3"),
         ((*RUNNING, HANG), "ranks that hang: no step"),
-        ((*RUNNING, f.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: let job 7 go of n3"),
+        ((*RUNNING, facts.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: let job 7 go of n3"),
     ],
 )
-def test_what_a_gang_waits_for(story: tuple[f.Fact, ...], words: str) -> None:
+def test_what_a_gang_waits_for(story: tuple[facts.Fact, ...], words: str) -> None:
     assert _view_words(story, {"n1": 1}) == words
 
 
 def test_a_view_shows_verdicts_and_recoveries() -> None:
-    ledger = _ledger(*LOST, f.NodeJudged("n2", Verdict.LOST, "silent"), SWAP, f.FirstStep("g", 2, 9))
-    sight = Sight(since=0.0)
-    sight.gang("g").suspected["n3"] = 99.0
-    view = gang_view(ledger, sight, ledger.gangs["g"], 100.0)
+    state = _state(*LOST, facts.NodeJudged("n2", Verdict.LOST, "silent"), SWAP, facts.FirstStep("g", 2, 9))
+    observed = ObservedState(since=0.0)
+    observed.gang("g").suspected["n3"] = 99.0
+    view = gang_view(state, observed, state.gangs["g"], 100.0)
     assert [(n.node, n.verdict, n.role, n.reason) for n in view.nodes] == [
         ("n1", "FIT", "rank", ""),
         ("n2", "LOST", "out", "silent"),
@@ -214,9 +217,9 @@ def test_a_view_shows_verdicts_and_recoveries() -> None:
 
 
 def test_every_fact_has_a_line() -> None:
-    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, f.Flushed("g", 1, "", "no space"))]
+    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, facts.Flushed("g", 1, "", "no space"))]
     assert all(line and "\n" not in line and not line.startswith("{") for line in lines)
     assert describe(SWAP) == "generation 2 starts from memory at step 8 (generation 1) (swap) on n1 n3; spares: none"
-    assert describe(f.SlurmOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
+    assert describe(facts.SlurmOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
         "Slurm call 4: requeue job 7, without n2: no spare"
     )

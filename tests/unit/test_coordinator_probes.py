@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
@@ -135,18 +135,18 @@ async def test_its_own_lack_of_credentials_is_nobodys_silence(agent: ScriptedAge
 
 
 async def test_every_witness_is_asked(agent: ScriptedAgent, credentials: Credentials) -> None:
-    posted: asyncio.Queue[e.Event] = asyncio.Queue()
+    posted: asyncio.Queue[events.Event] = asyncio.Queue()
     streams = AgentStreams()
     witness = AgentStream("g", "n2", "i")
     streams.add(witness)
     prober = Prober(credentials, streams, 3, posted.put_nowait)
-    prober.start(Ask(7, "g", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))
+    prober.start(ProbeRequest(7, "g", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))
     order = await witness.take()
     assert order
     assert (order.term, order.probe.probe_id, order.probe.node, order.probe.deadline_ms) == (3, 7, "n1", 2000)
     async with asyncio.timeout(5):
         answers = [await posted.get() for _ in range(2)]
-    assert {(a.witness, a.silence) for a in answers if isinstance(a, e.Probed)} == {
+    assert {(a.witness, a.silence) for a in answers if isinstance(a, events.Probed)} == {
         ("agent", None),
         ("musterd", Silence.NO_ANSWER),
     }

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World
@@ -38,7 +38,7 @@ async def test_a_gang_gathers_runs_and_is_done(world: World) -> None:
     assert [member.node for member in order.members] == list(NODES)
     for name in ("n1", "n2"):
         await world.agents[name].step()
-    await world.facts(f.FirstStep)
+    await world.facts(facts.FirstStep)
     assert world.gang.phase is Phase.RUNNING
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(0)
@@ -78,7 +78,7 @@ async def test_a_fatal_signal_swaps_the_node_and_drains_it(world: World) -> None
     for name in ("n1", "n3"):
         await world.agents[name].step()
     await world.ordered("EXIT 2", ["n2"])
-    await world.facts(f.SlurmSettled, 2)
+    await world.facts(facts.SlurmSettled, 2)
     assert NodeState.DRAIN in world.cluster.nodes()["n2"].states
     assert "79" in world.cluster.nodes()["n2"].reason
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")
@@ -92,7 +92,7 @@ async def test_a_dead_node_is_swapped_and_downed(world: World) -> None:
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
     await world.agents["n2"].die()
     await world.ordered("RUN 2", ["n1", "n3"])
-    await world.facts(f.SlurmSettled)
+    await world.facts(facts.SlurmSettled)
     assert world.cluster.nodes()["n2"].down
     assert world.cluster.nodes()["n2"].drained
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")
@@ -112,7 +112,7 @@ class MortalJournal(Journal):
         super().__init__(folder)
         self._dies_at, self._written = position, written
 
-    def append(self, facts: Sequence[f.Fact], at: float, cause: str) -> list[Record]:
+    def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]:
         dies = self.position < self._dies_at <= self.position + len(facts)
         records = super().append(facts, at, cause) if self._written or not dies else []
         if dies:
@@ -133,7 +133,7 @@ async def _revive(world: World) -> None:
 
 async def _signal_until_judged(world: World, node: str) -> None:
     """As the node's daemon does: it tells again after each new stream."""
-    while not (await world.live()).engine.core.ledger.gangs["g1"].members[node].out:
+    while not (await world.live()).engine.core.state.gangs["g1"].members[node].out:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await world.signal(node, 79)
 
@@ -177,7 +177,7 @@ async def test_killed_at_any_write_the_recovery_completes(world: World, position
     coordinator = await world.live()
     await world.settled()
     assert coordinator.engine.journal.position < LENGTH
-    gang = coordinator.engine.core.ledger.gangs["g1"]
+    gang = coordinator.engine.core.state.gangs["g1"]
     assert (gang.phase, gang.generation, gang.exit_code) == (Phase.DONE, 3, 0)
     assert [(r.generation, r.action, r.step_restored) for r in gang.recoveries] == [
         (2, "swap", 5),

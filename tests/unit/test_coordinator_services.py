@@ -15,8 +15,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
@@ -72,7 +71,7 @@ async def test_a_job_of_another_user_is_refused(tmp_path: Path) -> None:
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert words == f"job 1 belongs to uid {os.getuid() + 1}, not to uid {os.getuid()}"
     assert world.coordinator
-    assert not world.coordinator.engine.core.ledger.gangs
+    assert not world.coordinator.engine.core.state.gangs
     async with open_channel(world.address, world.credentials) as channel:
         request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
         refusal = await _refusal(api_pb2_grpc.MusterStub(channel).Register(request))
@@ -83,7 +82,7 @@ async def test_a_job_of_another_user_is_refused(tmp_path: Path) -> None:
 async def test_a_gang_of_another_user_is_refused(world: World) -> None:
     assert world.coordinator
     owner = os.getuid() + 1
-    world.coordinator.engine.post(e.GangSubmitted("g1", 1, owner, "train", e.GangSpec(2, 1), "{}"))
+    world.coordinator.engine.post(events.GangSubmitted("g1", 1, owner, "train", events.GangSpec(2, 1), "{}"))
     agent = ScriptedAgent("n1", spec(), world.credentials)
     await agent.open()
     refusal = await _refusal(agent.attach(world.address))
@@ -147,7 +146,7 @@ async def test_a_spec_that_can_not_be_meant_is_refused(world: World) -> None:
 
 async def test_a_ping_is_answered(world: World) -> None:
     await _running(world)
-    heard = world.coordinator.engine.core.sight.gang("g1").agents["n1"]  # type: ignore[union-attr]
+    heard = world.coordinator.engine.core.observed.gang("g1").agents["n1"]  # type: ignore[union-attr]
     before = heard.heard_at
     await world.agents["n1"].ping(7)
     await world.agents["n1"].until(lambda: world.agents["n1"].pongs == [7])
@@ -165,7 +164,7 @@ async def test_an_agent_that_attaches_again_replaces_its_stream(world: World) ->
         await asyncio.gather(*world.tasks_of("n3"))  # the first stream has ended, without an error
     assert _stream(world, "n3") is not first
     assert world.coordinator
-    assert world.coordinator.engine.core.sight.gang("g1").attached("n3")
+    assert world.coordinator.engine.core.observed.gang("g1").attached("n3")
     assert agent.duty == "HOLD 1"
     again.cancel()
     await asyncio.gather(again, return_exceptions=True)
@@ -189,7 +188,7 @@ async def _speak_until(agent: ScriptedAgent, over: Callable[[], bool]) -> None:
 
 async def test_an_agent_that_is_started_twice_on_a_node_is_dismissed_while_the_first_lives(world: World) -> None:
     await _running(world)
-    first, fenced = _stream(world, "n1"), await world.facts(f.GenerationFenced, 0)
+    first, fenced = _stream(world, "n1"), await world.facts(facts.GenerationFenced, 0)
     second = ScriptedAgent("n1", spec(), world.credentials, incarnation="b")
     await second.open()
     attaching = asyncio.create_task(second.attach(world.address))
@@ -197,7 +196,7 @@ async def test_an_agent_that_is_started_twice_on_a_node_is_dismissed_while_the_f
     await second.die()
     assert second.dismissed == "an agent of this job runs on n1 already: incarnation n1-a; this one is n1-b"
     assert _stream(world, "n1") is first
-    assert await world.facts(f.GenerationFenced, 0) == fenced
+    assert await world.facts(facts.GenerationFenced, 0) == fenced
     assert world.gang.generation == 1
 
 
@@ -242,16 +241,16 @@ async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World)
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
         second = await call.read()
         assert world.coordinator
-        assert world.coordinator.engine.core.sight.node("n1").attached
+        assert world.coordinator.engine.core.observed.node("n1").attached
     assert (first.term, first.heartbeat_s, second.seq) == (1, 5.0, 5)
-    await world.facts(f.NodeRegistered)
+    await world.facts(facts.NodeRegistered)
 
 
 async def test_a_daemon_is_told_of_gangs_that_want_their_memory_no_more(world: World) -> None:
     assert world.coordinator
-    core_spec = e.GangSpec(nodes=1, spares=0, min_nodes=1)
-    world.coordinator.engine.post(e.GangSubmitted("ended", 9, 1000, "job", core_spec, "{}"))
-    world.coordinator.engine.post(e.JobSeen("ended", 9, (), 0, "CANCELLED"))
+    core_spec = events.GangSpec(nodes=1, spares=0, min_nodes=1)
+    world.coordinator.engine.post(events.GangSubmitted("ended", 9, 1000, "job", core_spec, "{}"))
+    world.coordinator.engine.post(events.JobSeen("ended", 9, (), 0, "CANCELLED"))
     kept = [node_pb2.KeptGang(gang_id=gang, generation=1) for gang in ("ended", "nobody's")]
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
@@ -284,7 +283,7 @@ async def test_what_describe_tells(world: World, api: Any) -> None:
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
         await world.agents[name].keep(1, 3, [rank])
-    await world.facts(f.FirstStep)
+    await world.facts(facts.FirstStep)
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
             if view.step == 3 and view.committed.step == 3 and all(rank.step == 3 for rank in view.ranks):
@@ -304,14 +303,14 @@ async def test_what_describe_tells(world: World, api: Any) -> None:
 async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: World, api: Any) -> None:
     await _running(world)
     assert world.coordinator
-    seen = world.coordinator.engine.core.sight.gang("g1")
+    seen = world.coordinator.engine.core.observed.gang("g1")
     assert seen.batch is None
     view = await api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2))
     assert (view.gang_id, view.phase) == ("g1", "RUNNING")
     assert seen.batch is not None
     assert seen.batch.is_of(1, 2)
-    assert world.coordinator.engine.core.ledger.gangs["g1"].restart_count == 0
-    world.coordinator.engine.core.ledger.gangs["g1"].restart_count = 3
+    assert world.coordinator.engine.core.state.gangs["g1"].restart_count == 0
+    world.coordinator.engine.core.state.gangs["g1"].restart_count = 3
     heard_at = seen.batch.heard_at
     over = await api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1, slurm_restart_count=2))
     assert (over.phase, over.final, seen.batch.heard_at) == ("RUNNING", True, heard_at)
@@ -325,7 +324,7 @@ async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: World
     world.slurm.silent_because = "slurmctld is away"
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(1)
-    await world.facts(f.GangEnded)
+    await world.facts(facts.GangEnded)
     batch = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1)
     assert ((await api.Describe(REF)).final, (await api.Attend(batch)).final) == (True, False)
     world.slurm.silent_because = ""
@@ -359,7 +358,7 @@ async def test_registering_is_for_the_owner_of_the_job(world: World, api: Any) -
     request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
     await api.Register(request)
     await api.Register(request)  # twice changes nothing
-    assert [r.text for r in await world.facts(f.GangRegistered)] == [
+    assert [r.text for r in await world.facts(facts.GangRegistered)] == [
         f"train registered: job 1 of uid {os.getuid()}, 2 nodes and 1 spares, 1 ranks each"
     ]
     gone = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=9, spec=spec())
@@ -396,8 +395,8 @@ async def test_history_a_sentinel_then_live_events_until_the_end(world: World, a
 async def test_events_are_told_of_a_job_that_has_left_the_ledger(world: World, api: Any) -> None:
     assert world.coordinator
     engine = world.coordinator.engine
-    engine.post(e.GangSubmitted("old", 7, os.getuid(), "old", e.GangSpec(1, 0), "{}"))
-    engine.core.ledger.gangs.clear()
+    engine.post(events.GangSubmitted("old", 7, os.getuid(), "old", events.GangSpec(1, 0), "{}"))
+    engine.core.state.gangs.clear()
     for ref in (api_pb2.GangRef(gang_id="old"), api_pb2.GangRef(slurm_job_id=7)):
         told = [r async for r in api.Events(api_pb2.EventsRequest(gang=ref, follow=True))]
         assert [record.name for record in told] == ["GangRegistered", ""]
@@ -423,7 +422,7 @@ async def _phase(api: Any, wanted: str) -> None:
 
 async def test_no_flush_of_a_gang_that_does_not_run(world: World, api: Any, tmp_path: Path) -> None:
     await world.join(["n1"], durable_dir=str(tmp_path))
-    await world.facts(f.MemberJoined)
+    await world.facts(facts.MemberJoined)
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "the gang is GATHERING: a checkpoint can be asked for while it is RUNNING" in words
@@ -439,13 +438,13 @@ async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: 
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
         await world.agents[name].keep(1, 3, [rank])
-    await world.facts(f.FirstStep)
+    await world.facts(facts.FirstStep)
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
             if view.committed.step == 3 and view.step == 3:
                 break
     assert (await api.Flush(REF)).serial == 1
-    flushed = (await world.facts(f.Flushed))[0]
+    flushed = (await world.facts(facts.Flushed))[0]
     assert flushed.text.startswith("flush 1 is done: ")
     flush = next(order.flush for order in world.agents["n2"].orders if order.HasField("flush"))
     assert [(s.rank, s.node) for s in flush.sources] == [(0, "n1"), (1, "n2")]
@@ -478,8 +477,8 @@ async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None
     assert world.coordinator
     await _running(world)
     world.cluster.topology = Topology({"n1": "s0", "n2": "s1"})
-    other = e.GangSubmitted("other", 5, os.getuid() + 1, "other", e.GangSpec(1, 0), "{}")
-    for event in (other, e.JobSeen("other", 5, ("n3",), 0, None), e.JobSeen("g1", 1, NODES, 0, None)):
+    other = events.GangSubmitted("other", 5, os.getuid() + 1, "other", events.GangSpec(1, 0), "{}")
+    for event in (other, events.JobSeen("other", 5, ("n3",), 0, None), events.JobSeen("g1", 1, NODES, 0, None)):
         world.coordinator.engine.post(event)
     await world.coordinator.roster.ask()
     nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
@@ -488,7 +487,7 @@ async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None
         ("n2", "s1", [1]),
         ("n3", "", [1, 5]),
     ]
-    world.coordinator.engine.post(e.JobSeen("other", 5, (), 0, "CANCELLED"))
+    world.coordinator.engine.post(events.JobSeen("other", 5, (), 0, "CANCELLED"))
     nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
     assert list(nodes[2].slurm_job_ids) == [1]
 
@@ -526,7 +525,7 @@ async def test_a_journal_that_can_not_be_written_ends_the_coordinator(tmp_path: 
     world = World.make(tmp_path)
     await world.begin(Full(world.folder))
     assert world.coordinator
-    world.coordinator.engine.post(e.GangSubmitted("g", 1, 0, "x", e.GangSpec(1, 0), "{}"))
+    world.coordinator.engine.post(events.GangSubmitted("g", 1, 0, "x", events.GangSpec(1, 0), "{}"))
     with pytest.raises(JournalError, match="disk is full"):
         async with asyncio.timeout(DEADLINE_S):
             await world.coordinator.wait()
@@ -536,7 +535,7 @@ async def test_a_journal_that_can_not_be_written_ends_the_coordinator(tmp_path: 
 
 def test_the_wire_has_a_word_for_every_silence() -> None:
     words = {value for value in agent_pb2.Silence.values() if value}
-    assert len(words) == len(e.Silence)
+    assert len(words) == len(events.Silence)
 
 
 # -- streams that a cut link leaves open -----------------------------------------------------------------------------
@@ -550,11 +549,11 @@ async def test_the_stream_of_a_lost_node_is_ended_and_is_no_news(world: World) -
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
     await world.agents["n2"].fall_silent()  # its stream stays open: nothing is heard, nothing is closed
     await world.agents["n1"].accuse("n2", agent_pb2.SILENCE_NO_ANSWER)
-    await world.facts(f.MemberOut)
+    await world.facts(facts.MemberOut)
     assert engine.streams.get("g1", "n2") is None
     await world.ordered("RUN 2", ["n1", "n3"])
-    assert engine.core.ledger.node("n2").verdict in (Verdict.LOST, Verdict.HUNG)
-    assert "coordinator" not in engine.core.sight.gang("g1").closed.get("n2", set())
+    assert engine.core.state.node("n2").verdict in (Verdict.LOST, Verdict.HUNG)
+    assert "coordinator" not in engine.core.observed.gang("g1").closed.get("n2", set())
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*world.tasks_of("n2"))  # heals: the stream has ended there too
     assert world.agents["n2"].duty == "EXIT 1"
@@ -573,7 +572,7 @@ async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: Worl
         async with asyncio.timeout(DEADLINE_S):
             assert await first.read() is grpc.aio.EOF
         assert world.coordinator
-        assert world.coordinator.engine.core.sight.node("n1").attached
+        assert world.coordinator.engine.core.observed.node("n1").attached
 
 
 # -- the engine's own clock ------------------------------------------------------------------------------------------
@@ -599,11 +598,11 @@ async def test_a_coordinator_that_stood_still_blames_nobody(tmp_path: Path) -> N
     await world.begin()
     assert world.coordinator
     engine = world.coordinator.engine
-    before = engine.core.sight.since
+    before = engine.core.observed.since
     engine.clock = clock = Skipping()
     async with asyncio.timeout(DEADLINE_S):
         await clock.jumped.wait()
-    assert engine.core.sight.since >= before + 59.0
+    assert engine.core.observed.since >= before + 59.0
     await world.close()
 
 

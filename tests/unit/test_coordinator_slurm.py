@@ -7,9 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
@@ -49,35 +48,35 @@ def slurm(clock: Clock) -> FakeSlurm:
 
 
 class Owing:
-    """A ledger with one gang (job 1) that owes calls, and the events that come of them."""
+    """A durable state with one gang (job 1) that owes calls, and the events that come of them."""
 
     def __init__(self, slurm: FakeSlurm, phase: Phase = Phase.GATHERING) -> None:
-        self.ledger = Ledger()
-        self.answers: asyncio.Queue[e.Event] = asyncio.Queue()
+        self.state = DurableState()
+        self.answers: asyncio.Queue[events.Event] = asyncio.Queue()
         self.calls = SlurmCalls(slurm, self._post)
         for fact in (
-            f.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
-            f.PhaseChanged("g", Phase.GATHERING, ""),
-            *(f.MemberJoined("g", n, 1, "i", f"{n}:1", n == "n1", "") for n in NODES),
+            facts.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
+            facts.PhaseChanged("g", Phase.GATHERING, ""),
+            *(facts.MemberJoined("g", n, 1, "i", f"{n}:1", n == "n1", "") for n in NODES),
         ):
-            apply(self.ledger, fact, 1.0)
+            apply(self.state, fact, 1.0)
         if phase is not Phase.GATHERING:
-            apply(self.ledger, f.PhaseChanged("g", phase, ""), 1.0)
+            apply(self.state, facts.PhaseChanged("g", phase, ""), 1.0)
 
-    def _post(self, event: e.Event) -> None:
-        assert isinstance(event, e.SlurmAnswered)
-        apply(self.ledger, f.SlurmSettled(event.gang, event.call, event.error or ""), 1.0)
+    def _post(self, event: events.Event) -> None:
+        assert isinstance(event, events.SlurmAnswered)
+        apply(self.state, facts.SlurmSettled(event.gang, event.call, event.error or ""), 1.0)
         self.answers.put_nowait(event)
 
-    async def answer(self, verb: f.SlurmVerb, node: str = "", **more: object) -> str | None:
+    async def answer(self, verb: facts.SlurmVerb, node: str = "", **more: object) -> str | None:
         """Owe this call, and wait until it is settled. The error, or None."""
-        call = f.SlurmOwed("g", self.ledger.calls + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
-        apply(self.ledger, call, 1.0)
-        self.calls.start_owed(self.ledger)
-        self.calls.start_owed(self.ledger)  # one that is under way is not started twice
+        call = facts.SlurmOwed("g", self.state.calls + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
+        apply(self.state, call, 1.0)
+        self.calls.start_owed(self.state)
+        self.calls.start_owed(self.state)  # one that is under way is not started twice
         async with asyncio.timeout(5):
             answered = await self.answers.get()
-        assert isinstance(answered, e.SlurmAnswered)
+        assert isinstance(answered, events.SlurmAnswered)
         assert answered.call == call.call
         return answered.error
 
@@ -201,41 +200,44 @@ async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slur
 
 async def test_nodes_are_not_admitted_to_a_job_that_starts_until_it_is_known_to_run(slurm: FakeSlurm) -> None:
     """Should it go back into the queue, they would be excluded still."""
-    ledger, call = Ledger(), f.SlurmOwed("g", 1, "admit", 1, "", "muster: why", admit=("n1",))
+    state, call = DurableState(), facts.SlurmOwed("g", 1, "admit", 1, "", "muster: why", admit=("n1",))
     for fact in (
-        f.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
-        f.PhaseChanged("g", Phase.GATHERING, ""),
+        facts.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
+        facts.PhaseChanged("g", Phase.GATHERING, ""),
         call,
     ):
-        apply(ledger, fact, 1.0)
+        apply(state, fact, 1.0)
     with pytest.raises(SlurmUnavailable):
-        await give(slurm, call, ledger)
-    apply(ledger, f.MemberJoined("g", "n1", 1, "i", "n1:1", True, ""), 1.0)
-    await give(slurm, call, ledger)
+        await give(slurm, call, state)
+    apply(state, facts.MemberJoined("g", "n1", 1, "i", "n1:1", True, ""), 1.0)
+    await give(slurm, call, state)
 
 
 async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_later_call(slurm: FakeSlurm) -> None:
     owing = Owing(slurm, Phase.REQUEUED)
-    verbs: tuple[f.SlurmVerb, ...] = ("admit", "requeue")  # Slurm has started the job on its own: it does not wait now
+    verbs: tuple[facts.SlurmVerb, ...] = (
+        "admit",
+        "requeue",
+    )  # Slurm has started the job on its own: it does not wait now
     for call, verb in enumerate(verbs, 1):
-        apply(owing.ledger, f.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
-        owing.calls.start_owed(owing.ledger)
+        apply(owing.state, facts.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
+        owing.calls.start_owed(owing.state)
     for call in (1, 2):
         async with asyncio.timeout(5):
             answered = await owing.answers.get()
-        assert answered == e.SlurmAnswered("g", call, None)
+        assert answered == events.SlurmAnswered("g", call, None)
     assert slurm.cluster.jobs()[1].restart_count == 1
 
 
 async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -> None:
-    owing, seen = Owing(slurm), list[e.Event]()
-    watch = SlurmWatch(slurm, owing.ledger, seen.append)
+    owing, seen = Owing(slurm), list[events.Event]()
+    watch = SlurmWatch(slurm, owing.state, seen.append)
     await watch.look_at_jobs()
     await watch.look_at_jobs()
-    assert seen == [e.JobSeen("g", 1, NODES, 0, None)]
+    assert seen == [events.JobSeen("g", 1, NODES, 0, None)]
     await watch.look_at_nodes()
     await watch.look_at_nodes()
-    assert seen[1:] == [e.NodeSeen(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
+    assert seen[1:] == [events.NodeSeen(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
     slurm.cluster.drain("n2", "a fan")
     slurm.silent_because = "slurmctld is away"
     await watch.look_at_nodes()
@@ -243,11 +245,11 @@ async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -
     assert len(seen) == 4
     slurm.silent_because = ""
     await watch.look_at_nodes()
-    assert seen[4:] == [e.NodeSeen("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
+    assert seen[4:] == [events.NodeSeen("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
     slurm.cluster.lose("n3")
     clock.now += 60
     await watch.look_at_jobs()
-    assert seen[5:] == [e.JobSeen("g", 1, ("n1", "n2"), 0, None)]
+    assert seen[5:] == [events.JobSeen("g", 1, ("n1", "n2"), 0, None)]
 
 
 async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
@@ -270,35 +272,35 @@ async def test_the_end_of_a_time_limit_is_told_by_the_cores_clock_and_told_anew_
 ) -> None:
     """The coordinator was started with a clock two hours ahead, which somebody has set right since."""
     slurm.cluster.submit(JobRequest(nodes=1, time_limit_s=5400))
-    owing, seen, ahead = Owing(slurm), list[e.Event](), [0.0]
-    owing.ledger.gangs["g"].job = 2
-    watch = SlurmWatch(slurm, owing.ledger, seen.append, lambda: ahead[0])
+    owing, seen, ahead = Owing(slurm), list[events.Event](), [0.0]
+    owing.state.gangs["g"].job = 2
+    watch = SlurmWatch(slurm, owing.state, seen.append, lambda: ahead[0])
     await watch.look_at_jobs()
     ahead[0] = 7200.0
     await watch.look_at_jobs()
     ahead[0] = 7200.5
     await watch.look_at_jobs()
-    limits = [event.limit_at for event in seen if isinstance(event, e.JobSeen)]
+    limits = [event.limit_at for event in seen if isinstance(event, events.JobSeen)]
     assert limits == [clock.now + 5400, clock.now + 5400 + 7200]
 
 
 async def test_a_node_resumed_while_it_was_lost_is_told_of_again_when_it_returns(slurm: FakeSlurm) -> None:
-    owing, seen = Owing(slurm), list[e.Event]()
-    watch = SlurmWatch(slurm, owing.ledger, seen.append)
-    apply(owing.ledger, f.NodeRegistered("n2", "boot", "host:1"), 1.0)
-    apply(owing.ledger, f.NodeJudged("n2", Verdict.LOST, "power"), 1.0)
+    owing, seen = Owing(slurm), list[events.Event]()
+    watch = SlurmWatch(slurm, owing.state, seen.append)
+    apply(owing.state, facts.NodeRegistered("n2", "boot", "host:1"), 1.0)
+    apply(owing.state, facts.NodeJudged("n2", Verdict.LOST, "power"), 1.0)
     await watch.look_at_nodes()  # in service already: to a lost node that says nothing
-    apply(owing.ledger, f.NodeJudged("n2", Verdict.RETURNING, "heard"), 2.0)
+    apply(owing.state, facts.NodeJudged("n2", Verdict.RETURNING, "heard"), 2.0)
     seen.clear()
     await watch.look_at_nodes()
-    assert [event.node for event in seen if isinstance(event, e.NodeSeen) and event.in_service] == ["n2"]
+    assert [event.node for event in seen if isinstance(event, events.NodeSeen) and event.in_service] == ["n2"]
 
 
 async def test_a_node_that_is_being_drained_is_not_looked_at(slurm: FakeSlurm) -> None:
-    owing, seen = Owing(slurm), list[e.Event]()
-    apply(owing.ledger, f.SlurmOwed("g", 1, "drain", 1, "n2", "why"), 1.0)
-    await SlurmWatch(slurm, owing.ledger, seen.append).look_at_nodes()
-    assert [event.node for event in seen if isinstance(event, e.NodeSeen)] == ["n1", "n3"]
+    owing, seen = Owing(slurm), list[events.Event]()
+    apply(owing.state, facts.SlurmOwed("g", 1, "drain", 1, "n2", "why"), 1.0)
+    await SlurmWatch(slurm, owing.state, seen.append).look_at_nodes()
+    assert [event.node for event in seen if isinstance(event, events.NodeSeen)] == ["n1", "n3"]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ async def test_a_node_that_is_being_drained_is_not_looked_at(slurm: FakeSlurm) -
     ],
 )
 def test_how_a_job_has_ended(slurm: FakeSlurm, found: Job | Gone, ended: str | None) -> None:
-    assert job_seen(Owing(slurm).ledger.gangs["g"], found).ended == ended
+    assert job_seen(Owing(slurm).state.gangs["g"], found).ended == ended
 
 
 class Counting(FakeSlurm):

@@ -3,11 +3,11 @@
 import pytest
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.observed_state import Sight
-from muster.daemon.coordinator.core.state.state_index import Tallies
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
+from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.core.state.turn import Turn
 from muster.simulator.scenarios.scenario import Rehearsal
@@ -23,8 +23,8 @@ def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> R
 def runs(world: Rehearsal, generation: int) -> None:
     """Until that generation has made a few steps."""
     world.run_until(lambda: world.runs(generation) and world.gang.stepped == generation)
-    step = world.core.sight.gang("g").step
-    world.run_until(lambda: world.core.sight.gang("g").step > step + 3)
+    step = world.core.observed.gang("g").step
+    world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
 
 
 def verbs(world: Rehearsal) -> list[tuple[str, str]]:
@@ -32,7 +32,7 @@ def verbs(world: Rehearsal) -> list[tuple[str, str]]:
 
 
 def verdict(world: Rehearsal, node: str) -> Verdict:
-    return world.core.ledger.node(node).verdict
+    return world.core.state.node(node).verdict
 
 
 # -- limits --
@@ -46,7 +46,7 @@ def test_at_its_limit_a_live_node_stays_in_service_whatever_its_hardware_says() 
     world.run_for(5)
     assert world.gang.generation == 2
     assert verdict(world, "n2") is Verdict.DEGRADED
-    assert "Xid 79; it stays in service: 1 nodes were taken" in world.core.ledger.node("n2").reason
+    assert "Xid 79; it stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
     assert ("drain", "n1") in verbs(world)
     assert ("drain", "n2") not in verbs(world)
 
@@ -58,23 +58,23 @@ def test_at_its_limit_a_gang_goes_on_without_a_dead_node_of_which_slurm_is_not_t
     world.power_off("n2")
     runs(world, 3)
     assert verdict(world, "n2") is Verdict.LOST
-    assert [fact.node for fact in world.facts(f.Withheld)] == ["n2"]
+    assert [fact.node for fact in world.facts(facts.Withheld)] == ["n2"]
     assert ("down", "n2") not in verbs(world)
 
 
 def test_an_hour_later_nodes_may_be_taken_again() -> None:
-    ledger, limits = Ledger(), Limits(nodes_per_hour=2)
+    state, limits = DurableState(), Limits(nodes_per_hour=2)
     for node, at in (("n1", 100.0), ("n2", 200.0)):
-        apply(ledger, f.SlurmOwed("", 1, "drain", 0, node, ""), at)
+        apply(state, facts.SlurmOwed("", 1, "drain", 0, node, ""), at)
 
     def held(now: float) -> str:
-        sight = Sight(since=0.0)
-        return circuit_breaker.hold(Turn(ledger, sight, Tallies(ledger, sight), now, limits=limits))
+        observed = ObservedState(since=0.0)
+        return circuit_breaker.hold(Turn(state, observed, StateIndex(state, observed), now, limits=limits))
 
     assert held(3699.0) == "2 nodes were taken out of service within the hour, and no more may be"
     assert held(3701.0) == ""
-    apply(ledger, f.SlurmOwed("", 2, "down", 0, "n3", ""), 3750.0)
-    assert ledger.taken == {"n2": 200.0, "n3": 3750.0}
+    apply(state, facts.SlurmOwed("", 2, "down", 0, "n3", ""), 3750.0)
+    assert state.taken == {"n2": 200.0, "n3": 3750.0}
 
 
 def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
@@ -84,18 +84,18 @@ def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
     world.signal("n2")
     world.run_for(5)
     assert verdict(world, "n2") is Verdict.DEGRADED
-    assert "1 of 6 nodes are out of service" in world.core.ledger.node("n2").reason
+    assert "1 of 6 nodes are out of service" in world.core.state.node("n2").reason
 
 
 def test_a_node_that_goes_from_bad_to_worse_counts_once() -> None:
     world = training()
     world.signal("n1")
     runs(world, 2)
-    assert len(world.core.ledger.taken) == 1
+    assert len(world.core.state.taken) == 1
     world.power_off("n1")
     world.power_off("n2")
     runs(world, 3)
-    assert len(world.core.ledger.taken) == 2
+    assert len(world.core.state.taken) == 2
 
 
 def test_a_gang_that_loses_node_after_node_is_saved_and_stopped() -> None:
@@ -147,7 +147,7 @@ def test_an_observer_says_what_it_would_have_swapped_and_a_fault_ends_the_job() 
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 99)
     assert "observe mode: n3 would take the place of n2; n2 is lost" in world.gang.reason
-    assert "observe mode" in world.facts(f.Withheld)[0].reason
+    assert "observe mode" in world.facts(facts.Withheld)[0].reason
     assert not {"drain", "down", "requeue", "let_go"} & {verb for verb, _ in verbs(world)}
 
 
@@ -191,7 +191,7 @@ def crash_at_once(world: Rehearsal, generation: int, position: int) -> None:
 
 
 def doubted(world: Rehearsal) -> list[str]:
-    return [fact.node for fact in world.facts(f.MemberOut) if not fact.proven]
+    return [fact.node for fact in world.facts(facts.MemberOut) if not fact.proven]
 
 
 def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_on_elsewhere() -> None:
@@ -201,7 +201,7 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_o
     runs(world, 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
     assert verdict(world, "n2") is Verdict.UNFIT
-    assert world.core.ledger.node("n2").reason == "ranks failed on n2 twice running, and go on elsewhere"
+    assert world.core.state.node("n2").reason == "ranks failed on n2 twice running, and go on elsewhere"
     assert ("drain", "n2") in verbs(world)
     assert world.gang.doubted == ""
 
@@ -222,7 +222,7 @@ def test_whose_rank_dies_of_a_peers_reset_is_not_blamed_though_that_is_heard_fir
     assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n2", "n2"]
     assert verdict(world, "n0") is Verdict.FIT
     assert verdict(world, "n2") is Verdict.UNFIT
-    assert world.folded() == world.core.ledger
+    assert world.folded() == world.core.state
 
 
 @pytest.mark.parametrize("exit_code", [1, -6, -15])
@@ -241,7 +241,7 @@ def test_a_late_report_of_the_generation_before_blames_nobody() -> None:
     crash_at_once(world, 2, 1)
     world.run_until(lambda: world.gang.generation == 3)
     reached = world.gang.reached
-    world.core.sight.gang("g").moved_to = (2, reached + 5)
+    world.core.observed.gang("g").moved_to = (2, reached + 5)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     assert verdict(world, "n2") is Verdict.FIT
 
@@ -253,7 +253,7 @@ def test_a_node_on_which_the_ranks_came_further_in_between_is_not_doubted() -> N
         world.kill_rank("n2")
     runs(world, 3)
     assert doubted(world) == []
-    assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
+    assert all(node.verdict is Verdict.FIT for node in world.core.state.nodes.values())
 
 
 def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_blamed() -> None:
@@ -263,7 +263,7 @@ def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_b
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
     assert doubted(world) == ["n2"]
-    assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
+    assert all(node.verdict is Verdict.FIT for node in world.core.state.nodes.values())
 
 
 def test_crashes_that_come_again_in_the_same_place_doubt_no_second_node() -> None:
@@ -280,7 +280,7 @@ def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
     crash_at_once(world, 2, 1)
     runs(world, 3)
     assert "n2" in {seat.node for seat in world.gang.seats}
-    assert not world.facts(f.MemberOut)
+    assert not world.facts(facts.MemberOut)
 
 
 def test_a_doubted_node_that_carries_ranks_again_is_not_blamed_for_what_goes_on_there() -> None:

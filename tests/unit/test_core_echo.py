@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.simulator.scenarios.scenario import Rehearsal
@@ -14,17 +14,17 @@ NVLINK = "Xid 74: NVLink error"
 
 def training(nodes: int = 6, spares: int = 3, **more: object) -> Rehearsal:
     world = Rehearsal(nodes, spares, **more)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.sight.gang("g").step >= 5)
+    world.run_until(lambda: world.core.observed.gang("g").step >= 5)
     world.run_for(5.0)
     return world
 
 
 def is_called(world: Rehearsal, node: str, verdict: Verdict) -> Callable[[], bool]:
-    return lambda: world.core.ledger.node(node).verdict is verdict
+    return lambda: world.core.state.node(node).verdict is verdict
 
 
 def judged(world: Rehearsal) -> dict[str, Verdict]:
-    return {name: node.verdict for name, node in world.core.ledger.nodes.items() if node.verdict is not Verdict.FIT}
+    return {name: node.verdict for name, node in world.core.state.nodes.items() if node.verdict is not Verdict.FIT}
 
 
 def test_where_no_peer_is_lost_the_node_is_unfit_soon() -> None:
@@ -34,7 +34,7 @@ def test_where_no_peer_is_lost_the_node_is_unfit_soon() -> None:
     world.run_until(is_called(world, "n2", Verdict.UNFIT))
     assert 2.4 < world.now - began < 2.7
     assert [(call.verb, call.node) for call in world.slurm] == [("drain", "n2")]
-    assert world.facts(f.EchoOver) == [f.EchoOver("n2")]
+    assert world.facts(facts.EchoOver) == [facts.EchoOver("n2")]
 
 
 def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
@@ -44,7 +44,7 @@ def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(30.0)
     assert judged(world) == {"n1": Verdict.HUNG}
-    assert world.facts(f.EchoOver) == [f.EchoOver("n2", "n1")]
+    assert world.facts(facts.EchoOver) == [facts.EchoOver("n2", "n1")]
 
 
 def test_it_waits_while_many_are_silent_and_held() -> None:
@@ -55,7 +55,7 @@ def test_it_waits_while_many_are_silent_and_held() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(80.0)
     assert judged(world) == dict.fromkeys(("n1", "n3", "n5"), Verdict.LOST)
-    assert world.core.ledger.echoes == {}
+    assert world.core.state.echoes == {}
 
 
 def test_once_the_peer_has_answered_the_signal_is_the_nodes_own() -> None:
@@ -75,7 +75,7 @@ def test_a_storm_of_signals_puts_nothing_off() -> None:
         world.world.schedule.later(float(second), world.signal, "n2", "echo", NVLINK)
     world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
     world.run_for(10.0)
-    assert len(world.facts(f.EchoHeard)) == 1
+    assert len(world.facts(facts.EchoHeard)) == 1
 
 
 def test_one_nodes_fault_explains_no_other_nodes() -> None:
@@ -92,9 +92,9 @@ def test_the_loss_of_a_node_that_is_no_peer_explains_nothing() -> None:
     stranger = "n5"
     world.signal("n2", "echo", NVLINK)
     world.run_for(0.5)
-    world.core.ledger.nodes[stranger].verdict = Verdict.LOST
-    world.core.ledger.nodes[stranger].judged_at = world.now
-    world.core.tallies.out.add(stranger)
+    world.core.state.nodes[stranger].verdict = Verdict.LOST
+    world.core.state.nodes[stranger].judged_at = world.now
+    world.core.index.out.add(stranger)
     world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
 
 
@@ -106,7 +106,7 @@ def test_a_signal_right_after_a_peers_loss_is_its_echo() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(20.0)
     assert judged(world) == {"n1": Verdict.LOST}
-    assert world.facts(f.EchoHeard) == []
+    assert world.facts(facts.EchoHeard) == []
 
 
 def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
@@ -114,9 +114,9 @@ def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(1.0)
     world.restart_coordinator()
-    assert list(world.core.ledger.echoes) == ["n2"]
+    assert list(world.core.state.echoes) == ["n2"]
     world.run_until(is_called(world, "n2", Verdict.UNFIT), 10.0)
-    assert world.folded() == world.core.ledger
+    assert world.folded() == world.core.state
 
 
 def test_a_restarted_coordinator_gives_the_lost_peer_the_time_to_attach() -> None:
@@ -148,7 +148,7 @@ def test_a_worse_signal_settles_it_and_a_lesser_one_does_not(verdict: str) -> No
     world.run_for(0.5)
     world.signal("n2", verdict, "Xid 79")
     world.run_for(0.5)
-    assert list(world.core.ledger.echoes) == ([] if verdict == "unfit" else ["n2"])
+    assert list(world.core.state.echoes) == ([] if verdict == "unfit" else ["n2"])
     world.run_for(10.0)
     assert judged(world) == {"n2": Verdict.UNFIT}
     assert [call.verb for call in world.slurm].count("drain") == 1
@@ -159,4 +159,4 @@ def test_in_observe_mode_it_is_decided_once() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(20.0)
     assert judged(world) == {"n2": Verdict.DEGRADED}
-    assert len(world.facts(f.EchoOver)) == 1
+    assert len(world.facts(facts.EchoOver)) == 1

@@ -1,16 +1,15 @@
-"""Gangs that are over leave the ledger, once nothing is owed for them and their job has ended; no sooner."""
+"""Gangs that are over leave the durable state, once nothing is owed for them and their job has ended; no sooner."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.core import KEPT, KEPT_S, Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import RECOVERIES, Ledger, apply
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import RECOVERIES, DurableState, apply
 from muster.daemon.coordinator.core.state.state_tables import Phase
 
-SPEC = e.GangSpec(1, 0)
+SPEC = events.GangSpec(1, 0)
 
 
 @dataclass
@@ -18,32 +17,34 @@ class Desk:
     """A core, its journal, and a clock."""
 
     now: float = 1000.0
-    core: Core = field(default_factory=lambda: Core(Ledger(), 1000.0))
-    journal: list[tuple[float, f.Fact]] = field(default_factory=list)
+    core: Core = field(default_factory=lambda: Core(DurableState(), 1000.0))
+    journal: list[tuple[float, facts.Fact]] = field(default_factory=list)
 
-    def post(self, *events: e.Event) -> None:
+    def post(self, *events: events.Event) -> None:
         """Give the core events now."""
         for event in events:
             self.journal += [(self.now, fact) for fact in self.core.decide(event, self.now).facts]
 
     def over(self, gang: str, job: int) -> None:
         """A gang is registered and over at once."""
-        self.post(e.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"), e.JobSeen(gang, job, (), 0, "CANCELLED"))
-        assert self.core.ledger.gangs[gang].job_over
+        self.post(
+            events.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"), events.JobSeen(gang, job, (), 0, "CANCELLED")
+        )
+        assert self.core.state.gangs[gang].job_over
 
     def gangs(self) -> set[str]:
-        """Who is in the ledger, which is what the journal gives; no more are in sight."""
-        ledger = Ledger()
+        """Who is in the durable state, which is what the journal gives; no more are in sight."""
+        state = DurableState()
         for at, fact in self.journal:
-            apply(ledger, fact, at)
-        assert ledger == self.core.ledger
-        assert self.core.sight.gangs.keys() <= ledger.gangs.keys()
-        return set(ledger.gangs)
+            apply(state, fact, at)
+        assert state == self.core.state
+        assert self.core.observed.gangs.keys() <= state.gangs.keys()
+        return set(state.gangs)
 
 
 def test_a_week_after_its_end_a_gang_leaves() -> None:
     desk = Desk()
-    desk.post(e.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"))
+    desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"))
     desk.over("old", 2)
     desk.now += KEPT_S - 10
     desk.over("young", 3)
@@ -63,27 +64,27 @@ def test_no_more_than_so_many_are_kept() -> None:
 
 def test_who_owes_or_whose_job_runs_is_not_forgotten() -> None:
     desk = Desk()
-    desk.post(e.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"), e.CancelAsked("g", "alice"))
-    assert desk.core.ledger.gangs["g"].final
+    desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"), events.CancelAsked("g", "alice"))
+    assert desk.core.state.gangs["g"].final
     desk.now += 2 * KEPT_S
     desk.over("new", 2)
     assert "g" in desk.gangs()  # its job still runs
-    desk.post(e.JobSeen("g", 1, (), 0, "CANCELLED"))
+    desk.post(events.JobSeen("g", 1, (), 0, "CANCELLED"))
     desk.over("newer", 3)
     assert "g" in desk.gangs()  # its cancel is owed
-    desk.post(e.SlurmAnswered("g", 1, None))
+    desk.post(events.SlurmAnswered("g", 1, None))
     desk.over("newest", 4)
     assert "g" not in desk.gangs()
 
 
 def test_of_a_gangs_recoveries_the_newest_are_kept() -> None:
-    ledger = Ledger()
-    apply(ledger, f.GangRegistered("g", 1, 1000, "job", SPEC, "{}"), 0.0)
-    gang = ledger.gangs["g"]
+    state = DurableState()
+    apply(state, facts.GangRegistered("g", 1, 1000, "job", SPEC, "{}"), 0.0)
+    gang = state.gangs["g"]
     gang.phase, gang.generation = Phase.RUNNING, 1
     for generation in range(1, RECOVERIES + 101):
-        apply(ledger, f.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, 0.0), 1.0)
-        apply(ledger, f.GenerationStarted("g", generation + 1, (), (), "n0", 1, None, (), "", 0.0, "swap"), 2.0)
+        apply(state, facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, 0.0), 1.0)
+        apply(state, facts.GenerationStarted("g", generation + 1, (), (), "n0", 1, None, (), "", 0.0, "swap"), 2.0)
     assert len(gang.recoveries) == RECOVERIES
     assert (gang.recoveries[-1].generation, gang.recoveries[-1].action) == (RECOVERIES + 101, "swap")
     assert gang.recoveries[0].generation == 102

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import RankState, Status
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
@@ -15,12 +15,12 @@ from muster.simulator.world.world import NO_LIMITS
 
 def training(nodes: int = 4, spares: int = 1, *, hang_after_s: float = 60.0, **more: object) -> Rehearsal:
     world = Rehearsal(nodes, spares, hang_after_s=hang_after_s, **more)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.sight.gang("g").step >= 6)
+    world.run_until(lambda: world.core.observed.gang("g").step >= 6)
     return world
 
 
-def found(world: Rehearsal) -> list[f.HangFound]:
-    return world.facts(f.HangFound)
+def found(world: Rehearsal) -> list[facts.HangFound]:
+    return world.facts(facts.HangFound)
 
 
 def hang_again(world: Rehearsal, generation: int, node: str, how: str = "") -> None:
@@ -40,7 +40,7 @@ def recovered(world: Rehearsal, generation: int = 2) -> Callable[[], bool]:
 
 def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> None:
     world = training()
-    before, step, began = [s.node for s in world.gang.seats], world.core.sight.gang("g").step, world.now
+    before, step, began = [s.node for s in world.gang.seats], world.core.observed.gang("g").step, world.now
     world.hang_rank("n2")
     world.run_until(recovered(world), 100.0)
     assert 60.0 < world.now - began < 65.0
@@ -52,7 +52,7 @@ def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> 
     assert world.gang.version.step >= step - 1
     assert world.gang.failures == 1
     assert world.slurm == []
-    assert all(node.verdict is Verdict.FIT for node in world.core.ledger.nodes.values())
+    assert all(node.verdict is Verdict.FIT for node in world.core.state.nodes.values())
 
 
 def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins_after_it() -> None:
@@ -104,7 +104,7 @@ def test_each_hang_in_one_place_waits_twice_as_long_and_the_third_ends_the_job()
     for generation in (2, 3):
         hang_again(world, generation, "n1")
     world.run_until(lambda: world.gang.final, 900.0)
-    waits = [at - fact.suspected_at for at, fact in world.journal if isinstance(fact, f.HangFound)]
+    waits = [at - fact.suspected_at for at, fact in world.journal if isinstance(fact, facts.HangFound)]
     assert [round(wait) for wait in waits] == [61, 121, 241]
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
     assert [call.verb for call in world.slurm] == ["requeue_off"]
@@ -125,7 +125,7 @@ def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
     world.run_for(59.5)
     world.world.stop(world.agent("n1"), True)
     world.run_for(1.2)
-    stall = world.core.sight.gang("g").stall
+    stall = world.core.observed.gang("g").stall
     assert stall is not None
     assert stall.unanswered == {"n1"}
     world.world.stop(world.agent("n1"), False)
@@ -170,13 +170,13 @@ def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() 
 
 def test_a_coordinator_that_restarts_amid_it_fences_all_the_same() -> None:
     world = training()
-    step = world.core.sight.gang("g").step
+    step = world.core.observed.gang("g").step
     world.hang_rank("n1")
     world.run_until(lambda: bool(found(world)), 100.0)
     world.restart_coordinator()
     world.run_until(recovered(world), 10.0)
     assert world.gang.recoveries[-1].step_before == step
-    assert world.folded() == world.core.ledger
+    assert world.folded() == world.core.state
 
 
 def test_a_fence_waits_two_seconds_at_most_for_stacks() -> None:
@@ -230,9 +230,9 @@ def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
     hang_again(world, 2, "n2", "behind")
     world.run_until(recovered(world, 3), 400.0)
     step = world.gang.reached
-    world.run_until(lambda: world.core.sight.gang("g").step > step + 3)
+    world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
-    assert world.core.ledger.node("n2").verdict is Verdict.FIT
+    assert world.core.state.node("n2").verdict is Verdict.FIT
     assert [call.verb for call in world.slurm] == ["let_go"]
 
 
@@ -272,7 +272,7 @@ def test_a_spare_that_dies_while_all_are_asked_is_waited_for_no_more_once_it_is_
     world.hang_rank("n2")
     world.run_for(59.9)
     world.power_off(spare)
-    world.run_until(lambda: world.core.sight.gang("g").stall is not None, 10.0)
+    world.run_until(lambda: world.core.observed.gang("g").stall is not None, 10.0)
     world.run_until(recovered(world), 30.0)
     assert world.gang.members[spare].out
 

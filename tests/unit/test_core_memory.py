@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.node.kept_memory.retention import KEPT_S
@@ -16,16 +16,16 @@ from muster.simulator.world.agent import Agent
 def requeued(**given: object) -> Rehearsal:
     """A gang that waits in Slurm's queue, having finished some steps."""
     world = Rehearsal(4, 1, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.sight.gang("g").step >= 5)
+    world.run_until(lambda: world.core.observed.gang("g").step >= 5)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: not any(agent.alive for agent in world.world.agents.values()))
     return world
 
 
-def starts_again(world: Rehearsal) -> f.GenerationStarted:
+def starts_again(world: Rehearsal) -> facts.GenerationStarted:
     world.run_until(lambda: world.gang.stepped == 2, 900)
-    return world.facts(f.GenerationStarted)[-1]
+    return world.facts(facts.GenerationStarted)[-1]
 
 
 @pytest.mark.parametrize("durable_dir", ["", "/durable"])
@@ -35,7 +35,7 @@ def test_it_goes_on_from_memory_with_the_step_after_its_last(durable_dir: str) -
     assert start.version is not None
     assert start.version.step >= 5
     assert (start.durable_path, len(start.sources)) == ("", 4)
-    assert world.facts(f.FirstStep)[-1].step == start.version.step + 1
+    assert world.facts(facts.FirstStep)[-1].step == start.version.step + 1
 
 
 @pytest.mark.parametrize(("durable_dir", "folder"), [("", False), ("/durable", True)])

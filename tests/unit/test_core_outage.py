@@ -1,12 +1,11 @@
 """Many nodes silent at once: nobody is taken before the cause is told apart, in whichever gangs they are."""
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence, Status
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.scenarios.scenario import Rehearsal
 
 NODES = 5
@@ -16,33 +15,33 @@ class Fleet:
     """A site of many gangs of five nodes each, whose agents and daemons only say what a test has them say."""
 
     def __init__(self, gangs: int) -> None:
-        self.core = Core(Ledger(), 0.0)
+        self.core = Core(DurableState(), 0.0)
         self.now = 0.0
         self.dead: set[str] = set()
-        self.facts: list[tuple[float, f.Fact]] = []
-        self._answers: list[tuple[float, Ask]] = []
+        self.facts: list[tuple[float, facts.Fact]] = []
+        self._answers: list[tuple[float, ProbeRequest]] = []
         for number in range(gangs):
             self._train(f"g{number}", number + 1)
 
     def _train(self, gang: str, job: int) -> None:
-        self.say(e.GangSubmitted(gang, job, 1, "", e.GangSpec(NODES, 0), "{}"))
+        self.say(events.GangSubmitted(gang, job, 1, "", events.GangSpec(NODES, 0), "{}"))
         for node in nodes(gang):
-            self.say(e.NodeAttached(node, "boot", "d", f"{node}:7071"))
+            self.say(events.NodeAttached(node, "boot", "d", f"{node}:7071"))
         for number, node in enumerate(nodes(gang)):
-            self.say(e.AgentAttached(gang, node, job, 0, "a", f"{node}:9", number == 0, "", Status()))
-        known = self.core.ledger.gangs[gang]
+            self.say(events.AgentAttached(gang, node, job, 0, "a", f"{node}:9", number == 0, "", Status()))
+        known = self.core.state.gangs[gang]
         for node in nodes(gang):
             listens = 4000 if known.store_node == node else 0
             self._reports(gang, node, Status(store_port=listens, store_generation=1, order_serial=known.serial))
         for seat in known.seats:
-            ranks = (e.RankState(seat.group_rank, 1, True, step=1, progressed=True),)
+            ranks = (events.RankState(seat.group_rank, 1, True, step=1, progressed=True),)
             self._reports(gang, seat.node, Status(order_serial=known.serial, ranks=ranks))
         assert known.phase is Phase.RUNNING
 
     def _reports(self, gang: str, node: str, status: Status) -> None:
-        self.say(e.AgentReported(gang, node, "a", status))
+        self.say(events.AgentReported(gang, node, "a", status))
 
-    def say(self, event: e.Event) -> None:
+    def say(self, event: events.Event) -> None:
         outcome = self.core.decide(event, self.now)
         self.facts += [(self.now, fact) for fact in outcome.facts]
         self._answers += [(self.now + ask.deadline_s, ask) for ask in outcome.asks]
@@ -52,21 +51,21 @@ class Fleet:
         end = self.now + seconds
         while self.now < end:
             self.now += 0.05
-            self.say(e.Tick())
+            self.say(events.Tick())
             due = [(at, ask) for at, ask in self._answers if at <= self.now or ask.node not in self.dead]
             self._answers = [one for one in self._answers if one not in due]
             for _, ask in due:
                 silence = Silence.NO_ANSWER if ask.node in self.dead else None
                 for witness in ask.witnesses:
-                    self.say(e.Probed(ask.gang, ask.probe, witness, ask.node, silence))
+                    self.say(events.Probed(ask.gang, ask.probe, witness, ask.node, silence))
 
     def fall_silent(self, gang: str, *numbers: int) -> None:
         for number in numbers:
             self.dead.add(nodes(gang)[number])
-            self.say(e.NeighbourAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
+            self.say(events.NeighbourAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
 
     def lost(self) -> list[str]:
-        return [x.node for _, x in self.facts if isinstance(x, f.NodeJudged) and x.verdict is Verdict.LOST]
+        return [x.node for _, x in self.facts if isinstance(x, facts.NodeJudged) and x.verdict is Verdict.LOST]
 
 
 def nodes(gang: str) -> list[str]:
@@ -83,7 +82,7 @@ def test_a_silence_of_two_nodes_in_each_of_many_gangs_evicts_nobody_for_a_minute
     fleet.dead.clear()  # the switch is back
     fleet.run_for(5.0)
     assert fleet.lost() == []
-    assert all(not fleet.core.sight.gang(f"g{number}").suspected for number in range(12))
+    assert all(not fleet.core.observed.gang(f"g{number}").suspected for number in range(12))
 
 
 def test_as_many_as_fail_by_chance_are_taken_at_once() -> None:
@@ -110,7 +109,7 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
     fleet = Fleet(3)
     fleet.now = 3.0
     fleet.fall_silent("g1", 3, 4)
-    fleet.say(e.CancelAsked("g1", "a user"))
+    fleet.say(events.CancelAsked("g1", "a user"))
     fleet.fall_silent("g0", 4)
     fleet.run_for(1.5)
     assert fleet.lost() == ["g0n4"]
@@ -122,7 +121,7 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
 def standing_still(seconds: float, *nodes: str) -> Rehearsal:
     """Ranks on these nodes, or on all, can't be killed for so long; one of them crashes."""
     world = Rehearsal(8, 2)
-    world.run_until(lambda: world.core.sight.gang("g").step >= 6)
+    world.run_until(lambda: world.core.observed.gang("g").step >= 6)
     for name in nodes or world.machines:
         world.machines[name].stuck_until = world.now + seconds
     world.kill_rank("n2")
@@ -130,7 +129,7 @@ def standing_still(seconds: float, *nodes: str) -> Rehearsal:
 
 
 def out_of_service(world: Rehearsal) -> list[str]:
-    return [name for name, node in sorted(world.core.ledger.nodes.items()) if node.verdict is not Verdict.FIT]
+    return [name for name, node in sorted(world.core.state.nodes.items()) if node.verdict is not Verdict.FIT]
 
 
 def test_while_ranks_can_be_killed_nowhere_no_node_is_to_blame() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.simulator.scenarios.scenario import Rehearsal
 
 
 def training(nodes: int = 4, spares: int = 1, **more: object) -> Rehearsal:
     world = Rehearsal(nodes, spares, hang_after_s=60.0, **more)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.sight.gang("g").step >= 6, 2000.0)
+    world.run_until(lambda: world.core.observed.gang("g").step >= 6, 2000.0)
     return world
 
 
@@ -21,7 +21,7 @@ def stop_services(world: Rehearsal, node: str, *, daemon: bool, stopped: bool = 
 
 
 def fenced(world: Rehearsal) -> list[str]:
-    return [fact.cause for fact in world.facts(f.GenerationFenced)[1:]]
+    return [fact.cause for fact in world.facts(facts.GenerationFenced)[1:]]
 
 
 @pytest.mark.parametrize("daemon", [True, False], ids=["agent and daemon", "agent alone"])
@@ -31,7 +31,7 @@ def test_a_node_whose_ranks_train_on_stays_whatever_a_step_takes(step_s: float, 
     stop_services(world, "n2", daemon=daemon)
     world.run_for(14.0 + step_s)
     assert fenced(world) == []
-    assert world.core.ledger.node("n2").verdict is Verdict.FIT
+    assert world.core.state.node("n2").verdict is Verdict.FIT
 
 
 @pytest.mark.parametrize("daemon", [True, False], ids=["agent and daemon", "agent alone"])
@@ -81,7 +81,7 @@ def test_a_spare_that_dies_while_steps_are_short_is_counted_on_for_a_minute_and_
     began = world.now
     world.run_until(lambda: bool(world.gang.members[spare].out), 100.0)
     assert 60.0 < world.now - began < 64.0
-    assert world.core.ledger.node(spare).verdict is Verdict.FIT
+    assert world.core.state.node(spare).verdict is Verdict.FIT
     assert (world.gang.phase, world.gang.generation) == (Phase.RUNNING, 1)
     assert world.slurm == []
 

@@ -5,19 +5,18 @@ from collections.abc import Callable
 import pytest
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.scenarios.scenario import Rehearsal
 from muster.slurm.client.states import JobState
 
 
 def training(nodes: int = 4, spares: int = 2, **spec: object) -> Rehearsal:
     world = Rehearsal(nodes, spares, **spec)
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.sight.gang("g").step >= 3)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= 3)
     return world
 
 
@@ -56,11 +55,11 @@ def test_buddies_and_neighbours_sit_in_other_leaves() -> None:
 )
 def test_a_dead_node_is_replaced(fault: str, verdict: Verdict, node: str) -> None:
     world = training()
-    before, step = world.now, world.core.sight.gang("g").step
+    before, step = world.now, world.core.observed.gang("g").step
     getattr(world, fault)(node)
     world.run_until(recovered(world))
     assert node not in carriers(world)
-    assert world.core.ledger.node(node).verdict is verdict
+    assert world.core.state.node(node).verdict is verdict
     assert verbs(world) == [("down", node)]
     assert world.gang.version is not None
     assert world.gang.version.step >= step - 1
@@ -70,12 +69,12 @@ def test_a_dead_node_is_replaced(fault: str, verdict: Verdict, node: str) -> Non
 def test_a_node_whose_processes_stand_still_for_seconds_stays() -> None:
     world = training()
     world.pause("n1")
-    world.run_until(lambda: "n1" in world.core.sight.gang("g").suspected)
+    world.run_until(lambda: "n1" in world.core.observed.gang("g").suspected)
     world.run_for(4.0)
     world.go_on("n1")
     world.run_until(recovered(world))
     assert "n1" in carriers(world)
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     assert verbs(world) == []
 
 
@@ -102,14 +101,14 @@ def test_a_fatal_signal_swaps_drains_and_lets_go() -> None:
     assert verbs(world) == [("drain", "n1"), ("let_go", "n1")]
     assert "Xid 79" in world.slurm[0].text
     assert world.gang.recoveries[-1].action == "swap"
-    assert world.core.ledger.node("n1").verdict is Verdict.UNFIT
+    assert world.core.state.node("n1").verdict is Verdict.UNFIT
 
 
 def test_an_unfit_batch_host_is_drained_and_kept() -> None:
     world = training()
     world.signal("n0")
     world.run_until(recovered(world))
-    world.run_until(lambda: world.core.sight.gang("g").step > 20)
+    world.run_until(lambda: world.core.observed.gang("g").step > 20)
     assert verbs(world) == [("drain", "n0")]
     assert "n0" not in carriers(world)
 
@@ -120,7 +119,7 @@ def test_once_the_batch_host_is_dead_nobody_is_let_go() -> None:
     world.run_until(recovered(world))
     world.signal("n1")
     world.run_until(recovered(world, 3))
-    world.run_until(lambda: world.core.sight.gang("g").step > 30)
+    world.run_until(lambda: world.core.observed.gang("g").step > 30)
     assert verbs(world) == [("down", "n0"), ("drain", "n1")]
 
 
@@ -156,7 +155,7 @@ def test_a_lost_nodes_silence_is_waited_out_once() -> None:
     world.power_off("n1")
     world.run_until(recovered(world))
     world.restart_coordinator()
-    world.run_until(lambda: all(world.core.sight.gang("g").attached(n) for n in carriers(world)))
+    world.run_until(lambda: all(world.core.observed.gang("g").attached(n) for n in carriers(world)))
     before = world.now
     world.kill_rank("n2", 1)
     world.run_until(recovered(world, 3))
@@ -210,15 +209,17 @@ def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_w
 
 
 def test_generations_that_come_no_further_than_those_before_count_though_they_make_steps() -> None:
-    ledger = training().folded()
+    state = training().folded()
     failures = []
     for generation, step in enumerate((30, 30, 29, 31, 31), 1):
-        fenced = f.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", step, 0.0)
-        seats = ledger.gangs["g"].seats
-        started = f.GenerationStarted("g", generation + 1, seats, (), "n0", 1, None, (), "", 0.0, "restart in place")
-        for fact in (fenced, started, f.FirstStep("g", generation + 1, 1)):
-            apply(ledger, fact, 0.0)
-        failures.append(ledger.gangs["g"].failures)
+        fenced = facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", step, 0.0)
+        seats = state.gangs["g"].seats
+        started = facts.GenerationStarted(
+            "g", generation + 1, seats, (), "n0", 1, None, (), "", 0.0, "restart in place"
+        )
+        for fact in (fenced, started, facts.FirstStep("g", generation + 1, 1)):
+            apply(state, fact, 0.0)
+        failures.append(state.gangs["g"].failures)
     assert failures == [1, 2, 3, 1, 2]
 
 
@@ -226,15 +227,15 @@ def test_generations_that_come_no_further_than_those_before_count_though_they_ma
 def test_a_script_that_never_declares_a_step_has_come_further_where_it_ran_for_long(
     stepped: bool, ran_s: float, failures: int
 ) -> None:
-    ledger, at = training().folded(), 0.0
-    gang = ledger.gangs["g"]
+    state, at = training().folded(), 0.0
+    gang = state.gangs["g"]
     gang.started_at, gang.stepped, gang.reached = 0.0, int(stepped), 0
     for generation in (1, 2, 3):
         at += ran_s
-        fenced = f.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, at)
-        started = f.GenerationStarted("g", generation + 1, gang.seats, (), "n0", 1, None, (), "", at, "")
+        fenced = facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, at)
+        started = facts.GenerationStarted("g", generation + 1, gang.seats, (), "n0", 1, None, (), "", at, "")
         for fact in (fenced, started):
-            apply(ledger, fact, at)
+            apply(state, fact, at)
     assert gang.failures == failures
 
 
@@ -252,16 +253,16 @@ def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
     world.kill_agent("n1")
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     assert world.slurm == []
 
 
 def test_one_accuser_takes_nobody() -> None:
     world = training()
-    world.post(e.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
-    world.run_until(lambda: world.core.sight.gang("g").step > 20)
+    world.post(events.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
+    world.run_until(lambda: world.core.observed.gang("g").step > 20)
     assert world.gang.generation == 1
-    assert "n1" not in world.core.sight.gang("g").suspected
+    assert "n1" not in world.core.observed.gang("g").suspected
 
 
 def test_no_spare_left_flushes_and_requeues_without_the_bad_nodes() -> None:
@@ -289,7 +290,7 @@ def test_a_node_lost_while_the_last_checkpoint_is_written_costs_nothing_of_it() 
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.durable_version) == (Phase.DONE, version)
     assert {source.node for source in world.gang.flush.sources}.isdisjoint({"n1"})
-    assert world.core.ledger.node("n1").verdict is Verdict.LOST
+    assert world.core.state.node("n1").verdict is Verdict.LOST
     assert world.now - before < 20
 
 
@@ -333,7 +334,7 @@ def test_a_missing_spare_delays_the_start_but_does_not_prevent_it() -> None:
 
 def test_cancel_ends_the_gang_and_its_job() -> None:
     world = training()
-    world.post(e.CancelAsked("g", "uid 1000"))
+    world.post(events.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
     assert verbs(world) == [("cancel", "")]
     world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
@@ -357,31 +358,31 @@ def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
 
 def gathering(spares: int, failing: dict[str, float]) -> Core:
     """The core of a job of 8 nodes: the `failing` attach at these times and say what they lack, the others at 8 s."""
-    core = Core(Ledger(), 0.0)
+    core = Core(DurableState(), 0.0)
     nodes = tuple(f"n{i}" for i in range(8 + spares))
-    core.decide(e.GangSubmitted("g", 1, 1, "", e.GangSpec(8, spares), "{}"), 0.0)
-    core.decide(e.JobSeen("g", 1, nodes, 0, None), 0.5)
+    core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(8, spares), "{}"), 0.0)
+    core.decide(events.JobSeen("g", 1, nodes, 0, None), 0.5)
     at = 0.5
     for node in sorted(nodes, key=lambda node: failing.get(node, 8.0)):
         at = failing.get(node, 8.0)
-        core.decide(e.Tick(), at)
-        status = e.Status(failure=f"{node} lacks /scratch" if node in failing else "")
-        core.decide(e.AgentAttached("g", node, 1, 0, f"i-{node}", "a:1", node == "n0", "", status), at)
-        if core.ledger.gangs["g"].final:
+        core.decide(events.Tick(), at)
+        status = events.Status(failure=f"{node} lacks /scratch" if node in failing else "")
+        core.decide(events.AgentAttached("g", node, 1, 0, f"i-{node}", "a:1", node == "n0", "", status), at)
+        if core.state.gangs["g"].final:
             break
     for seconds in range(1, 60):
-        core.decide(e.Tick(), at + seconds)
+        core.decide(events.Tick(), at + seconds)
     return core
 
 
 def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> None:
-    gang = gathering(2, {"n0": 1.0}).ledger.gangs["g"]
+    gang = gathering(2, {"n0": 1.0}).state.gangs["g"]
     assert (gang.phase, gang.reason) == (Phase.PREFLIGHT, "")
     assert gang.members["n0"].out == "n0: n0 lacks /scratch"
 
 
 def test_bad_nodes_that_tell_one_after_the_other_end_a_job_that_can_not_gather_any_more() -> None:
-    gang = gathering(2, {"n0": 1.0, "n1": 9.0, "n2": 18.0}).ledger.gangs["g"]
+    gang = gathering(2, {"n0": 1.0, "n1": 9.0, "n2": 18.0}).state.gangs["g"]
     assert (gang.phase, gang.exit_code) == (Phase.FAILED, 96)
     assert gang.reason == "n2: n2 lacks /scratch"
 
@@ -392,7 +393,7 @@ def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> No
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
     assert "SIGTERM" in world.gang.recoveries[-1].cause
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     assert world.gang.failures == 0
     world.run_until(lambda: bool(verbs(world)))
     assert verbs(world) == [("let_go", "n1")]
@@ -401,18 +402,20 @@ def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> No
 @pytest.mark.parametrize("reserves", [False, True])
 def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves: bool) -> None:
     """With `reserves` n1 keeps a port free for rank 0, whose own node n0 does not."""
-    core, now = Core(Ledger(), 0.0), 1.0
-    core.decide(e.GangSubmitted("g", 1, 1, "", e.GangSpec(2, 0), "{}"), now)
+    core, now = Core(DurableState(), 0.0), 1.0
+    core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(2, 0), "{}"), now)
     for node in ("n0", "n1"):
-        core.decide(e.AgentAttached("g", node, 1, 0, node, "a:1", node == "n0", "", e.Status()), now)
-    gang = core.ledger.gangs["g"]
+        core.decide(events.AgentAttached("g", node, 1, 0, node, "a:1", node == "n0", "", events.Status()), now)
+    gang = core.state.gangs["g"]
     while not gang.final and now < 3600:
         now += 1.0
         for node in ("n0", "n1"):
             opens = reserves and node == "n1" == gang.store_node
-            status = e.Status(order_serial=gang.serial, store_port=5 * opens, store_generation=1, store_reserved=opens)
-            core.decide(e.AgentReported("g", node, node, status), now)
-        core.decide(e.Tick(), now)
+            status = events.Status(
+                order_serial=gang.serial, store_port=5 * opens, store_generation=1, store_reserved=opens
+            )
+            core.decide(events.AgentReported("g", node, node, status), now)
+        core.decide(events.Tick(), now)
     assert (gang.phase, gang.exit_code) == (Phase.FAILED, 96)
     assert "no node has opened a rendezvous store within 10 min" in gang.reason
     assert 600 < now < 700
@@ -456,7 +459,7 @@ def test_scancel_shows_as_cancelled_though_its_signal_comes_first() -> None:
     world.kill_agent("n1")
     later = world.now + 3
     world.run_until(lambda: world.now > later)
-    world.post(e.JobSeen("g", 1, (), 0, "CANCELLED"))
+    world.post(events.JobSeen("g", 1, (), 0, "CANCELLED"))
     assert world.gang.phase is Phase.CANCELLED
     assert world.slurm == []
 
@@ -475,15 +478,15 @@ def test_an_nvlink_echo_blames_the_dead_peer_only() -> None:
     world.power_off("n1")
     world.signal("n2", "echo", "Xid 74")
     world.run_until(recovered(world))
-    world.run_until(lambda: world.core.sight.gang("g").step > 40)
-    assert world.core.ledger.node("n2").verdict is Verdict.FIT
+    world.run_until(lambda: world.core.observed.gang("g").step > 40)
+    assert world.core.state.node("n2").verdict is Verdict.FIT
 
 
 def test_an_nvlink_error_of_its_own_is_fatal() -> None:
     world = training()
     world.signal("n2", "echo", "Xid 74")
     world.run_until(recovered(world))
-    assert world.core.ledger.node("n2").verdict is Verdict.UNFIT
+    assert world.core.state.node("n2").verdict is Verdict.UNFIT
 
 
 @pytest.mark.parametrize("fault", ["crash", "power_off", "signal", "kill_rank", "kill_agent"])
@@ -491,14 +494,14 @@ def test_a_coordinator_restarted_after_any_fact_completes_the_recovery(fault: st
     whole = training()
     getattr(whole, fault)("n1")
     whole.run_until(recovered(whole))
-    first = next(i for i, (_, fact) in enumerate(whole.journal) if isinstance(fact, f.FirstStep))
+    first = next(i for i, (_, fact) in enumerate(whole.journal) if isinstance(fact, facts.FirstStep))
     for position in range(first + 1, len(whole.journal)):
         world = training()
         getattr(world, fault)("n1")
         world.run_until(lambda w=world, p=position: len(w.journal) > p)  # type: ignore[misc]
         world.restart_coordinator()
         world.run_until(lambda w=world: w.gang.stepped == w.gang.generation >= 2, 120)  # type: ignore[misc]
-        assert world.folded() == world.core.ledger
+        assert world.folded() == world.core.state
         if fault in ("crash", "power_off", "signal"):
             assert "n1" not in carriers(world)
 
@@ -507,9 +510,9 @@ def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
     world = training()
     world.crash("n1")
     world.run_until(recovered(world))
-    assert world.folded() == world.core.ledger
-    assert type(world.core.ledger).load(world.core.ledger.dump()) == world.core.ledger
-    assert [f.decode(*f.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
+    assert world.folded() == world.core.state
+    assert type(world.core.state).load(world.core.state.dump()) == world.core.state
+    assert [facts.decode(*facts.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
 
 
 def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
@@ -517,7 +520,7 @@ def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
     world.cut(("coordinator", "n1"))
     world.kill_rank("n2")
     world.run_for(15)
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     world.mend(("coordinator", "n1"))
     world.run_until(recovered(world))
     assert world.slurm == []
@@ -527,7 +530,7 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
     world = training()
     world.machines["n1"].stuck_until = world.now + 100
     world.kill_rank("n2")
-    world.run_until(lambda: world.core.ledger.node("n1").verdict is Verdict.UNFIT)
+    world.run_until(lambda: world.core.state.node("n1").verdict is Verdict.UNFIT)
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
 
@@ -540,7 +543,7 @@ def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() ->
     cut = [pair for a, b in wires for pair in ((a, b), (b, a))]
     world.cut(*cut)
     world.run_for(30.0)
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     world.mend(*cut)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
@@ -602,7 +605,7 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
     world.run_for(0.3)
     world.power_off("n1")
     world.run_until(recovered(world))
-    assert world.core.ledger.node("n1").verdict is Verdict.LOST
+    assert world.core.state.node("n1").verdict is Verdict.LOST
 
 
 def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
@@ -627,13 +630,13 @@ def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
     world.world.slurm.late_s = 20.0
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.post(e.JobSeen("g", 1, (), 0, "FAILED"))
+    world.post(events.JobSeen("g", 1, (), 0, "FAILED"))
     assert world.gang.phase is Phase.REQUEUED
 
 
 def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
-    world.post(e.FlushAsked("g", "uid 1000"))
+    world.post(events.FlushAsked("g", "uid 1000"))
     world.run_until(lambda: world.gang.durable_path != "")
     written = world.gang.durable_path
     world.kill_rank("n1")
@@ -644,7 +647,7 @@ def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world.run_until(lambda: world.gang.generation == 3)
     assert world.gang.version is None
     assert world.gang.durable_path == written
-    assert [fact.durable_path for fact in world.facts(f.GenerationStarted)] == ["", "", written]
+    assert [fact.durable_path for fact in world.facts(facts.GenerationStarted)] == ["", "", written]
 
 
 def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
@@ -666,13 +669,13 @@ def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> No
     world.kill_rank("n2")
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
 
 
 def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
     world = training()
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
-    world.world.finish_at["g"] = world.core.sight.gang("g").step + 5
+    world.world.finish_at["g"] = world.core.observed.gang("g").step + 5
     world.run_until(lambda: world.gang.phase is Phase.DONE, 120)
     assert "n1" not in carriers(world)
 
@@ -687,7 +690,7 @@ def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
 
 def test_a_gang_that_begins_again_is_seen_to_move() -> None:
     world = training(nodes=2, spares=2)
-    world.run_until(lambda: world.core.sight.gang("g").step > 150)
+    world.run_until(lambda: world.core.observed.gang("g").step > 150)
     for lost in carriers(world):
         world.crash(lost)
     world.run_until(recovered(world))
@@ -697,7 +700,7 @@ def test_a_gang_that_begins_again_is_seen_to_move() -> None:
     world.world.stop(world.agent(node), True)
     world.world.stop(world.world.daemons[node], True)
     world.run_for(5)
-    assert world.core.ledger.node(node).verdict is Verdict.FIT
+    assert world.core.state.node(node).verdict is Verdict.FIT
     assert world.gang.generation == 2
 
 
@@ -712,9 +715,9 @@ def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> No
 
 def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_happens() -> None:
     world = training()
-    core, now, asks = Core(world.folded(), world.now), world.now, list[Ask]()
+    core, now, asks = Core(world.folded(), world.now), world.now, list[ProbeRequest]()
     while not asks:
-        outcome = core.decide(e.Tick(), now)
+        outcome = core.decide(events.Tick(), now)
         assert outcome.due is not None
         asks, now = outcome.asks, outcome.due
     assert now - world.now < 10
@@ -730,7 +733,7 @@ def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
 
 def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
-    world.post(e.FlushAsked("g", "uid 1000"))
+    world.post(events.FlushAsked("g", "uid 1000"))
     assert world.gang.flush is not None
     world.world.restart_s = 130.0
     world.world.coordinator_dies("as the script says")
@@ -739,8 +742,8 @@ def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
 
 def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
     world = training()
-    world.post(e.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
-    world.run_until(lambda: world.core.sight.gang("g").own_probes.get("n1", (False, 0.0))[0])
+    world.post(events.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
+    world.run_until(lambda: world.core.observed.gang("g").own_probes.get("n1", (False, 0.0))[0])
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     world.world.stall_coordinator(20.0)
@@ -751,6 +754,6 @@ def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
 def test_an_accusation_of_a_name_that_nobody_has_leaves_nothing_behind() -> None:
     world = training()
     for number in range(50):
-        world.post(e.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
-    seen = world.core.sight.gang("g")
+        world.post(events.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
+    seen = world.core.observed.gang("g")
     assert (seen.closed, seen.suspected) == ({}, {})

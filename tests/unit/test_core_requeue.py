@@ -6,9 +6,8 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.requeueing import EXCLUDED_S
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.simulator.scenarios.scenario import Rehearsal
@@ -26,8 +25,8 @@ def training(nodes: int, spares: int, **spec: object) -> Rehearsal:
 def steps(world: Rehearsal, generation: int) -> None:
     """Until that generation has made a few steps."""
     world.run_until(lambda: world.runs(generation) and world.gang.stepped == generation, 900)
-    step = world.core.sight.gang("g").step
-    world.run_until(lambda: world.core.sight.gang("g").step > step + 3)
+    step = world.core.observed.gang("g").step
+    world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
 
 
 def excluded(world: Rehearsal) -> tuple[str, ...]:
@@ -35,7 +34,7 @@ def excluded(world: Rehearsal) -> tuple[str, ...]:
     return world.world.cluster.jobs()[world.gang.job].excluded
 
 
-def calls(world: Rehearsal, verb: str) -> list[f.SlurmOwed]:
+def calls(world: Rehearsal, verb: str) -> list[facts.SlurmOwed]:
     return [call for call in world.slurm if call.verb == verb]
 
 
@@ -102,7 +101,7 @@ def test_a_node_that_never_was_out_of_service_is_left_out_for_a_while() -> None:
     world.kill_agent("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     at = world.now
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     world.run_until(lambda: bool(calls(world, "admit")), 700)
     assert world.now - at >= EXCLUDED_S
     world.run_until(lambda: world.gang.generation == 2, 60)
@@ -170,7 +169,7 @@ def test_where_nobody_may_start_its_agents_any_more_it_is_requeued_in_the_end() 
 def test_a_batch_script_that_begins_long_after_its_job_is_missed_as_soon() -> None:
     world = Rehearsal(3, 1, absent=NOBODY, gather_timeout_s=300.0, launch_s=8.0)
     world.run_for(13)
-    assert world.core.sight.gang("g").batch is not None
+    assert world.core.observed.gang("g").batch is not None
     world.crash("n0")
     world.run_for(3)
     world.world.boot("n0")
@@ -184,7 +183,7 @@ def test_a_batch_script_of_the_run_before_does_not_hide_the_one_that_runs() -> N
     world.run_until(lambda: world.gang.restart_count == 1 and len(world.gang.members) == 2)
     for _ in range(60):
         world.run_for(1)
-        world.post(e.BatchHeard("g", 1, 0))
+        world.post(events.BatchHeard("g", 1, 0))
     assert world.gang.phase is Phase.GATHERING
 
 
@@ -209,10 +208,10 @@ def test_a_job_that_waits_after_all_is_not_given_up() -> None:
     """Slurm's controller has gone back to what it had saved."""
     world = Rehearsal(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    world.post(e.JobSeen("g", 1, (), 0, None))
+    world.post(events.JobSeen("g", 1, (), 0, None))
     world.run_for(100)
     assert world.gang.phase is Phase.GATHERING
-    world.post(e.JobSeen("g", 1, ("n0", "n1"), 0, None))
+    world.post(events.JobSeen("g", 1, ("n0", "n1"), 0, None))
     world.run_for(39)
     assert world.gang.phase is Phase.GATHERING
 
@@ -224,10 +223,10 @@ def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) ->
     world.run_until(lambda: world.runs(1))
     world.signal("n1")
     world.run_until(lambda: world.world.cluster.nodes()["n1"].drained)
-    world.world.submit(Wanted("h", e.GangSpec(1, 0, requeue=False)))
+    world.world.submit(Wanted("h", events.GangSpec(1, 0, requeue=False)))
     world.run_for(10 + after_s)
     world.repair("n1")
-    world.run_until(lambda: world.core.ledger.gangs["h"].stepped == 1, 30)
+    world.run_until(lambda: world.core.state.gangs["h"].stepped == 1, 30)
 
 
 def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
@@ -305,9 +304,9 @@ def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself
     if seen == "runs again":
         world.run_until(lambda: world.gang.generation == 2, 300)
     else:
-        world.post(e.JobSeen("g", 1, (), 1, None))
-    world.post(e.SlurmAnswered("g", call, "Requested operation is presently disabled"))
-    assert call not in world.core.ledger.owed
+        world.post(events.JobSeen("g", 1, (), 1, None))
+    world.post(events.SlurmAnswered("g", call, "Requested operation is presently disabled"))
+    assert call not in world.core.state.owed
     assert not world.gang.final
 
 
@@ -317,7 +316,7 @@ def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody
     world.signal("n1")
     steps(world, 2)
     small = next(iter(world.gang.pool.values())).job
-    world.post(e.JobSeen("g", 1, (), 1, None))
+    world.post(events.JobSeen("g", 1, (), 1, None))
     for node in world.gang.members:
         world.kill_agent(node)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -330,16 +329,16 @@ def test_a_requeue_that_slurm_refuses_ends_a_job_that_waits_for_it() -> None:
     world.world.slurm.wrong = 1.0  # so the call goes on being owed
     world.crash("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.post(e.SlurmAnswered("g", calls(world, "requeue")[0].call, "Requested operation is presently disabled"))
+    world.post(events.SlurmAnswered("g", calls(world, "requeue")[0].call, "Requested operation is presently disabled"))
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 94)
 
 
 def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> None:
-    core = Core(Ledger(), 0.0)
-    core.decide(e.GangSubmitted("g", 1, 1, "", e.GangSpec(3, 0), "{}"), 0.0)
+    core = Core(DurableState(), 0.0)
+    core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(3, 0), "{}"), 0.0)
     for node, restarts, incarnation in (("n0", 0, "a"), ("n2", 1, "b"), ("n1", 0, "a")):
-        core.decide(e.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", e.Status()), 1.0)
-    assert list(core.ledger.gangs["g"].members) == ["n2"]
+        core.decide(events.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", events.Status()), 1.0)
+    assert list(core.state.gangs["g"].members) == ["n2"]
 
 
 def test_nobody_starts_while_srun_still_waits_for_a_spare_that_hangs() -> None:
@@ -366,7 +365,7 @@ def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> 
     world = training(nodes=2, spares=0)
     world.finish()
     world.run_until(lambda: world.gang.final)
-    world.post(e.CancelAsked("g", "uid 1000"))
+    world.post(events.CancelAsked("g", "uid 1000"))
     assert [call.job for call in calls(world, "cancel")] == [world.gang.job]
 
 
@@ -381,5 +380,5 @@ def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_wh
     world.run_until(lambda: bool(world.gang.members["n0"].out))
     world.run_until(lambda: bool(world.gang.members["n2"].out), 120)
     assert world.gang.members["n2"].out == "n2 is silent, and Slurm has taken it out of the job"
-    assert world.core.ledger.node("n2").verdict is Verdict.FIT, "one witness is none"
+    assert world.core.state.node("n2").verdict is Verdict.FIT, "one witness is none"
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)

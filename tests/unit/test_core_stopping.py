@@ -2,8 +2,7 @@
 
 import pytest
 
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.simulator.scenarios.scenario import Rehearsal
 from muster.simulator.world.network import COORDINATOR
@@ -12,7 +11,7 @@ from muster.slurm.client.states import JobState
 
 def training(steps: int = 3, **given: object) -> Rehearsal:
     world = Rehearsal(4, 2, **{"durable_dir": "/durable", **given})  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.sight.gang("g").step >= steps)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= steps)
     return world
 
 
@@ -41,7 +40,7 @@ def test_before_the_time_limit_the_ranks_stop_their_last_step_is_written_and_the
     assert "time limit" in world.gang.reason
     assert last <= durable(world) <= last + 1
     assert world.now - world.gang.registered_at < 53
-    assert [fact.action for fact in world.facts(f.GenerationStarted)] == ["start"]
+    assert [fact.action for fact in world.facts(facts.GenerationStarted)] == ["start"]
 
 
 def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_there() -> None:
@@ -50,7 +49,7 @@ def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_ther
     assert verbs(world) == ["requeue"]
     saved = durable(world)
     world.run_until(lambda: world.gang.generation == 2, 300)
-    assert world.facts(f.GenerationStarted)[-1].version == world.gang.durable_version
+    assert world.facts(facts.GenerationStarted)[-1].version == world.gang.durable_version
     world.run_until(lambda: stopped_at(world) > saved)
     assert world.gang.stop is None
 
@@ -99,7 +98,7 @@ def test_a_job_that_slurm_requeues_is_saved_and_not_requeued_twice() -> None:
     assert durable(world) == stopped_at(world) > 3
     assert verbs(world) == []
     world.run_until(lambda: world.gang.generation == 2, 300)
-    assert world.facts(f.GenerationStarted)[-1].version == world.gang.durable_version
+    assert world.facts(facts.GenerationStarted)[-1].version == world.gang.durable_version
 
 
 def test_without_a_durable_folder_the_ranks_are_asked_to_stop_all_the_same() -> None:
@@ -143,7 +142,7 @@ def test_a_notice_to_one_node_costs_it_its_place_and_nothing_else() -> None:
     world.sigterm("n1")
     world.run_until(lambda: world.gang.stepped == 2)
     assert "n1" not in [seat.node for seat in world.gang.seats]
-    assert world.core.ledger.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").verdict is Verdict.FIT
     assert world.gang.stop is None
     assert "SIGTERM" in world.gang.recoveries[-1].cause
 
@@ -197,21 +196,21 @@ def test_a_requeued_job_goes_on_though_killwait_ends_before_its_state_is_written
     assert world.gang.flush is not None
     assert "went while it was written" in world.gang.flush.error
     assert durable(world) == 0
-    assert not any(world.core.ledger.node(f"n{i}").verdict in (Verdict.LOST, Verdict.HUNG) for i in range(6))
+    assert not any(world.core.state.node(f"n{i}").verdict in (Verdict.LOST, Verdict.HUNG) for i in range(6))
 
 
 def test_a_cancel_during_a_stop_ends_it_at_once() -> None:
     world = training(flush_s=100.0)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
-    world.post(e.CancelAsked("g", "uid 1000"))
+    world.post(events.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
 
 
 def test_what_nodes_that_are_out_still_hold_is_saved_before_the_requeue() -> None:
     """The agent of one of two nodes met an error, the other node is cut off, and Slurm requeues the job."""
     world = Rehearsal(2, 0, durable_dir="/durable")
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.sight.gang("g").step >= 3)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= 3)
     agent = world.agent("n0")
     agent.failure = "no space left on device"
     agent.changed()
@@ -228,7 +227,7 @@ def test_a_version_that_comes_to_stand_whole_while_an_older_one_is_written_is_wr
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
     flush = world.gang.flush
     assert flush is not None
-    late = e.Version(flush.version.generation, flush.version.step + 1)
+    late = events.Version(flush.version.generation, flush.version.step + 1)
     for seat in world.gang.seats:
         world.agent(seat.node).memory.keep(late.generation, late.step, [seat.group_rank])
         world.agent(seat.node).changed()
@@ -241,7 +240,7 @@ def test_the_time_limit_of_the_run_before_stops_nobody() -> None:
     world = training(limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: world.gang.restart_count == 1, 300)
-    world.post(e.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
+    world.post(events.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
     world.run_for(0.5)
-    assert world.core.sight.gang("g").job_restarts == 0
-    assert len(world.facts(f.StopPlanned)) == 1
+    assert world.core.observed.gang("g").job_restarts == 0
+    assert len(world.facts(facts.StopPlanned)) == 1

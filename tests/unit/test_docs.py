@@ -15,7 +15,7 @@ from typing import get_args
 
 import pytest
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Verdict
 from muster.launcher.__main__ import COMMANDS, parser
 
@@ -164,4 +164,4 @@ def test_modules_of_the_core_name_what_there_is() -> None:
 
 
 def test_a_signals_event_names_every_judgement() -> None:
-    assert re.findall(r'"(\w+)"', e.NodeSignalled.__doc__ or "") == list(get_args(Verdict))
+    assert re.findall(r'"(\w+)"', events.NodeSignalled.__doc__ or "") == list(get_args(Verdict))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.journal.end_mark import JournalEnd
@@ -21,59 +21,59 @@ from muster.daemon.coordinator.journal.journal import Journal, JournalError
 SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
 
 
-def _story() -> list[f.Fact]:
+def _story() -> list[facts.Fact]:
     """A gang that loses a node and ends: at least one fact of every kind."""
-    seats = (f.Seat("n1", 0, "n2", ("n2", "n3")), f.Seat("n2", 1, "n1", ("n1",)))
-    swapped = (seats[0], f.Seat("n3", 1, "n1", ("n1",)))
-    source = f.Source(1, "n1", False, "abc")
-    call = f.SlurmOwed("g", 1, "down", 7, "n2", "muster: n2 is lost", ("n2",))
+    seats = (facts.Seat("n1", 0, "n2", ("n2", "n3")), facts.Seat("n2", 1, "n1", ("n1",)))
+    swapped = (seats[0], facts.Seat("n3", 1, "n1", ("n1",)))
+    source = facts.Source(1, "n1", False, "abc")
+    call = facts.SlurmOwed("g", 1, "down", 7, "n2", "muster: n2 is lost", ("n2",))
     return [
-        f.NodeRegistered("n2", "boot", "10.0.0.2:7071"),
-        f.GangRegistered("g", 7, 1000, "train", SPEC, '{"run_dir":"/run"}'),
-        f.PhaseChanged("g", Phase.GATHERING, ""),
-        *(f.MemberJoined("g", n, 7, "i1", f"{n}:1", n == "n1", "leaf1") for n in ("n1", "n2", "n3")),
-        f.JobChanged("g", ("n1", "n2", "n3")),
-        f.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0),
-        f.GenerationStarted("g", 1, seats, (), "n1", 4001, None, (), "", 2.0, "start"),
-        f.PhaseChanged("g", Phase.RUNNING, ""),
-        f.FirstStep("g", 1, 1),
-        f.Flushing("g", 1, Version(1, 5), (source,), "asked for"),
-        f.Flushed("g", 1, "/durable/5", ""),
-        f.GenerationFenced("g", 1, "n2 is lost", True, "n1", 9, 3.0),
-        f.NodeJudged("n2", Verdict.LOST, "silent"),
+        facts.NodeRegistered("n2", "boot", "10.0.0.2:7071"),
+        facts.GangRegistered("g", 7, 1000, "train", SPEC, '{"run_dir":"/run"}'),
+        facts.PhaseChanged("g", Phase.GATHERING, ""),
+        *(facts.MemberJoined("g", n, 7, "i1", f"{n}:1", n == "n1", "leaf1") for n in ("n1", "n2", "n3")),
+        facts.JobChanged("g", ("n1", "n2", "n3")),
+        facts.GenerationFenced("g", 0, "start", True, "n1", 0, 1.0),
+        facts.GenerationStarted("g", 1, seats, (), "n1", 4001, None, (), "", 2.0, "start"),
+        facts.PhaseChanged("g", Phase.RUNNING, ""),
+        facts.FirstStep("g", 1, 1),
+        facts.Flushing("g", 1, Version(1, 5), (source,), "asked for"),
+        facts.Flushed("g", 1, "/durable/5", ""),
+        facts.GenerationFenced("g", 1, "n2 is lost", True, "n1", 9, 3.0),
+        facts.NodeJudged("n2", Verdict.LOST, "silent"),
         call,
-        f.MemberOut("g", "n2", "silent", False),
-        f.StoreMoved("g", "n3"),
-        f.GenerationStarted("g", 2, swapped, (), "n3", 4002, Version(1, 8), (source,), "", 4.0, "swap"),
-        f.FirstStep("g", 2, 9),
-        f.SlurmSettled("g", 1, ""),
-        f.PoolAsked("g", 1, "n1", ("--partition=shared",)),
-        f.PoolQueued("g", 1, 8),
-        f.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
-        f.PoolClosed("g", 1, "wanted no more"),
-        f.HangFound("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
-        f.EchoHeard("n1", "Xid 74: NVLink error"),
-        f.EchoOver("n1", "n2"),
-        f.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
-        f.Withheld("g", "n1", "drain", "Xid 79; observe mode"),
-        f.StopPlanned("g", "Slurm has sent SIGTERM", Phase.REQUEUED),
-        f.PhaseChanged("g", Phase.REQUEUED, "no spare is left"),
-        f.JobRestarted("g", 7, 1),
-        f.PhaseChanged("g", Phase.GATHERING, ""),
-        f.GangEnded("g", Phase.FAILED, 95, "nobody came"),
-        f.JobOver("g", "FAILED"),
-        f.GangRegistered("h", 8, 1000, "next", SPEC, "{}"),
-        f.GangForgotten("g"),
+        facts.MemberOut("g", "n2", "silent", False),
+        facts.StoreMoved("g", "n3"),
+        facts.GenerationStarted("g", 2, swapped, (), "n3", 4002, Version(1, 8), (source,), "", 4.0, "swap"),
+        facts.FirstStep("g", 2, 9),
+        facts.SlurmSettled("g", 1, ""),
+        facts.PoolAsked("g", 1, "n1", ("--partition=shared",)),
+        facts.PoolQueued("g", 1, 8),
+        facts.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
+        facts.PoolClosed("g", 1, "wanted no more"),
+        facts.HangFound("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
+        facts.EchoHeard("n1", "Xid 74: NVLink error"),
+        facts.EchoOver("n1", "n2"),
+        facts.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
+        facts.Withheld("g", "n1", "drain", "Xid 79; observe mode"),
+        facts.StopPlanned("g", "Slurm has sent SIGTERM", Phase.REQUEUED),
+        facts.PhaseChanged("g", Phase.REQUEUED, "no spare is left"),
+        facts.JobRestarted("g", 7, 1),
+        facts.PhaseChanged("g", Phase.GATHERING, ""),
+        facts.GangEnded("g", Phase.FAILED, 95, "nobody came"),
+        facts.JobOver("g", "FAILED"),
+        facts.GangRegistered("h", 8, 1000, "next", SPEC, "{}"),
+        facts.GangForgotten("g"),
     ]
 
 
-def _fill(journal: Journal, story: list[f.Fact]) -> Ledger:
-    ledger = journal.load()
+def _fill(journal: Journal, story: list[facts.Fact]) -> DurableState:
+    state = journal.load()
     for number, fact in enumerate(story):
-        apply(ledger, fact, 100.0 + number)
+        apply(state, fact, 100.0 + number)
         journal.append([fact], 100.0 + number, f"cause {number}")
-        journal.snapshot_if_due(ledger)
-    return ledger
+        journal.snapshot_if_due(state)
+    return state
 
 
 def _alter(folder: Path, sql: str) -> None:
@@ -96,17 +96,17 @@ def small_files() -> Iterator[None]:
 
 
 def test_the_story_has_every_kind_of_fact() -> None:
-    assert {type(fact) for fact in _story()} == set(f.FACTS.values())
+    assert {type(fact) for fact in _story()} == set(facts.FACTS.values())
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 1000])
 def test_snapshot_and_tail_are_the_fold_of_all(tmp_path: Path, every: int) -> None:
     journal = Journal(tmp_path, snapshot_every=every)
-    ledger = _fill(journal, _story())
+    state = _fill(journal, _story())
     journal.close()
     again = Journal(tmp_path, snapshot_every=every)
-    assert again.load() == ledger
-    assert again.load(use_snapshot=False) == ledger
+    assert again.load() == state
+    assert again.load(use_snapshot=False) == state
     again.close()
     with closing(sqlite3.connect(again.path)) as db:
         snapshots = db.execute("SELECT count(*) FROM snapshots").fetchone()[0]
@@ -129,7 +129,7 @@ def test_facts_of_one_event_are_written_together_or_not_at_all(tmp_path: Path) -
         "CREATE TRIGGER full BEFORE INSERT ON facts WHEN NEW.node = 'n3' BEGIN SELECT RAISE(ABORT, 'no room'); END",
     )
     with pytest.raises(JournalError, match="no room"):
-        journal.append([f.NodeRegistered(node, "b", "a:1") for node in ("n1", "n2", "n3")], 1.0, "")
+        journal.append([facts.NodeRegistered(node, "b", "a:1") for node in ("n1", "n2", "n3")], 1.0, "")
     assert journal.history("", 0, 10) == []
     journal.close()
 
@@ -137,7 +137,7 @@ def test_facts_of_one_event_are_written_together_or_not_at_all(tmp_path: Path) -
 def test_history_is_that_of_the_gang_and_of_the_verdicts_on_its_nodes(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     _fill(journal, _story())
-    journal.append([f.NodeJudged("elsewhere", Verdict.LOST, "another gang's")], 200.0, "")
+    journal.append([facts.NodeJudged("elsewhere", Verdict.LOST, "another gang's")], 200.0, "")
     names = [(r.name, r.node) for r in journal.history("g", 0, 100)]
     assert ("NodeJudged", "n2") in names
     assert ("NodeJudged", "elsewhere") not in names
@@ -173,7 +173,7 @@ def test_a_folder_belongs_to_one_coordinator(tmp_path: Path) -> None:
 def _fill_the_disk(journal: Journal, written: list[int]) -> None:
     """Append until that fails; `written` gets the number of each record that did not."""
     for number in range(1000):
-        journal.append([f.NodeRegistered(f"n{number}", "b" * 1000, "a:1")], 1.0, "")
+        journal.append([facts.NodeRegistered(f"n{number}", "b" * 1000, "a:1")], 1.0, "")
         written.append(number)
 
 
@@ -217,8 +217,8 @@ def test_a_missing_record_is_named(tmp_path: Path) -> None:
 
 def test_whose_a_gang_was_is_known_when_it_has_left_the_ledger(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    ledger = _fill(journal, _story())
-    assert "g" not in ledger.gangs
+    state = _fill(journal, _story())
+    assert "g" not in state.gangs
     assert journal.owner("g") == journal.owner(job=7) == ("g", 1000)
     assert journal.owner(job=8) == ("h", 1000)
     assert journal.owner("nobody") is journal.owner(job=9) is None
@@ -227,13 +227,13 @@ def test_whose_a_gang_was_is_known_when_it_has_left_the_ledger(tmp_path: Path) -
 
 
 def test_snapshots_grow_rarer_as_they_grow(tmp_path: Path) -> None:
-    journal, ledger, sizes = Journal(tmp_path, snapshot_every=1), Ledger(), []
+    journal, state, sizes = Journal(tmp_path, snapshot_every=1), DurableState(), []
     for number in range(300):
-        fact = f.NodeRegistered(f"n{number}", "boot", "10.0.0.1:7071")
-        apply(ledger, fact, 1.0)
+        fact = facts.NodeRegistered(f"n{number}", "boot", "10.0.0.1:7071")
+        apply(state, fact, 1.0)
         journal.append([fact], 1.0, "")
-        if journal.snapshot_if_due(ledger):
-            sizes.append(len(ledger.dump()))
+        if journal.snapshot_if_due(state):
+            sizes.append(len(state.dump()))
     written = sum(len(record.json) for record in journal.history("", 0, 300))
     assert sum(sizes) < 4 * written
     assert sizes == sorted(sizes)
@@ -245,7 +245,7 @@ def test_what_was_written_is_there_though_its_end_could_not_be_noted(tmp_path: P
     journal = Journal(tmp_path)
     noted, journal._end = journal._end, JournalEnd(Path("/dev/full"))
     with pytest.raises(JournalError, match="No space left on device"):
-        journal.append([f.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
+        journal.append([facts.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
     journal._end.close()
     journal._end = noted
     journal.close()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.journal.end_mark import JournalEnd
@@ -24,30 +24,33 @@ from muster.daemon.coordinator.journal.migrations import FORMAT, STEPS
 EVENTS = 16
 
 
-def _event(number: int) -> list[f.Fact]:
+def _event(number: int) -> list[facts.Fact]:
     """Facts that one event decides: two, so that half an event would show."""
     node = f"n{number}"
-    return [f.NodeRegistered(node, f"boot {number}", "10.0.0.1:7071"), f.NodeJudged(node, Verdict.LOST, "silent")]
+    return [
+        facts.NodeRegistered(node, f"boot {number}", "10.0.0.1:7071"),
+        facts.NodeJudged(node, Verdict.LOST, "silent"),
+    ]
 
 
-def _ledgers() -> list[Ledger]:
-    """The ledger after each number of events, from none to all."""
-    ledgers, ledger = [Ledger()], Ledger()
+def _ledgers() -> list[DurableState]:
+    """The durable state after each number of events, from none to all."""
+    states, state = [DurableState()], DurableState()
     for number in range(EVENTS):
         for fact in _event(number):
-            apply(ledger, fact, float(number))
-        ledgers.append(Ledger.load(ledger.dump()))
-    return ledgers
+            apply(state, fact, float(number))
+        states.append(DurableState.load(state.dump()))
+    return states
 
 
 def _written(folder: Path, *, closed: bool = True) -> Path:
     """The folder of a journal with all events; not `closed`: as a killed process leaves it."""
-    journal, ledger = Journal(folder, snapshot_every=10), Ledger()
+    journal, state = Journal(folder, snapshot_every=10), DurableState()
     for number in range(EVENTS):
         for fact in _event(number):
-            apply(ledger, fact, float(number))
+            apply(state, fact, float(number))
         journal.append(_event(number), float(number), "an event")
-        journal.snapshot_if_due(ledger)
+        journal.snapshot_if_due(state)
     if closed:
         journal.close()
         return folder
@@ -57,13 +60,13 @@ def _written(folder: Path, *, closed: bool = True) -> Path:
     return copy
 
 
-def _read(folder: Path) -> Ledger:
-    """The ledger that a coordinator would start from; every part of the file is read."""
+def _read(folder: Path) -> DurableState:
+    """The durable state that a coordinator would start from; every part of the file is read."""
     journal = Journal(folder)
     try:
-        ledger = journal.load()
-        assert journal.load(use_snapshot=False) == ledger
-        return ledger
+        state = journal.load()
+        assert journal.load(use_snapshot=False) == state
+        return state
     finally:
         journal.close()
 
@@ -83,15 +86,15 @@ def _cut(folder: Path, name: str, length: int) -> Path:
 
 def test_a_log_torn_anywhere_ends_with_a_whole_event(tmp_path: Path) -> None:
     """A power cut tears only what was not acknowledged: what stands before is there, and events are whole."""
-    left, ledgers = _written(tmp_path / "state", closed=False), _ledgers()
+    left, states = _written(tmp_path / "state", closed=False), _ledgers()
     (left / "journal.end").unlink()  # not synced: a power cut may take it
     length, seen = (left / "journal.db-wal").stat().st_size, set[int]()
     for at in range(0, length, 2063):  # a prime: frames are torn at ever other places
-        ledger = _read(_cut(left, "journal.db-wal", at))
-        assert ledger in ledgers
-        seen.add(ledgers.index(ledger))
+        state = _read(_cut(left, "journal.db-wal", at))
+        assert state in states
+        seen.add(states.index(state))
     assert seen >= set(range(1, EVENTS))
-    assert _read(_cut(left, "journal.db-wal", length)) == ledgers[-1]
+    assert _read(_cut(left, "journal.db-wal", length)) == states[-1]
 
 
 def test_a_log_that_lost_what_was_acknowledged_is_refused(tmp_path: Path) -> None:
@@ -164,17 +167,17 @@ def test_a_note_that_a_power_cut_took_says_nothing(tmp_path: Path, words: bytes)
 WRITER = """
 import sys
 from pathlib import Path
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.journal.journal import Journal
 
 journal, number = Journal(Path(sys.argv[1]), snapshot_every=10), 0
 ledger = journal.load()
 while True:
-    facts = [f.NodeRegistered(f"n{number}{half}", "boot", "10.0.0.1:7071") for half in "ab"]
-    for fact in facts:
+    decided = [facts.NodeRegistered(f"n{number}{half}", "boot", "10.0.0.1:7071") for half in "ab"]
+    for fact in decided:
         apply(ledger, fact, 1.0)
-    journal.append(facts, 1.0, "")
+    journal.append(decided, 1.0, "")
     journal.snapshot_if_due(ledger)
     print(number, flush=True)
     number += 1
@@ -189,42 +192,42 @@ def test_what_a_killed_process_had_acknowledged_is_there(tmp_path: Path, acknowl
         for line in process.stdout:
             if int(line) + 1 == acknowledged:
                 process.send_signal(signal.SIGKILL)
-    ledger = _read(tmp_path / "state")
-    events = {name[1:-1] for name in ledger.nodes}
+    state = _read(tmp_path / "state")
+    events = {name[1:-1] for name in state.nodes}
     assert len(events) >= acknowledged
-    assert set(ledger.nodes) == {f"n{number}{half}" for number in range(len(events)) for half in "ab"}
+    assert set(state.nodes) == {f"n{number}{half}" for number in range(len(events)) for half in "ab"}
 
 
 # -- other versions --
 
 
-def _of_format_1(folder: Path) -> Ledger:
+def _of_format_1(folder: Path) -> DurableState:
     """A journal as the first release wrote it, with a snapshot and a tail."""
     folder.mkdir()
-    db, ledger = sqlite3.connect(folder / "journal.db"), Ledger()
+    db, state = sqlite3.connect(folder / "journal.db"), DurableState()
     db.executescript(STEPS[0])
     for number in range(EVENTS):
         for fact in _event(number):
-            apply(ledger, fact, float(number))
-            row = (float(number), "", f"n{number}", *f.encode(fact), describe(fact), "")
+            apply(state, fact, float(number))
+            row = (float(number), "", f"n{number}", *facts.encode(fact), describe(fact), "")
             db.execute("INSERT INTO facts (at, gang, node, name, json, text, cause) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         if number == EVENTS // 2:
-            db.execute("INSERT INTO snapshots VALUES (?, ?)", (2 * (number + 1), ledger.dump()))
+            db.execute("INSERT INTO snapshots VALUES (?, ?)", (2 * (number + 1), state.dump()))
     db.execute("UPDATE meta SET value = 4 WHERE key = 'term'")
     db.commit()
     db.close()
-    return ledger
+    return state
 
 
 def test_an_older_format_is_brought_up(tmp_path: Path) -> None:
-    ledger = _of_format_1(tmp_path / "state")
+    state = _of_format_1(tmp_path / "state")
     journal = Journal(tmp_path / "state")
     assert journal.term == 5
-    assert journal.load() == journal.load(use_snapshot=False) == ledger
-    journal.append([f.NodeRegistered("new", "boot", "a:1")], 100.0, "")
+    assert journal.load() == journal.load(use_snapshot=False) == state
+    journal.append([facts.NodeRegistered("new", "boot", "a:1")], 100.0, "")
     assert len(journal.history("", 0, 1000)) == 2 * EVENTS + 1
     journal.close()
-    assert set(_read(tmp_path / "state").nodes) == {*ledger.nodes, "new"}
+    assert set(_read(tmp_path / "state").nodes) == {*state.nodes, "new"}
     db = sqlite3.connect(tmp_path / "state" / "journal.db")
     assert db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (FORMAT,)
     db.close()
@@ -232,7 +235,7 @@ def test_an_older_format_is_brought_up(tmp_path: Path) -> None:
 
 def test_a_migration_that_is_cut_short_is_done_again(tmp_path: Path) -> None:
     """The journal of before, or the new one; nothing between them."""
-    ledger = _of_format_1(tmp_path / "state")
+    state = _of_format_1(tmp_path / "state")
     journal = Journal(tmp_path / "state")
     left = tmp_path / "left behind"
     shutil.copytree(tmp_path / "state", left)
@@ -241,7 +244,7 @@ def test_a_migration_that_is_cut_short_is_done_again(tmp_path: Path) -> None:
     length = (left / "journal.db-wal").stat().st_size
     assert length > 0
     for at in range(0, length + 1, 1031):
-        assert _read(_cut(left, "journal.db-wal", at)) == ledger
+        assert _read(_cut(left, "journal.db-wal", at)) == state
 
 
 def test_a_newer_journal_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Journals of each older format, as the coordinators of that time wrote them: what they say is what their facts say.
 
 `golden/journals` holds the whole database of a short run of the simulator, from the last version that wrote the format,
-of 7 from the first. It is never made anew. In each the snapshot, with the facts behind it, gives another ledger than
-all the facts do.
+of 7 from the first. It is never made anew. In each the snapshot, with the facts behind it, gives another durable state
+than all the facts do.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT
 
@@ -64,18 +64,18 @@ def _as_it_is(path: Path) -> list[tuple[object, ...]]:
     return [row for table in tables for row in _ask(path, f"SELECT * FROM {table}")]
 
 
-def _by_snapshot(path: Path) -> Ledger:
-    """The ledger by the newest snapshot and the facts behind it."""
+def _by_snapshot(path: Path) -> DurableState:
+    """The durable state by the newest snapshot and the facts behind it."""
     with closing(sqlite3.connect(path)) as db:
         position, text = db.execute("SELECT position, ledger FROM snapshots ORDER BY position DESC").fetchone()
-        ledger = Ledger.load(text)
+        state = DurableState.load(text)
         tail = db.execute(
             "SELECT name, json, at FROM facts WHERE position > ? ORDER BY position", (position,)
         ).fetchall()
     assert tail
     for name, json, at in tail:
-        apply(ledger, f.decode(name, json), at)
-    return ledger
+        apply(state, facts.decode(name, json), at)
+    return state
 
 
 @pytest.mark.parametrize("lease_term", LEASES)
@@ -84,14 +84,14 @@ def test_an_older_journal_says_what_its_facts_say(tmp_path: Path, version: int, 
     path = _laid(tmp_path / "state", version, lease_term)
     old = _by_snapshot(path)
     with closing(Journal(tmp_path / "state", lease_term=lease_term)) as journal:
-        ledger = journal.load()
-        assert ledger == journal.load(use_snapshot=False) != old
+        state = journal.load()
+        assert state == journal.load(use_snapshot=False) != old
         assert _ask(journal.path, "SELECT position FROM snapshots") == [(journal.position,)]
     names = ("excluded", "failures", "in_vain", "reached", "first_step_s")
-    said = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in ledger.gangs.items()}
+    said = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in state.gangs.items()}
     assert said == SAID[version]
     with closing(Journal(tmp_path / "state", lease_term=lease_term + 1 if lease_term else 0)) as again:
-        assert again.load() == ledger
+        assert again.load() == state
 
 
 @pytest.mark.parametrize("lease_term", LEASES)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.per_term_journal import Takeover, copy_bytes
 
@@ -22,10 +22,10 @@ from muster.daemon.coordinator.journal.per_term_journal import Takeover, copy_by
 DIES = """
 import os, sys
 from pathlib import Path
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.journal.journal import Journal
 journal = Journal(Path(sys.argv[1]), lease_term=int(sys.argv[2]))
-journal.append([f.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
+journal.append([facts.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
 db = journal._db
 db.execute("PRAGMA cache_size = 1")
 db.execute("BEGIN")
@@ -39,7 +39,7 @@ def take(folder: Path, term: int, *nodes: str) -> Journal:
     """Take over under `term`, and note that `nodes` have come."""
     journal = Journal(folder, lease_term=term)
     for node in nodes:
-        journal.append([f.NodeRegistered(node, "boot", f"{node}:1")], 1.0, "")
+        journal.append([facts.NodeRegistered(node, "boot", f"{node}:1")], 1.0, "")
     return journal
 
 
@@ -69,7 +69,7 @@ def test_each_term_goes_on_from_the_one_before_in_a_file_of_its_own(tmp_path: Pa
 
 def test_a_journal_of_a_coordinator_without_standby_goes_on(tmp_path: Path) -> None:
     alone, left = Journal(tmp_path / "alone"), tmp_path / "left behind"
-    alone.append([f.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
+    alone.append([facts.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
     for _ in range(3):
         alone.term = alone._next_term(0)
     shutil.copytree(alone.path.parent, left)
@@ -94,8 +94,8 @@ def test_what_a_killed_process_had_half_written_is_not_there(tmp_path: Path) -> 
 def test_what_is_written_late_under_an_older_term_is_read_by_nobody(tmp_path: Path) -> None:
     late = take(tmp_path, 1, "n1")
     journal = take(tmp_path, 2, "n2")
-    late.append([f.NodeRegistered("late", "boot", "late:1")], 1.0, "")
-    journal.append([f.NodeRegistered("n3", "boot", "n3:1")], 1.0, "")
+    late.append([facts.NodeRegistered("late", "boot", "late:1")], 1.0, "")
+    journal.append([facts.NodeRegistered("n3", "boot", "n3:1")], 1.0, "")
     journal.close()
     with closing(take(tmp_path, 3)) as journal:
         assert names(journal) == ["n1", "n2", "n3"]

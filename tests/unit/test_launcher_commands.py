@@ -83,7 +83,7 @@ async def test_submit_queues_and_registers(world: World, tmp_path: Path, capsys:
     assert f"tiny is job {job} (2 + 1 nodes)" in err
     assert (await world.slurm.jobs([job]))[job].name == "tiny"  # type: ignore[index, union-attr]
     assert world.coordinator
-    gangs = world.coordinator.engine.core.ledger.gangs
+    gangs = world.coordinator.engine.core.state.gangs
     [gang] = [gang for gang in gangs.values() if gang.job == job]
     assert (gang.name, gang.spec.nodes, gang.spec.spares) == ("tiny", 2, 1)
     assert (tmp_path / "run" / f"{gang.id}.sbatch").exists()
@@ -249,7 +249,7 @@ async def test_events_are_one_line_each(world: World, capsys: pytest.CaptureFixt
 
 def gang_of(world: World, job: int) -> str:
     assert world.coordinator
-    return next(gang.id for gang in world.coordinator.engine.core.ledger.gangs.values() if gang.job == job)
+    return next(gang.id for gang in world.coordinator.engine.core.state.gangs.values() if gang.job == job)
 
 
 async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(

@@ -1,8 +1,9 @@
 """The journal: every fact that the core decided, on disk before anything is done about it.
 
 One SQLite file in the state folder. `append` writes the facts of one event, and what caused them, in one transaction
-that is on the disk when it returns. `load` folds the newest snapshot and the tail behind it into a ledger, through the
-same `apply` that the running core uses. A term is counted up at each start. The events API reads the same rows.
+that is on the disk when it returns. `load` folds the newest snapshot and the tail behind it into a durable state,
+through the same `apply` that the running core uses. A term is counted up at each start. The events API reads the same
+rows.
 
 A journal that can't be written or read, or that lacks what was written, raises JournalError; whoever gets one stops
 acting. Each row has a checksum, positions have no gaps, and `journal.end` beside the file says how far it had come.
@@ -23,8 +24,8 @@ from typing import Any
 from pydantic import ValidationError
 from sqlite_utils import Database
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.state_tables import IllegalMove
 from muster.daemon.coordinator.journal import per_term_journal as shared
@@ -118,8 +119,8 @@ class Journal:
         """Let go of the file; the object is not used again."""
         self._held.close()
 
-    def append(self, facts: Sequence[f.Fact], at: float, cause: str) -> list[Record]:
-        """Write `facts`, decided at `at` because of `cause`, in one transaction, and return their records.
+    def append(self, decided: Sequence[facts.Fact], at: float, cause: str) -> list[Record]:
+        """Write `decided`, decided at `at` because of `cause`, in one transaction, and return their records.
 
         Raises:
             JournalError: nothing of it was written; or all of it, where the commit's own end failed, or the note of it
@@ -128,9 +129,9 @@ class Journal:
         records = []
         self._takeover = None  # it holds what no other journal does: nothing undoes it any more
         with self._guard("write"), self._db.atomic():
-            for fact in facts:
+            for fact in decided:
                 gang, node = getattr(fact, "gang", ""), getattr(fact, "node", "")
-                row = (float(at), gang, node, *f.encode(fact), describe(fact), cause)
+                row = (float(at), gang, node, *facts.encode(fact), describe(fact), cause)
                 position = self._db.execute(_INSERT, (*row, _crc(*row))).lastrowid
                 records.append(Record(int(position), *row))
         self.position, self.last_at = records[-1].position, at
@@ -139,8 +140,8 @@ class Journal:
             self._end.write(self.term, self.position)
         return records
 
-    def snapshot_if_due(self, ledger: Ledger) -> bool:
-        """Keep `ledger`, which is the fold of all that was appended, if the tail has grown long.
+    def snapshot_if_due(self, state: DurableState) -> bool:
+        """Keep `state`, which is the fold of all that was appended, if the tail has grown long.
 
         Raises:
             JournalError: it can't be written.
@@ -148,7 +149,7 @@ class Journal:
         due_bytes = self._snapshot_share * self._snapshot_bytes
         if self.position - self._snapshot_at < self._snapshot_every or self._tail_bytes < due_bytes:
             return False
-        text = ledger.dump()
+        text = state.dump()
         with self._guard("write"), self._db.atomic():
             self._keep(text)
             # The one before is kept: should the newest be damaged, removing its row is the whole repair.
@@ -160,8 +161,9 @@ class Journal:
         row = (self.position, text, _crc(self.position, text))
         self._db.execute("INSERT OR REPLACE INTO snapshots (position, ledger, crc) VALUES (?, ?, ?)", row)
 
-    def load(self, *, use_snapshot: bool = True) -> Ledger:
-        """The ledger: newest snapshot, and the fold of the facts behind it (of all facts without `use_snapshot`).
+    def load(self, *, use_snapshot: bool = True) -> DurableState:
+        """The durable state: newest snapshot, and the fold of the facts behind it (of all facts without
+        `use_snapshot`).
 
         Where the journal is a copy, and nothing was written to it, what was copied is removed or kept by this.
 
@@ -170,7 +172,7 @@ class Journal:
         """
         takeover, self._takeover = self._takeover, None
         try:
-            ledger = self._load(use_snapshot)
+            state = self._load(use_snapshot)
             if takeover:
                 with self._guard("clear the folder of"):
                     takeover.complete()
@@ -180,20 +182,20 @@ class Journal:
             self.close()
             takeover.undo()
             raise JournalError(f"{takeover.source}: {error}") from error
-        return ledger
+        return state
 
-    def _load(self, use_snapshot: bool) -> Ledger:
-        ledger, position = Ledger(), 0
+    def _load(self, use_snapshot: bool) -> DurableState:
+        state, position = DurableState(), 0
         with self._guard("read"):
             newest = self._one("SELECT position, ledger, crc FROM snapshots ORDER BY position DESC LIMIT 1")
             if use_snapshot and newest:
-                position, ledger = int(newest[0]), _snapshot(*newest)
+                position, state = int(newest[0]), _snapshot(*newest)
             for *row, crc in self._db.execute(_SELECT_TAIL, (position,)):
                 position += 1
-                _fold(ledger, Record(*row), position, crc)
+                _fold(state, Record(*row), position, crc)
         if position != self.position:
             raise JournalError(f"{self.path} ends at record {self.position}, but its snapshot at record {position}")
-        return ledger
+        return state
 
     def history(self, gang: str, after: int, limit: int) -> list[Record]:
         """At most `limit` records behind position `after` that concern `gang` (empty: all), in order.
@@ -242,23 +244,23 @@ class Journal:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (FORMAT,))
 
     def _fold_anew(self, version: int) -> None:
-        """One snapshot of today's ledger in the place of those that an older version wrote.
+        """One snapshot of today's durable state in the place of those that an older version wrote.
 
-        Theirs lack what the ledger came to hold since; the facts don't, and none is ever removed. Not left to `load`:
-        where a fact can't be read the journal stays as it was, and that version can still take it up.
+        Theirs lack what the durable state came to hold since; the facts don't, and none is ever removed. Not left to
+        `load`: where a fact can't be read the journal stays as it was, and that version can still take it up.
         """
         newest = int(self._one("SELECT max(position) FROM snapshots")[0] or 0)
         if newest > self.position:
             raise JournalError(f"{self._origin} ends at record {self.position}, but its snapshot at record {newest}")
         try:
-            ledger = self._load(use_snapshot=False)
+            state = self._load(use_snapshot=False)
         except JournalError as error:
             raise JournalError(
                 f"{self._origin} is left in format {version}, for not all can be read: {error}"
             ) from error
         self._db.execute("DELETE FROM snapshots")
         if self.position:
-            self._keep(ledger.dump())
+            self._keep(state.dump())
 
     def _last(self) -> tuple[int, float]:
         """Position and time of the newest record; zeros where there is none."""
@@ -325,11 +327,11 @@ def _crc(*values: object) -> int:
     return zlib.crc32("\0".join(map(str, values)).encode())
 
 
-def _snapshot(position: int, text: str, crc: int | None) -> Ledger:
+def _snapshot(position: int, text: str, crc: int | None) -> DurableState:
     if crc not in (None, _crc(position, text)):
         raise JournalError(f"the snapshot at position {position} is damaged: its checksum is wrong")
     try:
-        return Ledger.load(text)
+        return DurableState.load(text)
     except ValidationError as error:
         raise JournalError(f"the snapshot at position {position} is damaged: {error}") from error
 
@@ -341,12 +343,12 @@ def _check(record: Record, crc: int | None) -> None:
         raise JournalError(f"record {record.position} ({record.name}) is damaged: its checksum is wrong")
 
 
-def _fold(ledger: Ledger, record: Record, position: int, crc: int | None) -> None:
+def _fold(state: DurableState, record: Record, position: int, crc: int | None) -> None:
     """Fold `record`, which should be the one at `position`."""
     if record.position != position:
         raise JournalError(f"record {position} is missing; the next one is {record.position}")
     _check(record, crc)
     try:
-        apply(ledger, f.decode(record.name, record.json), record.at)
+        apply(state, facts.decode(record.name, record.json), record.at)
     except (ValidationError, KeyError, IllegalMove) as error:
         raise JournalError(f"record {position} ({record.name}) can't be read: {error}") from error

@@ -1,8 +1,8 @@
 """The journal's tables, one step for each format that ever was: what brings a journal of the format before up to it.
 
 A format is never changed once it was released. Whatever an older coordinator could not read is a new one, a new kind of
-fact too. At each step the ledger is folded anew from all facts: an older version's snapshot is not this one's ledger.
-So whatever changes what facts of before fold to is a new format as well.
+fact too. At each step the durable state is folded anew from all facts: an older version's snapshot is not this one's
+durable state. So whatever changes what facts of before fold to is a new format as well.
 """
 
 STEPS = (
@@ -15,7 +15,8 @@ CREATE INDEX facts_of_gang ON facts (gang, position);
 CREATE TABLE snapshots (position INTEGER PRIMARY KEY, ledger TEXT NOT NULL) STRICT;
 INSERT INTO meta VALUES ('schema', 1), ('term', 0);
 """,
-    # 2: GangForgotten; whose a gang was that has left the ledger; checksums, for a disk may garble what it keeps.
+    # 2: GangForgotten; whose a gang was that has left the durable state; checksums, for a disk may garble what it
+    # keeps.
     """
 CREATE INDEX gangs_of_job ON facts (json_extract(json, '$.job')) WHERE name = 'GangRegistered';
 ALTER TABLE facts ADD COLUMN crc INTEGER;

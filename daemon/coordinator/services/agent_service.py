@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.coordinator.core.recovery import shared_pool
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion
@@ -83,12 +83,12 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         caller = current_caller()
         if isinstance(self._slurm, LocalSlurm):
             self._slurm.meet(hello.slurm_job_id, hello.node, caller.uid)
-        gang = self._engine.core.ledger.gangs.get(hello.gang_id)
+        gang = self._engine.core.state.gangs.get(hello.gang_id)
         if gang:
             self._must_be_agent(caller, gang.owner_uid, f"gang {gang.id}")
             _check_gang(gang, hello)
         _check_pool(gang, hello)
-        _check_node(self._engine.core.ledger.node(hello.node), hello)
+        _check_node(self._engine.core.state.node(hello.node), hello)
         if not gang or not _known(gang, hello):
             await self._check_job(hello, caller)
         member = gang.members.get(hello.node) if gang else None
@@ -124,7 +124,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     def _register(self, hello: pb.AgentHello, uid: int) -> None:
         """Make the gang known, of which this may be the first sign."""
-        if hello.gang_id in self._engine.core.ledger.gangs:
+        if hello.gang_id in self._engine.core.state.gangs:
             return
         try:
             event = conversion.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
@@ -152,7 +152,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def _serve(
         self,
         hello: pb.AgentHello,
-        status: e.Status,
+        status: events.Status,
         leaf: str,
         messages: AsyncIterator[pb.AgentMessage],
         context: _Context,
@@ -168,7 +168,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         finally:
             stream.close()
             if self._engine.streams.remove(stream):
-                self._engine.post(e.AgentGone(stream.gang, stream.node, stream.incarnation))
+                self._engine.post(events.AgentGone(stream.gang, stream.node, stream.incarnation))
 
     async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
         async for message in messages:
@@ -182,7 +182,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
 
 
-async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, e.Status]:
+async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, events.Status]:
     first, second = await anext(messages, None), await anext(messages, None)
     if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
         raise nonsense("the first message is hello, the second is status")
@@ -231,8 +231,8 @@ def _check_run(found: Job, hello: pb.AgentHello) -> None:
         raise Dismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 
 
-def _attached(hello: pb.AgentHello, status: e.Status, leaf: str) -> e.AgentAttached:
-    return e.AgentAttached(
+def _attached(hello: pb.AgentHello, status: events.Status, leaf: str) -> events.AgentAttached:
+    return events.AgentAttached(
         gang=hello.gang_id,
         node=hello.node,
         job=hello.slurm_job_id,
@@ -246,19 +246,19 @@ def _attached(hello: pb.AgentHello, status: e.Status, leaf: str) -> e.AgentAttac
     )
 
 
-def _event(stream: AgentStream, message: pb.AgentMessage) -> e.Event | None:
+def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None:
     match message.WhichOneof("body"):
         case "status":
-            return e.AgentReported(stream.gang, stream.node, stream.incarnation, conversion.status(message.status))
+            return events.AgentReported(stream.gang, stream.node, stream.incarnation, conversion.status(message.status))
         case "ping":
-            return e.AgentHeard(stream.gang, stream.node)
+            return events.AgentHeard(stream.gang, stream.node)
         case "accusation":
             accused = message.accusation
-            return e.NeighbourAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
+            return events.NeighbourAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
         case "probe_result":
             result = message.probe_result
             silence = None if result.answered else conversion.silence(result.silence)
-            return e.Probed(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
+            return events.Probed(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
         case _:
             return None  # a newer agent's message, or a second hello
 

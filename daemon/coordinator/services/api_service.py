@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import JournalError, Record
@@ -47,7 +47,7 @@ NODES_A_TURN = 200
 
 
 class MusterService(api_pb2_grpc.MusterServicer):
-    """The servicer; it reads the engine's ledger and posts what people ask for."""
+    """The servicer; it reads the engine's durable state and posts what people ask for."""
 
     def __init__(self, engine: Engine, lookup: SlurmLookup, roster: SlurmRoster, rights: Rights) -> None:
         self._engine = engine
@@ -64,7 +64,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         except conversion.Nonsense as error:
             raise nonsense(str(error)) from None
         await self._must_own(request.slurm_job_id, caller)
-        known = self._engine.core.ledger.gangs.get(request.gang_id)
+        known = self._engine.core.state.gangs.get(request.gang_id)
         if known and (known.owner_uid, known.job) != (caller.uid, request.slurm_job_id):
             raise Refused(
                 grpc.StatusCode.ALREADY_EXISTS,
@@ -87,7 +87,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
         if not gang.outlived(request.slurm_job_id, request.slurm_restart_count):
-            self._post(e.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
+            self._post(events.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
         view.final = self._engine.core.may_leave(gang, request.slurm_job_id, request.slurm_restart_count)
         return view
@@ -112,7 +112,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
         """See api.proto."""
         caller = current_caller()
-        gangs = self._engine.core.ledger.gangs.values()
+        gangs = self._engine.core.state.gangs.values()
         seen = [gang for gang in gangs if self._rights.may_read(caller, gang.owner_uid)]
         return pb.ListReply(gangs=map(self._view, seen))
 
@@ -120,7 +120,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
         """See api.proto. Live events of one gang end when nothing more can come."""
         id, position = self._whose_events(request.gang), request.after
-        gang = self._engine.core.ledger.gangs.get(id)
+        gang = self._engine.core.state.gangs.get(id)
         with self._engine.followers.subscribe() as live:
             while page := self._history(id, position):
                 for record in page:
@@ -142,7 +142,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
         over = gang.final
-        self._post(e.CancelAsked(gang.id, _name(current_caller())))
+        self._post(events.CancelAsked(gang.id, _name(current_caller())))
         if over:
             words = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
             return pb.CancelReply(text=words)
@@ -158,7 +158,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             words = f"the gang is {gang.phase}: a checkpoint can be asked for while it is RUNNING"
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, words)
         before = gang.flush.serial if gang.flush else 0
-        self._post(e.FlushAsked(gang.id, _name(current_caller())))
+        self._post(events.FlushAsked(gang.id, _name(current_caller())))
         if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -170,9 +170,9 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Open to everyone, as sinfo is."""
         core, now, caller = self._engine.core, self._engine.clock.now(), current_caller()
-        gangs = [gang for gang in core.ledger.gangs.values() if self._rights.may_read(caller, gang.owner_uid)]
+        gangs = [gang for gang in core.state.gangs.values() if self._rights.may_read(caller, gang.owner_uid)]
         reply = pb.NodesReply(slurm_unknown=self._roster.unknown)
-        for count, view in enumerate(roll_call(core.ledger, core.sight, self._roster, gangs, now)):
+        for count, view in enumerate(roll_call(core.state, core.observed, self._roster, gangs, now)):
             reply.nodes.append(view)
             if count % NODES_A_TURN == NODES_A_TURN - 1:
                 await asyncio.sleep(0)
@@ -187,7 +187,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return gang
 
     def _known(self, ref: pb.GangRef) -> Gang | None:
-        gangs = self._engine.core.ledger.gangs
+        gangs = self._engine.core.state.gangs
         if ref.WhichOneof("ref") == "gang_id":
             return gangs.get(ref.gang_id)
         of_job = [gang for gang in gangs.values() if gang.job == ref.slurm_job_id]
@@ -222,14 +222,14 @@ class MusterService(api_pb2_grpc.MusterServicer):
             case Job() if not self._rights.may_register(caller, found.user_id):
                 raise not_permitted(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
 
-    def _post(self, event: e.Event) -> None:
+    def _post(self, event: events.Event) -> None:
         self._engine.post(event)
         if not self._engine.running:
             raise try_again("the coordinator is on its way down: nothing was done")
 
     def _view(self, gang: Gang) -> pb.GangView:
         core = self._engine.core
-        return views.gang_view(core.ledger, core.sight, gang, self._engine.clock.now())
+        return views.gang_view(core.state, core.observed, gang, self._engine.clock.now())
 
     def _history(self, gang: str, after: int) -> list[Record]:
         try:
@@ -238,7 +238,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
 
     def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
-        """Id and owner of a gang that has left the ledger."""
+        """Id and owner of a gang that has left the durable state."""
         try:
             return self._engine.journal.owner(ref.gang_id, ref.slurm_job_id)
         except JournalError as error:
@@ -246,13 +246,13 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _over(self, id: str, live: asyncio.Queue[Record | None]) -> bool:
         """Nothing more can come: the gang is final and owes nothing."""
-        ledger = self._engine.core.ledger
-        gang = ledger.gangs.get(id)
+        state = self._engine.core.state
+        gang = state.gangs.get(id)
         if gang is None:
-            return bool(id)  # it has left the ledger; what comes concerns others
+            return bool(id)  # it has left the durable state; what comes concerns others
         if not gang.final or not live.empty():
             return False
-        return all(call.gang != id for call in ledger.owed.values())
+        return all(call.gang != id for call in state.owed.values())
 
 
 def _words(ref: pb.GangRef) -> str:

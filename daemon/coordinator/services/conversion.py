@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from google.protobuf.json_format import MessageToJson
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.transport import job_limits
 from muster.v1 import agent_pb2, common_pb2
 
 _SILENCES = {
-    agent_pb2.SILENCE_NO_ANSWER: e.Silence.NO_ANSWER,
-    agent_pb2.SILENCE_KERNEL_ONLY: e.Silence.KERNEL_ONLY,
-    agent_pb2.SILENCE_CLOSED: e.Silence.CLOSED,
+    agent_pb2.SILENCE_NO_ANSWER: events.Silence.NO_ANSWER,
+    agent_pb2.SILENCE_KERNEL_ONLY: events.Silence.KERNEL_ONLY,
+    agent_pb2.SILENCE_CLOSED: events.Silence.CLOSED,
 }
 
 _MOST = {
@@ -30,14 +30,14 @@ class Nonsense(ValueError):
     """The sender's fault: a message that can't be meant. The words say which field, and what would be right."""
 
 
-def silence(value: agent_pb2.Silence.ValueType) -> e.Silence:
+def silence(value: agent_pb2.Silence.ValueType) -> events.Silence:
     """How a node was silent; an unknown or newer word is taken for the one that proves least."""
-    return _SILENCES.get(value, e.Silence.NO_ANSWER)
+    return _SILENCES.get(value, events.Silence.NO_ANSWER)
 
 
-def status(message: agent_pb2.AgentStatus) -> e.Status:
+def status(message: agent_pb2.AgentStatus) -> events.Status:
     """An agent's whole status."""
-    return e.Status(
+    return events.Status(
         fenced=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
         shards=tuple(map(_shard, message.shards)),
@@ -54,11 +54,13 @@ def status(message: agent_pb2.AgentStatus) -> e.Status:
         failure=_words(message.failure),
         notice=_words(message.notice),
         stacks=message.stacks_generation,
-        pool=tuple(e.PoolAnswer(answer.serial, answer.slurm_job_id, _words(answer.error)) for answer in message.pool),
+        pool=tuple(
+            events.PoolAnswer(answer.serial, answer.slurm_job_id, _words(answer.error)) for answer in message.pool
+        ),
     )
 
 
-def spec(message: common_pb2.JobSpec) -> e.GangSpec:
+def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     """What the core needs of a job spec.
 
     Raises:
@@ -71,7 +73,7 @@ def spec(message: common_pb2.JobSpec) -> e.GangSpec:
     if message.min_nodes > message.nodes:
         raise Nonsense(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
     _check_size(message)
-    return e.GangSpec(
+    return events.GangSpec(
         nodes=message.nodes,
         spares=message.spares,
         ranks_per_node=message.ranks_per_node,
@@ -108,7 +110,7 @@ def check_length(field: str, text: str, most: int) -> None:
         raise Nonsense(f"{field} has {len(text)} characters: {most} at most")
 
 
-def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> e.GangSubmitted:
+def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> events.GangSubmitted:
     """The event that registers a gang.
 
     Raises:
@@ -120,7 +122,7 @@ def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) 
     wanted = spec(message)
     text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
     check_length("the job spec, its environment included,", text, job_limits.SPEC)
-    return e.GangSubmitted(gang, job, owner_uid, message.name, wanted, text)
+    return events.GangSubmitted(gang, job, owner_uid, message.name, wanted, text)
 
 
 def _words(text: str) -> str:
@@ -128,13 +130,13 @@ def _words(text: str) -> str:
     return text if len(text) <= job_limits.WORDS else f"{text[: job_limits.WORDS]}..."
 
 
-def _version(message: common_pb2.Version) -> e.Version:
-    return e.Version(message.generation, message.step)
+def _version(message: common_pb2.Version) -> events.Version:
+    return events.Version(message.generation, message.step)
 
 
-def _rank(message: agent_pb2.RankStatus) -> e.RankState:
+def _rank(message: agent_pb2.RankStatus) -> events.RankState:
     exited = message.phase == agent_pb2.RANK_PHASE_EXITED
-    return e.RankState(
+    return events.RankState(
         rank=message.rank,
         generation=message.generation,
         running=message.phase == agent_pb2.RANK_PHASE_RUNNING,
@@ -146,6 +148,6 @@ def _rank(message: agent_pb2.RankStatus) -> e.RankState:
     )
 
 
-def _shard(message: agent_pb2.ShardStatus) -> e.Shard:
+def _shard(message: agent_pb2.ShardStatus) -> events.Shard:
     own = message.tier == agent_pb2.TIER_OWN
-    return e.Shard(message.rank, _version(message.version), own, message.digest[: job_limits.NAME])
+    return events.Shard(message.rank, _version(message.version), own, message.digest[: job_limits.NAME])

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import grpc.aio
 
 from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.refusal import Refused, nonsense, not_permitted, try_again
 from muster.daemon.coordinator.shell.engine import Engine
@@ -78,10 +78,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             serving.cancel()
             if self._streams.get(hello.node) is serving:
                 del self._streams[hello.node]
-                self._engine.post(e.NodeGone(hello.node, hello.incarnation))
+                self._engine.post(events.NodeGone(hello.node, hello.incarnation))
 
     async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
-        self._engine.post(e.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
+        self._engine.post(events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
         await self._answer(context, 0)
         async for message in messages:
             seq = self._take(hello.node, message)
@@ -98,23 +98,23 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         await context.write(self._order(seq, over))
 
     def _over(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
-        gangs = self._engine.core.ledger.gangs
+        gangs = self._engine.core.state.gangs
         return [one for one in kept if wants_no_memory(gangs.get(one.gang_id), one.generation)]
 
     def _take(self, node: str, message: pb.NodeMessage) -> int:
         """Hand on what a daemon says. The seq to be echoed, 0 for none."""
         if message.HasField("heartbeat"):
-            self._engine.post(e.NodeHeard(node))
+            self._engine.post(events.NodeHeard(node))
             return message.heartbeat.seq
         if message.HasField("signal"):
             self._engine.post(self._judge(node, message.signal))
         return 0
 
-    def _judge(self, node: str, signal: pb.Signal) -> e.NodeSignalled:
+    def _judge(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
         judgement = self._policy.judge(signal.kind, signal.code)
         where = f" on {signal.device}" if signal.device else ""
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
-        return e.NodeSignalled(node, judgement.verdict, judgement.reason + where, signal.text)
+        return events.NodeSignalled(node, judgement.verdict, judgement.reason + where, signal.text)
 
     def _order(self, seq: int, over: Iterable[pb.KeptGang] = ()) -> pb.NodeOrder:
         return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
@@ -140,7 +140,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             return {name for name in (found.address, found.hostname) if name} or {node}
         if isinstance(found, Gone):
             raise not_permitted(f"Slurm has no node {node}: --node must be the node's name in slurm.conf")
-        known = self._engine.core.ledger.nodes.get(node)
+        known = self._engine.core.state.nodes.get(node)
         if known is None or not known.probe_address:
             raise try_again(f"Slurm doesn't tell about node {node}: {found.reason}")
         return {known.probe_address.rpartition(":")[0].strip("[]")}

@@ -1,23 +1,23 @@
-"""What people see of a gang and of nodes: built from the ledger and from what is seen at the moment. Pure."""
+"""What people see of a gang and of nodes: built from the durable state and from what is seen at the moment. Pure."""
 
 from __future__ import annotations
 
 import json
 
 from muster.daemon.coordinator.core.detection.failure_detector import LEASE_S
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger, Member, Recovery
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member, Recovery
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
-from muster.daemon.coordinator.core.state.observed_state import GangSight, Sight
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, SILENT, Phase, Verdict
 from muster.v1 import api_pb2, common_pb2
 
 _UNPROVEN = (Verdict.FIT, Verdict.DEGRADED)
 
 
-def gang_view(ledger: Ledger, sight: Sight, gang: Gang, now: float) -> api_pb2.GangView:
+def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: float) -> api_pb2.GangView:
     """One gang, whole."""
-    seen = sight.gangs.get(gang.id, GangSight())
+    seen = observed.gangs.get(gang.id, ObservedGang())
     committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
     view = api_pb2.GangView(
         gang_id=gang.id,
@@ -28,22 +28,22 @@ def gang_view(ledger: Ledger, sight: Sight, gang: Gang, now: float) -> api_pb2.G
         generation=gang.generation,
         step=seen.step,
         ranks=_ranks(gang, seen),
-        nodes=[_member_view(ledger, sight, gang, name, now) for name in _names(gang)],
+        nodes=[_member_view(state, observed, gang, name, now) for name in _names(gang)],
         recoveries=map(_recovery, gang.recoveries),
         final=gang.final,
         exit_code=gang.exit_code,
         reason=gang.reason,
         run_dir=json.loads(gang.spec_json or "{}").get("run_dir", ""),
-        waiting_for=waiting_for(ledger, seen, gang),
+        waiting_for=waiting_for(state, seen, gang),
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
     return view
 
 
-def node_view(ledger: Ledger, sight: Sight, name: str, now: float) -> api_pb2.NodeView:
+def node_view(state: DurableState, observed: ObservedState, name: str, now: float) -> api_pb2.NodeView:
     """One node, whatever gangs it carries."""
-    node, seen = ledger.node(name), sight.nodes.get(name)
+    node, seen = state.node(name), observed.nodes.get(name)
     return api_pb2.NodeView(
         node=name,
         verdict=node.verdict.value,
@@ -54,15 +54,15 @@ def node_view(ledger: Ledger, sight: Sight, name: str, now: float) -> api_pb2.No
     )
 
 
-def waiting_for(ledger: Ledger, seen: GangSight, gang: Gang) -> str:
+def waiting_for(state: DurableState, seen: ObservedGang, gang: Gang) -> str:
     """What has to happen before the gang goes on, in words; empty while it waits for nothing."""
     waits = [words for words in (_phase_words(seen, gang), _stall_words(seen, gang)) if words]
     waits += [f"verdict on {node}" for node in sorted(seen.suspected) if gang.phase in ACTIVE]
-    owed = [call_words(call) for call in ledger.owed.values() if call.gang == gang.id]
+    owed = [call_words(call) for call in state.owed.values() if call.gang == gang.id]
     return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
 
 
-def _phase_words(seen: GangSight, gang: Gang) -> str:
+def _phase_words(seen: ObservedGang, gang: Gang) -> str:
     spec = gang.spec
     match gang.phase:
         case Phase.SUBMITTED | Phase.REQUEUED:
@@ -85,7 +85,7 @@ def _phase_words(seen: GangSight, gang: Gang) -> str:
             return ""
 
 
-def _stall_words(seen: GangSight, gang: Gang) -> str:
+def _stall_words(seen: ObservedGang, gang: Gang) -> str:
     if gang.hang is not None and seen.pace.went_on_at <= gang.hang.at:  # an observer's may go on by themselves
         return f"ranks that {gang.hang.reason}"
     if seen.stall is not None:
@@ -105,12 +105,12 @@ def _listed(before: str, names: list[str]) -> str:
     return before + " ".join(names) if names else ""
 
 
-def _all_run(gang: Gang, seen: GangSight, node: str) -> bool:
+def _all_run(gang: Gang, seen: ObservedGang, node: str) -> bool:
     running = [r for r in seen.status(node).ranks if r.generation == gang.generation and r.running]
     return len(running) == gang.spec.ranks_per_node
 
 
-def _ranks(gang: Gang, seen: GangSight) -> list[api_pb2.RankView]:
+def _ranks(gang: Gang, seen: ObservedGang) -> list[api_pb2.RankView]:
     views = []
     for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
         states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.generation}
@@ -138,19 +138,19 @@ def _names(gang: Gang) -> list[str]:
     return sorted({*gang.members, *gang.job_nodes}, key=lambda name: (len(name), name))
 
 
-def _member_view(ledger: Ledger, sight: Sight, gang: Gang, name: str, now: float) -> api_pb2.NodeView:
-    view = node_view(ledger, sight, name, now)
-    seen, member = sight.gangs.get(gang.id, GangSight()), gang.members.get(name)
+def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name: str, now: float) -> api_pb2.NodeView:
+    view = node_view(state, observed, name, now)
+    seen, member = observed.gangs.get(gang.id, ObservedGang()), gang.members.get(name)
     agent = seen.agents.get(name)
     if agent and agent.heard_at:
         ago = now - agent.heard_at
         view.heard_s_ago = ago if view.heard_s_ago < 0 else min(ago, view.heard_s_ago)
-    if name in seen.suspected and gang.phase in ACTIVE and ledger.node(name).verdict in _UNPROVEN:
+    if name in seen.suspected and gang.phase in ACTIVE and state.node(name).verdict in _UNPROVEN:
         view.verdict, view.reason = Verdict.SUSPECT.value, f"silent or accused for {now - seen.suspected[name]:.1f} s"
     view.role = _role(gang, member)
     view.reason = view.reason or (member.out if member else "")
     view.leaf = member.leaf if member else ""
-    view.agent_attached = seen.attached(name) and ledger.node(name).verdict not in SILENT
+    view.agent_attached = seen.attached(name) and state.node(name).verdict not in SILENT
     view.warm = seen.status(name).warm
     return view
 

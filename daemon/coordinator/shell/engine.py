@@ -18,11 +18,10 @@ from collections.abc import Callable, Sequence
 from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
@@ -51,28 +50,28 @@ class Engine:
     def __init__(
         self,
         journal: Journal,
-        ledger: Ledger,
+        state: DurableState,
         slurm: Slurm,
         credentials: Credentials,
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
         before_acting: Callable[[], object] = unopposed,
     ) -> None:
-        """`ledger` is what `journal` holds. `before_acting` is called between writing and acting, and does not return
+        """`state` is what `journal` holds. `before_acting` is called between writing and acting, and does not return
         where another coordinator may act."""
         self.clock = clock or SteadyClock(journal.last_at)
-        self.core = Core(ledger, self.clock.now(), limits)
+        self.core = Core(state, self.clock.now(), limits)
         self.journal = journal
         self.streams = AgentStreams()
         call_later = asyncio.get_running_loop().call_later
-        self._orders = OrderBook(self.core.ledger, journal.term, self.streams.of, call_later)
+        self._orders = OrderBook(self.core.state, journal.term, self.streams.of, call_later)
         self.followers = Followers()
         self.watchers = Watchers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._before_acting = before_acting
         self._calls = SlurmCalls(slurm, self.post)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
-        self._waiting: deque[e.Event] = deque()
+        self._waiting: deque[events.Event] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
@@ -88,8 +87,8 @@ class Engine:
         """Begin: carry out what is owed since before the restart."""
         self._awake_at = self.clock.now()
         self._pulse = asyncio.create_task(self._feel_pulse())
-        self._calls.start_owed(self.core.ledger)
-        self.post(e.Tick())
+        self._calls.start_owed(self.core.state)
+        self.post(events.Tick())
 
     async def aclose(self) -> None:
         """Stop taking events; agents keep running."""
@@ -105,7 +104,7 @@ class Engine:
         await self._calls.aclose()
         await self._prober.aclose()
 
-    def post(self, event: e.Event) -> None:
+    def post(self, event: events.Event) -> None:
         """Take `event`, decide, journal, act. Never waits, never raises; dropped when the engine is not running."""
         self._waiting.append(event)
         if self._busy:
@@ -124,11 +123,11 @@ class Engine:
         """Send the agent behind `stream` its order."""
         self._orders.tell(stream)
 
-    def _take(self, event: e.Event) -> None:
+    def _take(self, event: events.Event) -> None:
         now = self.clock.now()
         self._wake_up(now)
         take(self.core, self.journal, self, event, now, _cause)
-        if not isinstance(event, e.AgentHeard | e.BatchHeard | e.NodeHeard):
+        if not isinstance(event, events.AgentHeard | events.BatchHeard | events.NodeHeard):
             self.watchers.touch(getattr(event, "gang", ""))
 
     # -- what `turnover.take` has carried out --
@@ -143,21 +142,21 @@ class Engine:
             self.followers.publish(record)
             _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
 
-    def order(self, facts: Sequence[f.Fact]) -> None:
+    def order(self, facts: Sequence[facts.Fact]) -> None:
         """See turnover.Hands."""
         self._orders.follow(facts)
 
-    def drop(self, facts: Sequence[f.Fact]) -> None:
+    def drop(self, decided: Sequence[facts.Fact]) -> None:
         """See turnover.Hands. A cut link would leave such a stream open for ever."""
-        for fact in facts:
-            if isinstance(fact, f.MemberOut) and not fact.alive:
+        for fact in decided:
+            if isinstance(fact, facts.MemberOut) and not fact.alive:
                 self.streams.drop(fact.gang, fact.node)
 
     def call(self) -> None:
         """See turnover.Hands."""
-        self._calls.start_owed(self.core.ledger)
+        self._calls.start_owed(self.core.state)
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: ProbeRequest) -> None:
         """See turnover.Hands."""
         self._prober.start(ask)
 
@@ -178,7 +177,7 @@ class Engine:
 
     def _tick(self) -> None:
         self._due = self._timer = None
-        self.post(e.Tick())
+        self.post(events.Tick())
 
     async def _feel_pulse(self) -> None:
         while True:
@@ -189,7 +188,7 @@ class Engine:
         """Notice before anything is decided that this process has stood still."""
         if now - self._awake_at > ASLEEP_S:
             _log.warning("stood still for %.1f s; contacts before that don't count", now - self._awake_at)
-            self.core.sight.since = now
+            self.core.observed.since = now
         self._awake_at = now
 
     def _fail(self, error: BaseException) -> None:
@@ -199,7 +198,7 @@ class Engine:
             self.failed.set_exception(error)
 
 
-def _cause(event: e.Event) -> str:
+def _cause(event: events.Event) -> str:
     kind = type(event)
     adapter = _EVENTS.setdefault(kind, TypeAdapter(kind))
     return f"{kind.__name__} {adapter.dump_json(event).decode()}"

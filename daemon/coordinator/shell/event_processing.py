@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Ledger
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.journal import Record
 
 
 class Pages(Protocol):
     """The journal, as far as an event needs it (journal.Journal)."""
 
-    def append(self, facts: Sequence[f.Fact], at: float, cause: str) -> list[Record]: ...
-    def snapshot_if_due(self, ledger: Ledger) -> bool: ...
+    def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]: ...
+    def snapshot_if_due(self, state: DurableState) -> bool: ...
 
 
 class Hands(Protocol):
@@ -34,11 +33,11 @@ class Hands(Protocol):
         """Show what was written to whoever follows the journal."""
         ...
 
-    def order(self, facts: Sequence[f.Fact]) -> None:
+    def order(self, facts: Sequence[facts.Fact]) -> None:
         """Tell the agents of the gangs that `facts` are about what they shall do now."""
         ...
 
-    def drop(self, facts: Sequence[f.Fact]) -> None:
+    def drop(self, facts: Sequence[facts.Fact]) -> None:
         """End the streams of nodes that are out and silent."""
         ...
 
@@ -46,7 +45,7 @@ class Hands(Protocol):
         """Start every Slurm call that is owed and not under way."""
         ...
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: ProbeRequest) -> None:
         """Start a round of probes."""
         ...
 
@@ -59,7 +58,9 @@ class Hands(Protocol):
         ...
 
 
-def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cause: Callable[[e.Event], str]) -> None:
+def take(
+    core: Core, pages: Pages, hands: Hands, event: events.Event, now: float, cause: Callable[[events.Event], str]
+) -> None:
     """Decide on `event` at `now`, write what was decided, then carry it out. `cause` puts the event in words.
 
     Raises:
@@ -78,4 +79,4 @@ def take(core: Core, pages: Pages, hands: Hands, event: e.Event, now: float, cau
     for ask in outcome.asks:
         hands.ask(ask)
     hands.arm(outcome.due, now)
-    pages.snapshot_if_due(core.ledger)
+    pages.snapshot_if_due(core.state)

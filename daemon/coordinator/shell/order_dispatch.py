@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.v1 import agent_pb2 as pb
@@ -19,8 +19,8 @@ JOINED_S = 0.25
 """Seconds after which the agents of a gang that gathers, the one that joined too, hear who has joined."""
 
 _NO_ORDER = (
-    f.NodeRegistered | f.NodeJudged | f.EchoHeard | f.EchoOver | f.SlurmOwed | f.SlurmSettled | f.JobChanged
-    | f.PoolQueued
+    facts.NodeRegistered | facts.NodeJudged | facts.EchoHeard | facts.EchoOver | facts.SlurmOwed | facts.SlurmSettled
+    | facts.JobChanged | facts.PoolQueued
 )  # fmt: skip
 """No order depends on these."""
 
@@ -38,7 +38,7 @@ class Listener(Protocol):
 
 
 class OrderBook:
-    """The orders of all gangs in `ledger`, under `term`.
+    """The orders of all gangs in `state`, under `term`.
 
     Args:
         listeners: the open streams of a gang's agents.
@@ -47,12 +47,12 @@ class OrderBook:
 
     def __init__(
         self,
-        ledger: Ledger,
+        state: DurableState,
         term: int,
         listeners: Callable[[str], Iterable[Listener]],
         later: Callable[[float, Callable[[str], None], str], object],
     ) -> None:
-        self._ledger = ledger
+        self._state = state
         self._term = term
         self._listeners = listeners
         self._later = later
@@ -61,9 +61,9 @@ class OrderBook:
 
     def tell(self, listener: Listener) -> None:
         """Send the agent behind `listener` its order, whatever it was told before."""
-        listener.put(self._page(self._ledger.gangs[listener.gang]).message(listener.node))
+        listener.put(self._page(self._state.gangs[listener.gang]).message(listener.node))
 
-    def follow(self, facts: Iterable[f.Fact]) -> None:
+    def follow(self, facts: Iterable[facts.Fact]) -> None:
         """Send agents what `facts`, which hold by now, change in their orders."""
         changed: dict[str, bool] = {}
         for fact in facts:
@@ -80,8 +80,8 @@ class OrderBook:
         """Tell nobody any more who has joined."""
         self._soon.clear()
 
-    def _can_wait(self, fact: f.Fact) -> bool:
-        return isinstance(fact, f.MemberJoined) and self._ledger.gangs[fact.gang].phase is Phase.GATHERING
+    def _can_wait(self, fact: facts.Fact) -> bool:
+        return isinstance(fact, facts.MemberJoined) and self._state.gangs[fact.gang].phase is Phase.GATHERING
 
     def _tell_late(self, gang: str) -> None:
         if gang in self._soon:
@@ -90,7 +90,7 @@ class OrderBook:
     def _tell_all(self, id: str) -> None:
         self._soon.discard(id)
         self._pages.pop(id, None)
-        if gang := self._ledger.gangs.get(id):
+        if gang := self._state.gangs.get(id):
             self._page(gang).tell(self._listeners(id))
 
     def _page(self, gang: Gang) -> _Page:
@@ -100,7 +100,7 @@ class OrderBook:
 
 
 class _Page:
-    """The orders of one gang, as its ledger stood when they were made."""
+    """The orders of one gang, as its durable state stood when they were made."""
 
     def __init__(self, gang: Gang, term: int) -> None:
         self._orders = Orders(gang)

@@ -1,6 +1,6 @@
-"""What each agent shall do, as a pure function of the ledger: `Orders(gang).of(node)`.
+"""What each agent shall do, as a pure function of the durable state: `Orders(gang).of(node)`.
 
-An order is a level, not an edge: it states the whole duty. The same ledger gives the same order, so a restarted
+An order is a level, not an edge: it states the whole duty. The same durable state gives the same order, so a restarted
 coordinator says again what it said before. Nodes with the same duty get the same order.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Flush, Gang, Member, PoolRequest
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -117,7 +117,7 @@ def _members(gang: Gang, kept: Collection[str]) -> list[common_pb2.Member]:
     return [_member(member, seats.get(member.node)) for member in (*gang.present(), *staying)]
 
 
-def _member(member: Member, seat: f.Seat | None) -> common_pb2.Member:
+def _member(member: Member, seat: facts.Seat | None) -> common_pb2.Member:
     if member.out:
         seat = None
     return common_pb2.Member(
@@ -135,7 +135,7 @@ def _version(version: Version) -> common_pb2.Version:
     return common_pb2.Version(generation=version.generation, step=version.step)
 
 
-def _source(source: f.Source) -> pb.RestoreSource:
+def _source(source: facts.Source) -> pb.RestoreSource:
     tier = pb.TIER_OWN if source.own else pb.TIER_BUDDY
     return pb.RestoreSource(rank=source.rank, tier=tier, node=source.node, digest=source.digest)
 

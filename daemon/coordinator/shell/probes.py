@@ -9,10 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
-from muster.daemon.coordinator.core.state.turn import Ask
+from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.reachability import Door, probe
@@ -26,7 +26,7 @@ class Prober:
     """Carries out Asks; every answer becomes a Probed."""
 
     def __init__(
-        self, credentials: Credentials, streams: AgentStreams, term: int, post: Callable[[e.Event], None]
+        self, credentials: Credentials, streams: AgentStreams, term: int, post: Callable[[events.Event], None]
     ) -> None:
         self._credentials = credentials
         self._streams = streams
@@ -34,7 +34,7 @@ class Prober:
         self._post = post
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, ask: Ask) -> None:
+    def start(self, ask: ProbeRequest) -> None:
         """Ask every witness; returns at once."""
         for witness in ask.witnesses:
             if witness in (AGENT, MUSTERD):
@@ -50,17 +50,17 @@ class Prober:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _own(self, ask: Ask, witness: str) -> None:
+    async def _own(self, ask: ProbeRequest, witness: str) -> None:
         address = ask.peer_address if witness == AGENT else ask.probe_address
         try:
             met = await probe(address, ask.node, self._credentials, ask.deadline_s)
         except IdentityUnavailable as error:
             _log.error("can't probe %s on %s: %s", witness, ask.node, error)
             return
-        self._post(e.Probed(ask.gang, ask.probe, witness, ask.node, _SILENCES[met]))
+        self._post(events.Probed(ask.gang, ask.probe, witness, ask.node, _SILENCES[met]))
 
 
-def _order(ask: Ask) -> agent_pb2.ProbeOrder:
+def _order(ask: ProbeRequest) -> agent_pb2.ProbeOrder:
     return agent_pb2.ProbeOrder(
         probe_id=ask.probe,
         node=ask.node,

@@ -1,9 +1,10 @@
 """Carries out what is owed to Slurm: drains, downs, requeues, completions.
 
-A call is owed in the ledger until it is settled. Calls of one gang go out in the order in which they were owed. While
-Slurm doesn't answer, a call is given again, for as long as it takes: all of them are idempotent. What Slurm refuses is
-settled with its words and never tried again. An error that is neither is a bug: it is logged with its traceback, the
-call is tried a few times more, then settled as refused with the error's words, so that the gang's other calls go on.
+A call is owed in the durable state until it is settled. Calls of one gang go out in the order in which they were owed.
+While Slurm doesn't answer, a call is given again, for as long as it takes: all of them are idempotent. What Slurm
+refuses is settled with its words and never tried again. An error that is neither is a bug: it is logged with its
+traceback, the call is tried a few times more, then settled as refused with the error's words, so that the gang's other
+calls go on.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from collections.abc import Callable
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
@@ -37,19 +37,19 @@ _PAUSE = wait_exponential(multiplier=0.25, max=5.0)
 class SlurmCalls:
     """Owed calls under way. `post` gets a SlurmAnswered for each."""
 
-    def __init__(self, slurm: Slurm, post: Callable[[e.Event], None]) -> None:
+    def __init__(self, slurm: Slurm, post: Callable[[events.Event], None]) -> None:
         self._slurm = slurm
         self._post = post
         self._taken: set[int] = set()
-        self._queues: dict[str, deque[f.SlurmOwed]] = {}
+        self._queues: dict[str, deque[facts.SlurmOwed]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start_owed(self, ledger: Ledger) -> None:
-        """Start every call that `ledger` owes and that is not yet under way."""
-        for call in sorted(ledger.owed.values(), key=lambda call: call.call):
+    def start_owed(self, state: DurableState) -> None:
+        """Start every call that `state` owes and that is not yet under way."""
+        for call in sorted(state.owed.values(), key=lambda call: call.call):
             if call.call not in self._taken:
                 self._taken.add(call.call)
-                self._enqueue(call, ledger)
+                self._enqueue(call, state)
 
     async def aclose(self) -> None:
         """Stop; what was not settled is owed still."""
@@ -57,34 +57,34 @@ class SlurmCalls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _enqueue(self, call: f.SlurmOwed, ledger: Ledger) -> None:
+    def _enqueue(self, call: facts.SlurmOwed, state: DurableState) -> None:
         if call.gang in self._queues:
             self._queues[call.gang].append(call)
             return
         self._queues[call.gang] = deque([call])
-        task = asyncio.create_task(self._work(call.gang, ledger))
+        task = asyncio.create_task(self._work(call.gang, state))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, gang: str, ledger: Ledger) -> None:
+    async def _work(self, gang: str, state: DurableState) -> None:
         queue = self._queues[gang]
         try:
             while queue:
                 call = queue.popleft()
-                error = await self._carry_out(call, ledger)
+                error = await self._carry_out(call, state)
                 self._taken.discard(call.call)
-                self._post(e.SlurmAnswered(gang, call.call, error))
+                self._post(events.SlurmAnswered(gang, call.call, error))
         finally:
             del self._queues[gang]
 
-    async def _carry_out(self, call: f.SlurmOwed, ledger: Ledger) -> str | None:
+    async def _carry_out(self, call: facts.SlurmOwed, state: DurableState) -> str | None:
         """Give the call until it is settled; the error's words, or None."""
         words = ""
         for _ in range(BUG_TRIES):
             if words:
                 await asyncio.sleep(_BUG_PAUSE_S)
             try:
-                await self._patiently(call, ledger)
+                await self._patiently(call, state)
             except SlurmRefused as refused:
                 return str(refused)
             except Exception as error:  # noqa: BLE001  # the top of this task: a bug in one call must not stop the others
@@ -94,17 +94,17 @@ class SlurmCalls:
                 return None
         return words
 
-    async def _patiently(self, call: f.SlurmOwed, ledger: Ledger) -> None:
+    async def _patiently(self, call: facts.SlurmOwed, state: DurableState) -> None:
         trying = AsyncRetrying(
             retry=retry_if_exception_type(SlurmUnavailable),
             wait=_PAUSE,
-            before_sleep=lambda state: _tell(call, state),
+            before_sleep=lambda attempt: _tell(call, attempt),
             reraise=True,
         )
-        await trying(give, self._slurm, call, ledger)
+        await trying(give, self._slurm, call, state)
 
 
-async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
+async def give(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
     """Give `call` to `slurm`, once.
 
     Raises:
@@ -118,19 +118,19 @@ async def give(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
         case "let_go":
             await slurm.let_go(call.job, call.node)
         case "requeue":
-            await _requeue(slurm, call, ledger)
+            await _requeue(slurm, call, state)
         case "admit":
-            await _admit(slurm, call, ledger)
+            await _admit(slurm, call, state)
         case "requeue_off":
             await slurm.set_requeue_flag(call.job, False)
         case "complete":
             await slurm.complete_job(call.job, call.exit_code)
         case "cancel":
-            await _cancel(slurm, call, ledger)
+            await _cancel(slurm, call, state)
 
 
-async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
-    gang = ledger.gangs.get(call.gang)
+async def _cancel(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+    gang = state.gangs.get(call.gang)
     if gang is None or call.job != gang.job:
         # An agent has told the number of a small job: its user may cancel no job of another through us.
         found = await _look_up(slurm, call.job)
@@ -141,15 +141,15 @@ async def _cancel(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     await slurm.cancel(call.job)
 
 
-async def _requeue(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
-    gang = ledger.gangs.get(call.gang)
+async def _requeue(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+    gang = state.gangs.get(call.gang)
     if gang is not None and gang.phase is Phase.REQUEUED:
         await _put_back(slurm, call, gang)
         await _explain(slurm, call)  # after it: a job that had ended takes no comment
     # Else it runs again already: it was done, and the answer was lost with an earlier coordinator.
 
 
-async def _explain(slurm: Slurm, call: f.SlurmOwed) -> None:
+async def _explain(slurm: Slurm, call: facts.SlurmOwed) -> None:
     """Say in the job's comment why it goes back; what its user wrote there stays in front."""
     job = await _look_up(slurm, call.job)
     if isinstance(job, Gone):
@@ -161,12 +161,12 @@ async def _explain(slurm: Slurm, call: f.SlurmOwed) -> None:
         _log.warning("%s: %s", call.gang, refused)  # the requeue does not hang on that
 
 
-async def _admit(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
-    gang = ledger.gangs.get(call.gang)
+async def _admit(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+    gang = state.gangs.get(call.gang)
     starts = gang is not None and gang.phase is Phase.GATHERING and not gang.members
     if gang is None or not (starts or gang.phase is Phase.REQUEUED):
         return  # it runs: what it was kept from no longer counts
-    if _is_requeued_again(call, ledger):
+    if _is_requeued_again(call, state):
         return  # it ran meanwhile; what goes back to the queue next says on which nodes it may start
     if starts or not await _waits(slurm, call.job):
         # Slurm has started it on its own, and no agent has come yet: should it go back, the nodes are still excluded.
@@ -174,12 +174,12 @@ async def _admit(slurm: Slurm, call: f.SlurmOwed, ledger: Ledger) -> None:
     await _put_back(slurm, call, gang)
 
 
-async def _put_back(slurm: Slurm, call: f.SlurmOwed, gang: Gang) -> None:
+async def _put_back(slurm: Slurm, call: facts.SlurmOwed, gang: Gang) -> None:
     await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
 
 
-def _is_requeued_again(call: f.SlurmOwed, ledger: Ledger) -> bool:
-    later = (owed for number, owed in ledger.owed.items() if number > call.call)
+def _is_requeued_again(call: facts.SlurmOwed, state: DurableState) -> bool:
+    later = (owed for number, owed in state.owed.items() if number > call.call)
     return any(owed.gang == call.gang and owed.verb == "requeue" for owed in later)
 
 
@@ -196,6 +196,6 @@ async def _look_up(slurm: Slurm, job: int) -> Job | Gone:
     return found
 
 
-def _tell(call: f.SlurmOwed, state: RetryCallState) -> None:
+def _tell(call: facts.SlurmOwed, state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     _log.warning("%s: can't %s yet (try %d): %s", call.gang, call_words(call), state.attempt_number, error)

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger
+from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
@@ -45,22 +45,22 @@ class Questions(Protocol):
 
 
 class SlurmWatch:
-    """Polls `slurm` for what `ledger` names, and posts what changed. `ahead_s`: seconds by which the core's clock is
+    """Polls `slurm` for what `state` names, and posts what changed. `ahead_s`: seconds by which the core's clock is
     ahead of the wall clock, which is Slurm's."""
 
     def __init__(
         self,
         slurm: Questions,
-        ledger: Ledger,
-        post: Callable[[e.Event], None],
+        state: DurableState,
+        post: Callable[[events.Event], None],
         ahead_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._slurm = slurm
-        self._ledger = ledger
+        self._state = state
         self._post = post
         self._ahead_s = ahead_s
-        self._jobs: dict[str, e.JobSeen] = {}
-        self._nodes: dict[str, e.NodeSeen] = {}
+        self._jobs: dict[str, events.JobSeen] = {}
+        self._nodes: dict[str, events.NodeSeen] = {}
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -68,7 +68,7 @@ class SlurmWatch:
 
     async def look_at_jobs(self) -> None:
         """Ask for the jobs once."""
-        gangs = [gang for gang in self._ledger.gangs.values() if not (gang.final and gang.job_over)]
+        gangs = [gang for gang in self._state.gangs.values() if not (gang.final and gang.job_over)]
         self._jobs = {gang.id: seen for gang in gangs if (seen := self._jobs.get(gang.id))}
         if not gangs:
             return
@@ -97,35 +97,35 @@ class SlurmWatch:
                 self._nodes[name] = seen
                 self._post(seen)
 
-    def _reinstates(self, seen: e.NodeSeen) -> bool:
-        known = self._ledger.nodes.get(seen.node)
+    def _reinstates(self, seen: events.NodeSeen) -> bool:
+        known = self._state.nodes.get(seen.node)
         return seen.in_service and known is not None and known.verdict in RESUMABLE
 
-    def _tell_job(self, gang: Gang, seen: e.JobSeen) -> None:
+    def _tell_job(self, gang: Gang, seen: events.JobSeen) -> None:
         if not _same(self._jobs.get(gang.id), seen):
             self._jobs[gang.id] = seen
             self._post(seen)
 
     def _names(self) -> set[str]:
-        members = {name for gang in self._ledger.gangs.values() if not gang.final for name in gang.members}
-        return members | set(self._ledger.nodes)
+        members = {name for gang in self._state.gangs.values() if not gang.final for name in gang.members}
+        return members | set(self._state.nodes)
 
     def _busy(self) -> set[str]:
-        return {call.node for call in self._ledger.owed.values() if call.verb in ("drain", "down")}
+        return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down")}
 
 
-def _same(before: e.JobSeen | None, seen: e.JobSeen) -> bool:
+def _same(before: events.JobSeen | None, seen: events.JobSeen) -> bool:
     """Nothing has changed; the end of the time limit may have been carried over a little differently."""
     if before is None or before.limit_at is None or seen.limit_at is None:
         return before == seen
     return abs(before.limit_at - seen.limit_at) < SAME_LIMIT_S and replace(before, limit_at=seen.limit_at) == seen
 
 
-def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> e.JobSeen:
+def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.JobSeen:
     """Slurm's view of the gang's job, by a clock that is `ahead_s` seconds ahead of Slurm's. A job that Slurm has
     forgotten ended "GONE"."""
     if isinstance(found, Gone):
-        return e.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
+        return events.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
     end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
     limit_at = None if end is None else end + ahead_s
@@ -133,18 +133,18 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> e.JobSeen:
     # A requeued job counts as restarted at once, and shows the nodes of its last run until that is over.
     nodes = found.nodes if found.state in _HOLDS_NODES else ()
     waits = found.reason if found.state is JobState.PENDING else ""
-    return e.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, waits)
+    return events.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, waits)
 
 
-def node_seen(name: str, found: Node | Gone) -> e.NodeSeen:
+def node_seen(name: str, found: Node | Gone) -> events.NodeSeen:
     """Slurm's view of a node, with its states and reason in words."""
     if isinstance(found, Gone):
-        return e.NodeSeen(name, False, "Slurm has no such node", down=True)
+        return events.NodeSeen(name, False, "Slurm has no such node", down=True)
     words = "+".join(sorted(state.value for state in found.states))
     reason = f": {found.reason}" if found.reason else ""
     in_service = not found.states & _OUT_OF_SERVICE
     text = f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})"
-    return e.NodeSeen(name, in_service, text, NodeState.DOWN in found.states)
+    return events.NodeSeen(name, in_service, text, NodeState.DOWN in found.states)
 
 
 async def _for_ever(look: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:

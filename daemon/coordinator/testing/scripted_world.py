@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.server import Coordinator, Settings
@@ -105,7 +105,7 @@ class World:
         engine = self.coordinator.engine
         with engine.followers.subscribe() as live:
             async with asyncio.timeout(DEADLINE_S):
-                while engine.core.ledger.owed:
+                while engine.core.state.owed:
                     await live.get()
 
     async def join(self, names: Sequence[str], **given: object) -> None:
@@ -131,7 +131,7 @@ class World:
             async with asyncio.timeout(DEADLINE_S):
                 await agent.until(lambda agent=agent: agent.duty == duty)  # type: ignore[misc]
 
-    async def facts(self, kind: type[f.Fact], count: int = 1) -> list[Record]:
+    async def facts(self, kind: type[facts.Fact], count: int = 1) -> list[Record]:
         """Wait until the journal has `count` facts of this kind."""
         assert self.coordinator
         engine = self.coordinator.engine
@@ -152,9 +152,9 @@ class World:
 
     @property
     def gang(self) -> Gang:
-        """The job's gang in the ledger."""
+        """The job's gang in the durable state."""
         assert self.coordinator
-        return self.coordinator.engine.core.ledger.gangs["g1"]
+        return self.coordinator.engine.core.state.gangs["g1"]
 
     async def signal(self, node: str, code: int) -> None:
         """The node's daemon attaches and tells of an Xid; returns once the coordinator has taken it."""

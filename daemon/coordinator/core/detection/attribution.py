@@ -7,7 +7,7 @@ a pause that only lasts, and that passes elsewhere because each hang in one plac
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.detection.progress_timeouts import stepped
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.gang_index import of_generation
@@ -22,15 +22,15 @@ OFTEN_NO_FAULT = frozenset({-6, KILLED, -15})
 """Signals by which a rank ends itself over a peer's loss, or is ended by others."""
 
 
-def crashed_on(gt: GangTurn) -> str:
+def crashed_on(gang_turn: GangTurn) -> str:
     """The node on which ranks ended the newest generation by themselves, now that all ranks have ended; empty where no
     single one can be named. Whose exit was reported first says little: a healthy rank dies of its peer's reset, and its
     agent may be the quicker one."""
-    gang = gt.gang
+    gang = gang_turn.gang
     last = gang.recoveries[-1]
     if last.hung or not last.crashed_on:
         return last.crashed_on
-    exits = {seat.node: _exits(gt, seat.node) for seat in gang.seats}
+    exits = {seat.node: _exits(gang_turn, seat.node) for seat in gang.seats}
     ended = {last.crashed_on, *(node for node, codes in exits.items() if codes - {0, KILLED})}
     if len(ended) == 1:
         return last.crashed_on
@@ -38,18 +38,18 @@ def crashed_on(gt: GangTurn) -> str:
     return faults[0] if len(faults) == 1 else ""
 
 
-def _exits(gt: GangTurn, node: str) -> set[int]:
-    ranks: list[RankState] = of_generation(gt.seen.status(node).ranks, gt.gang.generation)
+def _exits(gang_turn: GangTurn, node: str) -> set[int]:
+    ranks: list[RankState] = of_generation(gang_turn.seen.status(node).ranks, gang_turn.gang.generation)
     return {rank.exit_code for rank in ranks if rank.exit_code is not None}
 
 
-def examine(gt: GangTurn) -> None:
+def examine(gang_turn: GangTurn) -> None:
     """Where ranks have failed on one node twice running, another node takes its place, if there is one."""
-    gang = gt.gang
+    gang = gang_turn.gang
     if len(gang.recoveries) < 2:
         return
     *_, before, last = gang.recoveries
-    node = crashed_on(gt)
+    node = crashed_on(gang_turn)
     if last.hardware or before.hardware or not node or before.crashed_on != node:
         return
     if gang.failures < DOUBTED_AFTER:
@@ -57,21 +57,23 @@ def examine(gt: GangTurn) -> None:
     member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
     if member is None or member.out or seat is None or seat.group_rank in gang.doubts:
         return
-    if len(gt.usable()) > len(gang.seats):
-        gt.turn.record(f.MemberOut(gang.id, node, f"ranks failed on {node} twice running", alive=True, proven=False))
+    if len(gang_turn.usable()) > len(gang.seats):
+        gang_turn.turn.record(
+            facts.MemberOut(gang.id, node, f"ranks failed on {node} twice running", alive=True, proven=False)
+        )
 
 
-def blame(gt: GangTurn) -> None:
+def blame(gang_turn: GangTurn) -> None:
     """The ranks crashed on one node twice, and have come further without it."""
-    gang, node = gt.gang, gt.gang.doubted
-    if not node or not stepped(gt) or gt.seen.moved_to[0] != gang.generation or _came_back(gang):
+    gang, node = gang_turn.gang, gang_turn.gang.doubted
+    if not node or not stepped(gang_turn) or gang_turn.seen.moved_to[0] != gang.generation or _came_back(gang):
         return
-    if gt.seen.moved_to[1] <= gang.reached + 1:
+    if gang_turn.seen.moved_to[1] <= gang.reached + 1:
         return  # a rank that has finished a step says of the others that they have finished the one before
     reason = f"ranks failed on {node} twice running, and go on elsewhere"
-    if node not in gt.turn.tallies.out:
-        circuit_breaker.take(gt.turn, gang, node, Verdict.UNFIT, reason)
-    gt.turn.record(f.MemberOut(gang.id, node, reason, alive=gang.members[node].alive))
+    if node not in gang_turn.turn.index.out:
+        circuit_breaker.take(gang_turn.turn, gang, node, Verdict.UNFIT, reason)
+    gang_turn.turn.record(facts.MemberOut(gang.id, node, reason, alive=gang.members[node].alive))
 
 
 def _came_back(gang: Gang) -> bool:

@@ -5,7 +5,7 @@ stays in service whatever its hardware says, and Slurm is not told of a dead one
 without a node that is gone all the same, for they can't train with it; one that loses node after node is stopped.
 """
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import HOUR_S, Gang
 from muster.daemon.coordinator.core.state.state_tables import NODE_MOVES, Phase, Verdict
 from muster.daemon.coordinator.core.state.turn import Turn
@@ -19,11 +19,11 @@ def hold(turn: Turn) -> str:
     limits = turn.limits
     if limits.observe:
         return "observe mode"
-    taken = sum(turn.now - at < HOUR_S for at in turn.ledger.taken.values())
+    taken = sum(turn.now - at < HOUR_S for at in turn.state.taken.values())
     if taken >= limits.nodes_per_hour:
         return f"{taken} nodes were taken out of service within the hour, and no more may be"
-    judged = (turn.ledger.node(name).judged_at for name in turn.tallies.out)
-    out, known = sum(turn.now - at < DAY_S for at in judged), len(turn.ledger.nodes)
+    judged = (turn.state.node(name).judged_at for name in turn.index.out)
+    out, known = sum(turn.now - at < DAY_S for at in judged), len(turn.state.nodes)
     if out >= max(limits.nodes_at_least, int(limits.fraction * known)):
         return f"{out} of {known} nodes are out of service, and no more may be"
     return ""
@@ -31,13 +31,13 @@ def hold(turn: Turn) -> str:
 
 def take(turn: Turn, gang: Gang | None, node: str, verdict: Verdict, reason: str) -> None:
     """Call the node `verdict`, and have it drained in Slurm where it lives, else set DOWN."""
-    held, before = hold(turn), turn.ledger.node(node).verdict
+    held, before = hold(turn), turn.state.node(node).verdict
     if verdict is before or verdict in NODE_MOVES[before]:
-        turn.record(f.NodeJudged(node, verdict, reason))
-    verb: f.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
+        turn.record(facts.NodeJudged(node, verdict, reason))
+    verb: facts.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
     id, job = (gang.id, gang.job) if gang else ("", 0)
     if held:
-        turn.record(f.Withheld(id, node, verb, f"{reason}; {held}"))
+        turn.record(facts.Withheld(id, node, verb, f"{reason}; {held}"))
     else:
         turn.owe(verb, id, job, f"muster: {reason}", node=node)
 

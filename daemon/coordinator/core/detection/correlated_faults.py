@@ -1,14 +1,14 @@
 """Signals that may be the echo of a peer's loss, such as an NVLink error: that loss is waited for, and only where none
 shows is it the node's own.
 
-The node's daemon has been answered, and says it no more: so the signal stands in the ledger until it is decided.
+The node's daemon has been answered, and says it no more: so the signal stands in the durable state until it is decided.
 """
 
 from muster.daemon.coordinator.core.detection.failure_detector import REATTACH_S
 from muster.daemon.coordinator.core.detection.progress_timeouts import HOLD_S
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Echo, Gang, Ledger
-from muster.daemon.coordinator.core.state.observed_state import Sight
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Echo, Gang
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.state_tables import SILENT, WATCHED
 from muster.daemon.coordinator.core.state.turn import Turn
 
@@ -24,57 +24,57 @@ AGAIN_S = 0.5
 
 def heard(turn: Turn, node: str, reason: str) -> None:
     """Such a signal has come from a node in service. One that is waited for already makes no difference."""
-    if node not in turn.ledger.echoes and not _lost_peer(turn, node, turn.now):
-        turn.record(f.EchoHeard(node, reason))
+    if node not in turn.state.echoes and not _lost_peer(turn, node, turn.now):
+        turn.record(facts.EchoHeard(node, reason))
 
 
 def explain(turn: Turn) -> None:
     """Drop the signals that a peer's loss explains."""
-    for node, echo in sorted(turn.ledger.echoes.items()):
+    for node, echo in sorted(turn.state.echoes.items()):
         if peer := _lost_peer(turn, node, echo.at):
-            turn.record(f.EchoOver(node, peer))
+            turn.record(facts.EchoOver(node, peer))
 
 
 def own(turn: Turn) -> list[tuple[str, str]]:
     """Nodes whose signal has waited long enough for a peer's loss, which has not come, and why it is fatal."""
     explain(turn)
-    left = sorted(turn.ledger.echoes.items())
-    over = [(node, echo.reason) for node, echo in left if turn.now >= _due_at(turn.sight, echo)]
+    left = sorted(turn.state.echoes.items())
+    over = [(node, echo.reason) for node, echo in left if turn.now >= _due_at(turn.observed, echo)]
     over = [(node, reason) for node, reason in over if not _may_show(turn, node)]
     for node, _ in over:
-        turn.record(f.EchoOver(node))
+        turn.record(facts.EchoOver(node))
     return over
 
 
-def look_at(ledger: Ledger, sight: Sight, now: float) -> float | None:
+def look_at(state: DurableState, observed: ObservedState, now: float) -> float | None:
     """When one of them may have to be decided."""
-    dues = (_due_at(sight, echo) for echo in ledger.echoes.values())
+    dues = (_due_at(observed, echo) for echo in state.echoes.values())
     return min((due if due > now else now + AGAIN_S for due in dues), default=None)
 
 
-def _due_at(sight: Sight, echo: Echo) -> float:
+def _due_at(observed: ObservedState, echo: Echo) -> float:
     """Whom a restarted coordinator has to miss can't be told before agents have had the time to attach anew."""
-    return max(echo.at, sight.since + REATTACH_S) + ECHO_S
+    return max(echo.at, observed.since + REATTACH_S) + ECHO_S
 
 
 def _homes(turn: Turn, node: str, at: float) -> list[Gang]:
     """The gangs that had `node` as a member at that time, or may have had."""
-    gangs = turn.ledger.gangs.values()
+    gangs = turn.state.gangs.values()
     return [gang for gang in gangs if node in gang.members and not (gang.final and gang.phase_at < at - BEFORE_S)]
 
 
 def _lost_peer(turn: Turn, node: str, at: float) -> str:
     """A node of the same gang that was found dead at that time or later; empty: there is none."""
-    peers = {peer for gang in _homes(turn, node, at) for peer in turn.tallies.out & gang.members.keys()} - {node}
-    found = (turn.ledger.node(peer) for peer in sorted(peers))
+    peers = {peer for gang in _homes(turn, node, at) for peer in turn.index.out & gang.members.keys()} - {node}
+    found = (turn.state.node(peer) for peer in sorted(peers))
     dead = (n for n in found if n.verdict in SILENT and n.judged_at > at - BEFORE_S)
     return next((n.name for n in dead), "")
 
 
 def _may_show(turn: Turn, node: str) -> bool:
     """A peer is asked after, and not for too long."""
-    echo = turn.ledger.echoes[node]
-    if turn.now >= _due_at(turn.sight, echo) - ECHO_S + AT_MOST_S:
+    echo = turn.state.echoes[node]
+    if turn.now >= _due_at(turn.observed, echo) - ECHO_S + AT_MOST_S:
         return False
     watched = (gang for gang in _homes(turn, node, echo.at) if gang.phase in WATCHED)
-    return any(turn.sight.gang(gang.id).suspected.keys() - {node} for gang in watched)
+    return any(turn.observed.gang(gang.id).suspected.keys() - {node} for gang in watched)

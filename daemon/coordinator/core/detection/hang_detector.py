@@ -7,10 +7,10 @@ has never declared a step, in no generation, is left alone: it may not use the l
 """
 
 from muster.daemon.coordinator.core.detection import failure_detector, progress_timeouts
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.gang_index import of_generation
 from muster.daemon.coordinator.core.state.observed_state import AGENT, Stall
-from muster.daemon.coordinator.core.state.turn import Ask, GangTurn
+from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
 
 SETTLE_S = 1.0
 """Steps that were made while an agent stood still are told within this after its answer."""
@@ -18,97 +18,101 @@ STACKS_S = 2.0
 """Agents write stacks within this; a fence waits no longer."""
 
 
-def watch(gt: GangTurn) -> bool:
+def watch(gang_turn: GangTurn) -> bool:
     """Look for a stall, ask all agents in one, end a generation that hangs. True: it was fenced."""
-    if gt.gang.hang is not None:
-        return _end(gt)
-    if not _may_stall(gt):
-        gt.seen.stall = None
+    if gang_turn.gang.hang is not None:
+        return _end(gang_turn)
+    if not _may_stall(gang_turn):
+        gang_turn.seen.stall = None
         return False
-    due = progress_timeouts.went_on_at(gt) + progress_timeouts.allowance_s(gt) * _strange(gt)
-    if gt.now < due:
-        gt.seen.stall = None
-        gt.turn.wake(due)
-    elif gt.seen.stall is None or not gt.seen.stall.unanswered <= gt.tally.present:
-        _ask_all(gt)  # anew where who was waited for has gone out: what the others said is old by then
-    elif _all_have_answered(gt, gt.seen.stall):
-        _found(gt)
+    due = progress_timeouts.went_on_at(gang_turn) + progress_timeouts.allowance_s(gang_turn) * _strange(gang_turn)
+    if gang_turn.now < due:
+        gang_turn.seen.stall = None
+        gang_turn.turn.wake(due)
+    elif gang_turn.seen.stall is None or not gang_turn.seen.stall.unanswered <= gang_turn.index.present:
+        _ask_all(gang_turn)  # anew where who was waited for has gone out: what the others said is old by then
+    elif _all_have_answered(gang_turn, gang_turn.seen.stall):
+        _found(gang_turn)
     return False
 
 
-def _may_stall(gt: GangTurn) -> bool:
+def _may_stall(gang_turn: GangTurn) -> bool:
     """Ranks that declare steps run, all of them, and nobody has said why there would be none."""
-    gang, tally = gt.gang, gt.tally
+    gang, index = gang_turn.gang, gang_turn.index
     known = gang.spec.hang_after_s > 0 and gang.stepped > 0 and gang.stop is None
-    return known and not tally.unattached and not tally.in_phase
+    return known and not index.unattached and not index.in_phase
 
 
-def _strange(gt: GangTurn) -> int:
+def _strange(gang_turn: GangTurn) -> int:
     """Some ranks have exited well: the others may have much left to do without a step, but they may wait for these."""
-    known = gt.seen.pace.median_s > 0  # else the wait is as long already
-    return progress_timeouts.STRANGE if gt.tally.done and known else 1
+    known = gang_turn.seen.pace.median_s > 0  # else the wait is as long already
+    return progress_timeouts.STRANGE if gang_turn.index.done and known else 1
 
 
-def _ask_all(gt: GangTurn) -> None:
+def _ask_all(gang_turn: GangTurn) -> None:
     """Probe every agent of the gang; whatever else comes from one is an answer as well."""
-    present = gt.tally.present
-    gt.seen.stall = Stall(gt.now, set(present))
+    present = gang_turn.index.present
+    gang_turn.seen.stall = Stall(gang_turn.now, set(present))
     for node in sorted(present):
-        gt.turn.sight.probes += 1
-        address = gt.gang.members[node].peer_address
-        gt.turn.outcome.asks.append(
-            Ask(gt.turn.sight.probes, gt.gang.id, node, (AGENT,), address, "", failure_detector.PROBE_S)
+        gang_turn.turn.observed.probes += 1
+        address = gang_turn.gang.members[node].peer_address
+        gang_turn.turn.outcome.asks.append(
+            ProbeRequest(
+                gang_turn.turn.observed.probes, gang_turn.gang.id, node, (AGENT,), address, "", failure_detector.PROBE_S
+            )
         )
-    gt.turn.wake(gt.now + failure_detector.PROBE_S)
+    gang_turn.turn.wake(gang_turn.now + failure_detector.PROBE_S)
 
 
-def _all_have_answered(gt: GangTurn, stall: Stall) -> bool:
+def _all_have_answered(gang_turn: GangTurn, stall: Stall) -> bool:
     """Each has, and has had the time to tell of a step. Who does not is asked after as anybody who falls silent."""
-    asked_after = gt.tally.present & gt.seen.suspected.keys()  # what came of these may be old, from a wire that was cut
+    asked_after = (
+        gang_turn.index.present & gang_turn.seen.suspected.keys()
+    )  # what came of these may be old, from a wire that was cut
     if stall.unanswered or asked_after:
-        gt.turn.wake(gt.now + SETTLE_S)
+        gang_turn.turn.wake(gang_turn.now + SETTLE_S)
         return False
-    stall.answered_at = stall.answered_at or gt.now
-    if gt.now < stall.answered_at + SETTLE_S:
-        gt.turn.wake(stall.answered_at + SETTLE_S)
+    stall.answered_at = stall.answered_at or gang_turn.now
+    if gang_turn.now < stall.answered_at + SETTLE_S:
+        gang_turn.turn.wake(stall.answered_at + SETTLE_S)
         return False
     return True
 
 
-def _found(gt: GangTurn) -> None:
-    since, node = progress_timeouts.went_on_at(gt), _held_up_by(gt)
-    words = f"hang: no rank has finished a step for {gt.now - since:.0f} s, and every agent answers"
+def _found(gang_turn: GangTurn) -> None:
+    since, node = progress_timeouts.went_on_at(gang_turn), _held_up_by(gang_turn)
+    words = f"hang: no rank has finished a step for {gang_turn.now - since:.0f} s, and every agent answers"
     if node:
         words += f"; the ranks on {node} are a step behind all others"
-    if gt.turn.limits.observe:
+    if gang_turn.turn.limits.observe:
         words += "; observe mode: the ranks would be restarted in place"
-    gt.turn.record(f.HangFound(gt.gang.id, gt.gang.generation, words, since, node))
-    gt.turn.wake(gt.now + STACKS_S)
+    gang_turn.turn.record(facts.HangFound(gang_turn.gang.id, gang_turn.gang.generation, words, since, node))
+    gang_turn.turn.wake(gang_turn.now + STACKS_S)
 
 
-def _held_up_by(gt: GangTurn) -> str:
+def _held_up_by(gang_turn: GangTurn) -> str:
     """The only node whose ranks are a step behind all others; empty where no single one is. It holds them all up."""
-    steps = {seat.node: _slowest(gt, seat.node) for seat in gt.gang.seats}
+    steps = {seat.node: _slowest(gang_turn, seat.node) for seat in gang_turn.gang.seats}
     least = min(steps.values())
     last = [node for node, step in steps.items() if step == least]
     return last[0] if len(last) == 1 < len(steps) else ""
 
 
-def _slowest(gt: GangTurn, node: str) -> int:
-    ranks = of_generation(gt.seen.status(node).ranks, gt.gang.generation)
+def _slowest(gang_turn: GangTurn, node: str) -> int:
+    ranks = of_generation(gang_turn.seen.status(node).ranks, gang_turn.gang.generation)
     return min((rank.step if rank.progressed else -1 for rank in ranks), default=-1)
 
 
-def _end(gt: GangTurn) -> bool:
+def _end(gang_turn: GangTurn) -> bool:
     """Fence the generation, once the stacks of its ranks are kept or have had their time."""
-    hang = gt.gang.hang
-    if hang is None or gt.turn.limits.observe:
+    hang = gang_turn.gang.hang
+    if hang is None or gang_turn.turn.limits.observe:
         return False
-    until = max(hang.at, gt.turn.sight.since) + STACKS_S
-    if gt.tally.unstacked and gt.now < until:
-        gt.turn.wake(until)
+    until = max(hang.at, gang_turn.turn.observed.since) + STACKS_S
+    if gang_turn.index.unstacked and gang_turn.now < until:
+        gang_turn.turn.wake(until)
         return False
     # Where agents miss each other, the network between them is as likely to hold the ranks up as the software.
-    hardware = bool(gt.tally.watchers)
-    failure_detector.fence(gt, hang.reason, hardware, suspected_at=hang.suspected_at, crashed_on=hang.node)
+    hardware = bool(gang_turn.index.watchers)
+    failure_detector.fence(gang_turn, hang.reason, hardware, suspected_at=hang.suspected_at, crashed_on=hang.node)
     return True

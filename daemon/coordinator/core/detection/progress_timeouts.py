@@ -26,49 +26,49 @@ TOLD_S = 1.0
 """A step that was made is told within this."""
 
 
-def stepped(gt: GangTurn) -> bool:
+def stepped(gang_turn: GangTurn) -> bool:
     """The running generation has finished a step."""
-    return gt.gang.stepped == gt.gang.generation
+    return gang_turn.gang.stepped == gang_turn.gang.generation
 
 
-def went_on_at(gt: GangTurn) -> float:
+def went_on_at(gang_turn: GangTurn) -> float:
     """When a rank last came further, or may have done so unseen."""
-    return max(gt.gang.started_at, gt.turn.sight.since, gt.seen.pace.went_on_at)
+    return max(gang_turn.gang.started_at, gang_turn.turn.observed.since, gang_turn.seen.pace.went_on_at)
 
 
-def allowance_s(gt: GangTurn) -> float:
+def allowance_s(gang_turn: GangTurn) -> float:
     """So many seconds may pass until the next step."""
-    gang, pace = gt.gang, gt.seen.pace
+    gang, pace = gang_turn.gang, gang_turn.seen.pace
     least = gang.spec.hang_after_s * (1 if pace.median_s else STRANGE)
-    first = 0.0 if stepped(gt) else FIRST_STEPS * gang.first_step_s
-    further = stepped(gt) and gt.seen.step > gang.reached
+    first = 0.0 if stepped(gang_turn) else FIRST_STEPS * gang.first_step_s
+    further = stepped(gang_turn) and gang_turn.seen.step > gang.reached
     patience = 1 if further else 2 ** min(gang.failures, DOUBLINGS)
     return float(patience * max(least, STEPS * pace.median_s, pace.longest_s, first))
 
 
-def moves(gt: GangTurn, member: Member) -> bool:
+def moves(gang_turn: GangTurn, member: Member) -> bool:
     """As far as can be told its ranks train on, also those of `member`, whom probes don't find lost.
     A step that takes longer than a round of probes may be under way. It is waited for, though not for ever."""
-    if gt.gang.phase not in (Phase.STARTING, Phase.RUNNING) or not stepped(gt):
+    if gang_turn.gang.phase not in (Phase.STARTING, Phase.RUNNING) or not stepped(gang_turn):
         return False
-    pace, moved_at = gt.seen.pace, max(gt.seen.moved_at, gt.turn.sight.since)
-    step_s = pace.median_s or max(pace.longest_s, gt.gang.first_step_s)
-    step_s = step_s or moved_at - gt.gang.started_at  # none was seen from its beginning, and none took longer
-    held_since = max(moved_at, gt.seen.suspected[member.node])
-    return gt.now - moved_at < 2 * step_s + TOLD_S and gt.now - held_since < HOLD_S
+    pace, moved_at = gang_turn.seen.pace, max(gang_turn.seen.moved_at, gang_turn.turn.observed.since)
+    step_s = pace.median_s or max(pace.longest_s, gang_turn.gang.first_step_s)
+    step_s = step_s or moved_at - gang_turn.gang.started_at  # none was seen from its beginning, and none took longer
+    held_since = max(moved_at, gang_turn.seen.suspected[member.node])
+    return gang_turn.now - moved_at < 2 * step_s + TOLD_S and gang_turn.now - held_since < HOLD_S
 
 
-def without_s(gt: GangTurn, member: Member) -> float:
+def without_s(gang_turn: GangTurn, member: Member) -> float:
     """So many seconds without a word of `member` and without a step show that the gang can't go on without it."""
-    gang, tally, pace = gt.gang, gt.tally, gt.seen.pace
-    if tally.in_phase - tally.unattached - gt.seen.suspected.keys():
+    gang, index, pace = gang_turn.gang, gang_turn.index, gang_turn.seen.pace
+    if index.in_phase - index.unattached - gang_turn.seen.suspected.keys():
         return inf  # others, who are in touch, say why there is no step
     if gang.phase is Phase.DRAINING:
-        return OUT_OF_TOUCH_S if member.node in tally.unwritten else inf
-    if gang.phase is Phase.STARTING or tally.done:
+        return OUT_OF_TOUCH_S if member.node in index.unwritten else inf
+    if gang.phase is Phase.STARTING or index.done:
         return OUT_OF_TOUCH_S
     # Where a script has never declared a step, or no other node carries ranks, many may be made unseen: the longest
     # wait has to do.
-    others = any(seat.node not in tally.unattached | {member.node} for seat in gang.seats)
-    known = others and pace.median_s > 0 and gang.stepped > 0 and member.node not in tally.in_phase
-    return max(OUT_OF_TOUCH_S * (1 if known else STRANGE), allowance_s(gt))
+    others = any(seat.node not in index.unattached | {member.node} for seat in gang.seats)
+    known = others and pace.median_s > 0 and gang.stepped > 0 and member.node not in index.in_phase
+    return max(OUT_OF_TOUCH_S * (1 if known else STRANGE), allowance_s(gang_turn))

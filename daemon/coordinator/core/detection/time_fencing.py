@@ -17,38 +17,38 @@ ACK_S = 0.05
 """How soon it is looked again whether all have carried out the newest order."""
 
 
-def passed_at(gt: GangTurn) -> float:
+def passed_at(gang_turn: GangTurn) -> float:
     """When the ranks of every node that left in silence have ended for certain.
 
     Such a node lets its ranks live for as long as a majority answers it. So all who may have answered it must know that
     it is out, and say when they last took it for a member.
     """
-    gang, tally = gt.gang, gt.tally
+    gang, index = gang_turn.gang, gang_turn.index
     left = gang.recoveries[-1].nodes_out if gang.recoveries else []  # who left earlier was waited for then
-    others = len(tally.present)
-    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gt, m, others)]
+    others = len(index.present)
+    silent = [m for node in left if (m := gang.members.get(node)) and not m.alive and not _ended(gang_turn, m, others)]
     if not silent:
         return 0.0
-    if tally.behind(gang, gt.seen):
-        return gt.now + ACK_S
-    if gt.now >= tally.quiet_at:  # what was reported since is looked at before anything starts
-        speakers = tally.said if tally.quiet_at else gt.seen.agents.keys()
-        quiet_at = max(_last_contact(gt, member.node, speakers) for member in silent) + SILENT_S + KILL_MARGIN_S
-        tally.quiet_at = max(tally.quiet_at, quiet_at)
-        tally.said.clear()
-    return tally.quiet_at
+    if index.behind(gang, gang_turn.seen):
+        return gang_turn.now + ACK_S
+    if gang_turn.now >= index.quiet_at:  # what was reported since is looked at before anything starts
+        speakers = index.said if index.quiet_at else gang_turn.seen.agents.keys()
+        quiet_at = max(_last_contact(gang_turn, member.node, speakers) for member in silent) + SILENT_S + KILL_MARGIN_S
+        index.quiet_at = max(index.quiet_at, quiet_at)
+        index.said.clear()
+    return index.quiet_at
 
 
-def _last_contact(gt: GangTurn, node: str, speakers: Iterable[str]) -> float:
+def _last_contact(gang_turn: GangTurn, node: str, speakers: Iterable[str]) -> float:
     """When any of these agents, or the coordinator, may last have answered `node`."""
     # Its ranks did not run before the generation did, and count the silence from their start on.
-    last = max(gt.turn.sight.heard_at(gt.gang.id, node), gt.gang.started_at)
-    for agent in [agent for name in speakers if (agent := gt.seen.agents.get(name))]:
+    last = max(gang_turn.turn.observed.heard_at(gang_turn.gang.id, node), gang_turn.gang.started_at)
+    for agent in [agent for name in speakers if (agent := gang_turn.seen.agents.get(name))]:
         ages = [said[node] for said in (agent.status.heard_s, agent.status.answered_s) if node in said]
         if ages and agent.node != node:
             last = max(last, agent.reported_at - min(ages))
     return last
 
 
-def _ended(gt: GangTurn, member: Member, others: int) -> bool:
-    return proven_ended(gt.seen.closed.get(member.node, set()), others)
+def _ended(gang_turn: GangTurn, member: Member, others: int) -> bool:
+    return proven_ended(gang_turn.seen.closed.get(member.node, set()), others)

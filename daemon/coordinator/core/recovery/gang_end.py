@@ -1,7 +1,7 @@
 """How a gang ends: by decision, by a user's cancel, or with its Slurm job; and how the job is seen out after it."""
 
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
@@ -26,44 +26,49 @@ JOB_ENDS_S = 15.0
 """A batch script leaves within seconds of the gang's end."""
 
 
-def outside_end(gt: GangTurn) -> bool:
+def outside_end(gang_turn: GangTurn) -> bool:
     """A user's cancel, or Slurm's own end of the job."""
-    state = gt.job_ended
-    if gt.seen.cancel:
-        end(gt, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gt.seen.cancel}")
-        gt.seen.cancel = ""
-    elif state and not _ended_before_the_requeue(gt, state) and not planned_stop.saves(gt):
-        end_as_slurm(gt, state)
-    return gt.gang.final or planned_stop.given_up(gt)
+    state = gang_turn.job_ended
+    if gang_turn.seen.cancel:
+        end(gang_turn, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gang_turn.seen.cancel}")
+        gang_turn.seen.cancel = ""
+    elif state and not _ended_before_the_requeue(gang_turn, state) and not planned_stop.saves(gang_turn):
+        end_as_slurm(gang_turn, state)
+    return gang_turn.gang.final or planned_stop.given_up(gang_turn)
 
 
-def _ended_before_the_requeue(gt: GangTurn, state: str) -> bool:
+def _ended_before_the_requeue(gang_turn: GangTurn, state: str) -> bool:
     """The end that Slurm tells of is that of the run which is being requeued."""
-    older = gt.seen.job_restarts <= gt.gang.restart_count
-    return gt.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
+    older = gang_turn.seen.job_restarts <= gang_turn.gang.restart_count
+    return gang_turn.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
 
 
-def end(gt: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
+def end(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
     """End the gang, and its job where its batch script can't."""
-    gang, job_ended = gt.gang, gt.job_ended
-    gt.turn.record(f.GangEnded(gang.id, phase, exit_code, reason))
-    shared_pool.close_all(gt, reason, joined=phase is Phase.CANCELLED)
+    gang, job_ended = gang_turn.gang, gang_turn.job_ended
+    gang_turn.turn.record(facts.GangEnded(gang.id, phase, exit_code, reason))
+    shared_pool.close_all(gang_turn, reason, joined=phase is Phase.CANCELLED)
     if job_ended:
-        gt.turn.record(f.JobOver(gang.id, job_ended))
+        gang_turn.turn.record(facts.JobOver(gang.id, job_ended))
         return
     if phase is Phase.CANCELLED:
-        gt.turn.owe("cancel", gang.id, gang.job, f"muster: {reason}")
+        gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: {reason}")
         return
     if exit_code == EXIT_NO_REQUEUE:
-        gt.turn.owe("requeue_off", gang.id, gang.job, f"muster: {reason}")
+        gang_turn.turn.owe("requeue_off", gang.id, gang.job, f"muster: {reason}")
     if batch_host_dead(gang):
-        gt.turn.owe("complete", gang.id, gang.job, f"muster: {reason}", exit_code=exit_code)
+        gang_turn.turn.owe("complete", gang.id, gang.job, f"muster: {reason}", exit_code=exit_code)
 
 
-def end_as_slurm(gt: GangTurn, state: str) -> None:
+def end_as_slurm(gang_turn: GangTurn, state: str) -> None:
     """End the gang as Slurm has ended its job."""
     phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
-    end(gt, phase, EXIT_CANCELLED if phase is Phase.CANCELLED else 1, f"Slurm ended job {gt.gang.job}: {state}")
+    end(
+        gang_turn,
+        phase,
+        EXIT_CANCELLED if phase is Phase.CANCELLED else 1,
+        f"Slurm ended job {gang_turn.gang.job}: {state}",
+    )
 
 
 def batch_host_dead(gang: Gang) -> bool:
@@ -73,19 +78,19 @@ def batch_host_dead(gang: Gang) -> bool:
     return host is None or left or host.gone
 
 
-def see_job_out(gt: GangTurn) -> None:
+def see_job_out(gang_turn: GangTurn) -> None:
     """A final gang's job ends with its batch script; where that does not happen, its host has died unseen."""
-    gang = gt.gang
-    if gt.seen.cancel and not gang.job_over:
-        gt.turn.owe("cancel", gang.id, gang.job, f"muster: cancelled by {gt.seen.cancel}")
-        gt.seen.cancel = ""
+    gang = gang_turn.gang
+    if gang_turn.seen.cancel and not gang.job_over:
+        gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: cancelled by {gang_turn.seen.cancel}")
+        gang_turn.seen.cancel = ""
     over = gang.job_over or gang.completed or gang.phase is Phase.CANCELLED
     if over and not gang.pool:
         return
-    if gt.now - gang.phase_at < JOB_ENDS_S:
-        gt.turn.wake(gang.phase_at + JOB_ENDS_S)
+    if gang_turn.now - gang.phase_at < JOB_ENDS_S:
+        gang_turn.turn.wake(gang.phase_at + JOB_ENDS_S)
         return
-    shared_pool.close_all(gt, gang.reason, joined=True)
+    shared_pool.close_all(gang_turn, gang.reason, joined=True)
     if not over:
         words = f"muster: {gang.reason}"
-        gt.turn.owe("complete", gang.id, gang.job, words, exit_code=gang.exit_code)
+        gang_turn.turn.owe("complete", gang.id, gang.job, words, exit_code=gang.exit_code)

@@ -4,8 +4,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import completion, gang_end, requeueing
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state import placement
+from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
@@ -28,154 +27,167 @@ LOOK_S = 1.0
 """So often it is looked who is silent, while a complete set of nodes waits."""
 
 
-def look_for_job(gt: GangTurn) -> None:
+def look_for_job(gang_turn: GangTurn) -> None:
     """Where Slurm has started the job, its agents are expected from now on, though none may ever come."""
-    gang = gt.gang
-    if gt.seen.granted is None:
+    gang = gang_turn.gang
+    if gang_turn.seen.granted is None:
         return
-    restarts, _ = gt.seen.granted
+    restarts, _ = gang_turn.seen.granted
     if gang.phase is Phase.SUBMITTED:
-        begin(gt, gang.job, max(restarts, gang.restart_count))
+        begin(gang_turn, gang.job, max(restarts, gang.restart_count))
     elif restarts <= gang.restart_count:
         return  # it is the run before that Slurm tells of
-    elif gt.now < gang.phase_at + LEAVE_S:
-        gt.turn.wake(gang.phase_at + LEAVE_S)
+    elif gang_turn.now < gang.phase_at + LEAVE_S:
+        gang_turn.turn.wake(gang.phase_at + LEAVE_S)
     else:
-        begin(gt, gang.job, restarts)
+        begin(gang_turn, gang.job, restarts)
 
 
-def begin(gt: GangTurn, job: int, restarts: int) -> None:
+def begin(gang_turn: GangTurn, job: int, restarts: int) -> None:
     """Slurm has started the job: its agents may attach."""
-    gang, seen = gt.gang, gt.seen
+    gang, seen = gang_turn.gang, gang_turn.seen
     if (job, restarts) != (gang.job, gang.restart_count):
-        gt.turn.record(f.JobRestarted(gang.id, job, restarts))
+        gang_turn.turn.record(facts.JobRestarted(gang.id, job, restarts))
         if seen.job_nodes and seen.job_restarts == restarts:
-            gt.turn.record(f.JobChanged(gang.id, seen.job_nodes))  # Slurm told of them before anybody attached
-    gt.turn.record(f.PhaseChanged(gang.id, Phase.GATHERING, ""))
+            gang_turn.turn.record(
+                facts.JobChanged(gang.id, seen.job_nodes)
+            )  # Slurm told of them before anybody attached
+    gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.GATHERING, ""))
     seen.came_at = 0.0
 
 
-def gather(gt: GangTurn) -> None:
+def gather(gang_turn: GangTurn) -> None:
     """Start the gang once all have attached whom it waits for; see that it does not wait in vain."""
-    gang, spec = gt.gang, gt.gang.spec
+    gang, spec = gang_turn.gang, gang_turn.gang.spec
     if gang.stop is not None:
-        completion.leave(gt)
+        completion.leave(gang_turn)
         return
-    here = len(gt.tally.here)
-    if gt.seen.queued and not here:
+    here = len(gang_turn.index.here)
+    if gang_turn.seen.queued and not here:
         return  # Slurm has gone back on its word, and will start it yet
-    since = _since(gt)
-    waited = gt.now - since
-    if _never_enough(gt):
-        requeueing.no_nodes(gt, requeueing.few_words(gt))
-    elif here < spec.nodes and gang.in_vain < IN_VAIN and _launcher_lost(gt):
-        requeueing.no_nodes(gt, f"{here} of {spec.nodes} nodes are here, and their batch script is heard no more")
-    elif here >= _awaited_nodes(gt, waited):
-        _call_roll(gt)
+    since = _since(gang_turn)
+    waited = gang_turn.now - since
+    if _never_enough(gang_turn):
+        requeueing.no_nodes(gang_turn, requeueing.few_words(gang_turn))
+    elif here < spec.nodes and gang.in_vain < IN_VAIN and _launcher_lost(gang_turn):
+        requeueing.no_nodes(
+            gang_turn, f"{here} of {spec.nodes} nodes are here, and their batch script is heard no more"
+        )
+    elif here >= _awaited_nodes(gang_turn, waited):
+        _call_roll(gang_turn)
     elif waited > spec.gather_timeout_s:
-        _give_up(gt)
+        _give_up(gang_turn)
     else:
         complete = here >= spec.nodes
-        gt.turn.wake(gt.now + LOOK_S if complete else since + spec.gather_timeout_s)
+        gang_turn.turn.wake(gang_turn.now + LOOK_S if complete else since + spec.gather_timeout_s)
 
 
-def _since(gt: GangTurn) -> float:
+def _since(gang_turn: GangTurn) -> float:
     """The nodes have their time from the first of them on, for Slurm may take long to start that one; and after a
     coordinator's restart every agent has to attach anew."""
-    _, granted_at = gt.seen.granted or (0, 0.0)
-    return max(gt.gang.phase_at, granted_at, gt.seen.came_at, gt.turn.sight.since)
+    _, granted_at = gang_turn.seen.granted or (0, 0.0)
+    return max(gang_turn.gang.phase_at, granted_at, gang_turn.seen.came_at, gang_turn.turn.observed.since)
 
 
-def _give_up(gt: GangTurn) -> None:
+def _give_up(gang_turn: GangTurn) -> None:
     """The nodes have had their time. What another start of the job may mend goes back into the queue."""
-    gang, dead = gt.gang, requeueing.dead(gt)
-    why = _may_mend(gt, dead)
-    if why and gang.spec.requeue and not gt.turn.limits.observe:
-        requeueing.requeue(gt, why, dead)
+    gang, dead = gang_turn.gang, requeueing.dead(gang_turn)
+    why = _may_mend(gang_turn, dead)
+    if why and gang.spec.requeue and not gang_turn.turn.limits.observe:
+        requeueing.requeue(gang_turn, why, dead)
     else:
-        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, _missing(gang, gt.tally.here))
+        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, _missing(gang, gang_turn.index.here))
 
 
-def _may_mend(gt: GangTurn, dead: list[str]) -> str:
+def _may_mend(gang_turn: GangTurn, dead: list[str]) -> str:
     """What has happened to those who have not come, where they may come next time; else empty."""
-    gang = gt.gang
-    gone = [member.node for member in gang.present() if not gt.seen.attached(member.node)]
+    gang = gang_turn.gang
+    gone = [member.node for member in gang.present() if not gang_turn.seen.attached(member.node)]
     if dead:
         return f"neither agent nor daemon is heard of {', '.join(dead)}"
     if gang.in_vain >= IN_VAIN:
         return ""
     if gone:
         return f"the agents on {', '.join(gone)} have ended, and none were started anew"
-    heard_at = _batch_heard_at(gt)
-    if heard_at is None or gt.now - heard_at > ASKS_S:
-        few = f"{len(gt.tally.here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s"
+    heard_at = _batch_heard_at(gang_turn)
+    if heard_at is None or gang_turn.now - heard_at > ASKS_S:
+        few = (
+            f"{len(gang_turn.index.here)} of {gang.spec.nodes} nodes attached within {gang.spec.gather_timeout_s:.0f} s"
+        )
         return f"{few}, and nothing is heard of the job's batch script"
     return ""
 
 
-def _awaited_nodes(gt: GangTurn, waited: float) -> int:
+def _awaited_nodes(gang_turn: GangTurn, waited: float) -> int:
     """So many nodes start the gang after `waited` seconds."""
-    spec = gt.gang.spec
-    if waited > spec.gather_timeout_s and not gt.turn.limits.observe:
+    spec = gang_turn.gang.spec
+    if waited > spec.gather_timeout_s and not gang_turn.turn.limits.observe:
         return spec.fewest
-    long = LAUNCH_S if _srun_waits(gt) else SPARE_WAIT_S
-    in_time = waited <= min(long, spec.gather_timeout_s) or not gt.seen.came_at
+    long = LAUNCH_S if _srun_waits(gang_turn) else SPARE_WAIT_S
+    in_time = waited <= min(long, spec.gather_timeout_s) or not gang_turn.seen.came_at
     return spec.nodes + spec.spares if in_time else spec.nodes
 
 
-def _srun_waits(gt: GangTurn) -> bool:
+def _srun_waits(gang_turn: GangTurn) -> bool:
     """A node hangs that srun still tries to reach, whatever Slurm makes of the node meanwhile. When srun gives up, it
     ends all agents that it has started. They come back without that node; what had begun meanwhile would be lost."""
-    seen, since = gt.seen, gt.gang.phase_at
-    if requeueing.dead(gt):
-        seen.dead_at = gt.now
+    seen, since = gang_turn.seen, gang_turn.gang.phase_at
+    if requeueing.dead(gang_turn):
+        seen.dead_at = gang_turn.now
     return seen.dead_at > since > seen.launched_at
 
 
-def _never_enough(gt: GangTurn) -> bool:
+def _never_enough(gang_turn: GangTurn) -> bool:
     """Of the job's nodes too few are in service: Slurm, or their hardware, has taken the others."""
-    gang, out = gt.gang, gt.turn.tallies.out
+    gang, out = gang_turn.gang, gang_turn.turn.index.out
     nodes = gang.job_nodes
     if not nodes or len(nodes) - len(out) >= gang.spec.fewest:
         return False
-    bad, since = [node for node in nodes if node in out], max(gang.phase_at, gt.turn.sight.since)
-    if gt.now < since + REPAIRED_S:  # Slurm starts nothing on a bad node: its repair may not have been seen yet
-        bad = [node for node in bad if gt.turn.ledger.node(node).judged_at >= since]
-        gt.turn.wake(since + REPAIRED_S)
+    bad, since = [node for node in nodes if node in out], max(gang.phase_at, gang_turn.turn.observed.since)
+    if gang_turn.now < since + REPAIRED_S:  # Slurm starts nothing on a bad node: its repair may not have been seen yet
+        bad = [node for node in bad if gang_turn.turn.state.node(node).judged_at >= since]
+        gang_turn.turn.wake(since + REPAIRED_S)
     return len(nodes) - len(bad) < gang.spec.fewest
 
 
-def _launcher_lost(gt: GangTurn) -> bool:
+def _launcher_lost(gang_turn: GangTurn) -> bool:
     """The batch script is heard no more, and so srun has died as well: no agent will come that is not on its way."""
-    gang, heard_at, host, since = gt.gang, _batch_heard_at(gt), gt.gang.batch_host, _since(gt)
-    if not gang.spec.requeue or gt.turn.limits.observe:
+    gang, heard_at, host, since = (
+        gang_turn.gang,
+        _batch_heard_at(gang_turn),
+        gang_turn.gang.batch_host,
+        _since(gang_turn),
+    )
+    if not gang.spec.requeue or gang_turn.turn.limits.observe:
         return False  # nothing is gained by an early end
     if heard_at is None and host is None:
-        gt.turn.wake(gt.now + BATCH_S)  # it may not have begun
+        gang_turn.turn.wake(gang_turn.now + BATCH_S)  # it may not have begun
         return False
-    if host is not None and gt.seen.attached(host.node):
-        silent_at = gt.turn.sight.heard_at(gang.id, host.node) + failure_detector.LEASE_S
-        if gt.now < silent_at:  # it has not died with its host, and by itself it would have ended the job
-            gt.turn.wake(silent_at)
+    if host is not None and gang_turn.seen.attached(host.node):
+        silent_at = gang_turn.turn.observed.heard_at(gang.id, host.node) + failure_detector.LEASE_S
+        if gang_turn.now < silent_at:  # it has not died with its host, and by itself it would have ended the job
+            gang_turn.turn.wake(silent_at)
             return False
-    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gt.seen.attached_at, since) + SPARE_WAIT_S)
-    if gt.now >= lost_at and requeueing.most_silent(gt):
-        lost_at = gt.now + BATCH_S  # the coordinator may be who is cut off
-    gt.turn.wake(lost_at)
-    return gt.now >= lost_at
+    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, max(gang_turn.seen.attached_at, since) + SPARE_WAIT_S)
+    if gang_turn.now >= lost_at and requeueing.most_silent(gang_turn):
+        lost_at = gang_turn.now + BATCH_S  # the coordinator may be who is cut off
+    gang_turn.turn.wake(lost_at)
+    return gang_turn.now >= lost_at
 
 
-def _batch_heard_at(gt: GangTurn) -> float | None:
+def _batch_heard_at(gang_turn: GangTurn) -> float | None:
     """When the batch process of this run of the job was last heard; None: it never was."""
-    batch = gt.seen.batch
-    return batch.heard_at if batch is not None and batch.is_of(gt.gang.job, gt.gang.restart_count) else None
+    batch = gang_turn.seen.batch
+    return (
+        batch.heard_at if batch is not None and batch.is_of(gang_turn.gang.job, gang_turn.gang.restart_count) else None
+    )
 
 
-def _call_roll(gt: GangTurn) -> None:
+def _call_roll(gang_turn: GangTurn) -> None:
     """Enough have attached: make sure that no rank of an earlier run is left, and have the store opened."""
-    gang, here = gt.gang, [gt.gang.members[node] for node in gt.tally.here]
+    gang, here = gang_turn.gang, [gang_turn.gang.members[node] for node in gang_turn.index.here]
     store = placement.first_seats(here, gang.spec.nodes)[0]
-    gt.turn.record(f.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gt.now))
+    gang_turn.turn.record(facts.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gang_turn.now))
 
 
 def _missing(gang: Gang, here: Collection[str]) -> str:

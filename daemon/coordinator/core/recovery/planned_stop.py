@@ -7,7 +7,7 @@ already, whose processes live on for a while (KillWait, 30 s by default).
 
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import flushing, shared_pool
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -19,88 +19,88 @@ NOT_SAVED = frozenset({"CANCELLED", "GONE"})
 """Ends after which nobody wants the state."""
 
 
-def plan(gt: GangTurn) -> None:
+def plan(gang_turn: GangTurn) -> None:
     """Plan a stop where there is reason to."""
-    gang = gt.gang
+    gang = gang_turn.gang
     if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
         return
-    if reason := _taken(gt):
+    if reason := _taken(gang_turn):
         # Slurm has decided what follows: where it has ended the job, the gang ends as the job did.
-        gt.turn.record(f.StopPlanned(gang.id, reason, Phase.REQUEUED))
-    elif 2 * len(gt.tally.noticed) > len(gt.tally.present):
-        words = gt.seen.status(min(gt.tally.noticed)).notice
-        limit_at = _limit_at(gt)
-        limit = limit_at is not None and gt.now >= limit_at - LIMIT_MARGIN_S
-        gt.turn.record(
-            f.StopPlanned(gang.id, words, _after(gang.spec.requeue_at_limit if limit else gang.spec.requeue))
+        gang_turn.turn.record(facts.StopPlanned(gang.id, reason, Phase.REQUEUED))
+    elif 2 * len(gang_turn.index.noticed) > len(gang_turn.index.present):
+        words = gang_turn.seen.status(min(gang_turn.index.noticed)).notice
+        limit_at = _limit_at(gang_turn)
+        limit = limit_at is not None and gang_turn.now >= limit_at - LIMIT_MARGIN_S
+        gang_turn.turn.record(
+            facts.StopPlanned(gang.id, words, _after(gang.spec.requeue_at_limit if limit else gang.spec.requeue))
         )
-    elif reason := _limit(gt):
-        gt.turn.record(f.StopPlanned(gang.id, reason, _after(gang.spec.requeue_at_limit)))
+    elif reason := _limit(gang_turn):
+        gang_turn.turn.record(facts.StopPlanned(gang.id, reason, _after(gang.spec.requeue_at_limit)))
 
 
 def _after(requeue: bool) -> Phase:
     return Phase.REQUEUED if requeue else Phase.FAILED
 
 
-def _taken(gt: GangTurn) -> str:
+def _taken(gang_turn: GangTurn) -> str:
     """What Slurm has done to the job already, in words."""
-    if gt.job_ended:
-        return f"Slurm ends job {gt.gang.job}: {gt.job_ended}"
-    if gt.requeued:
+    if gang_turn.job_ended:
+        return f"Slurm ends job {gang_turn.gang.job}: {gang_turn.job_ended}"
+    if gang_turn.requeued:
         return "Slurm has put the job back into the queue"
     return ""
 
 
-def _limit(gt: GangTurn) -> str:
+def _limit(gang_turn: GangTurn) -> str:
     """Why the job's time limit asks for a stop now; empty where it does not yet."""
-    spec, limit_at = gt.gang.spec, _limit_at(gt)
+    spec, limit_at = gang_turn.gang.spec, _limit_at(gang_turn)
     if limit_at is None or not spec.stop_before_s:
         return ""
-    ahead = min(spec.stop_before_s, gt.seen.limit_s / 4)  # of a short job most is left for training
-    if gt.now < limit_at - ahead:
-        gt.turn.wake(limit_at - ahead)
+    ahead = min(spec.stop_before_s, gang_turn.seen.limit_s / 4)  # of a short job most is left for training
+    if gang_turn.now < limit_at - ahead:
+        gang_turn.turn.wake(limit_at - ahead)
         return ""
-    return f"the time limit of job {gt.gang.job} is {max(0.0, limit_at - gt.now):.0f} s away"
+    return f"the time limit of job {gang_turn.gang.job} is {max(0.0, limit_at - gang_turn.now):.0f} s away"
 
 
-def _limit_at(gt: GangTurn) -> float | None:
+def _limit_at(gang_turn: GangTurn) -> float | None:
     """When the time limit of this run of the job ends it. What Slurm last said may be about the run before."""
-    return gt.seen.limit_at if gt.seen.job_restarts == gt.gang.restart_count else None
+    return gang_turn.seen.limit_at if gang_turn.seen.job_restarts == gang_turn.gang.restart_count else None
 
 
-def given_up(gt: GangTurn) -> bool:
+def given_up(gang_turn: GangTurn) -> bool:
     """Slurm has taken the job, and nobody is left who could save anything. True: the gang has moved on."""
-    gang = gt.gang
-    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gt.requeued or _can_save(gt):
+    gang = gang_turn.gang
+    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gang_turn.requeued or _can_save(gang_turn):
         return False
     words = "Slurm has put the job back into the queue"
-    shared_pool.close_all(gt, words, joined=True)
-    gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, words))
+    shared_pool.close_all(gang_turn, words, joined=True)
+    gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, words))
     return True
 
 
-def saves(gt: GangTurn) -> bool:
+def saves(gang_turn: GangTurn) -> bool:
     """Slurm has ended the job, and there are agents left that can save what their ranks have kept."""
-    return _can_save(gt) and gt.job_ended not in NOT_SAVED
+    return _can_save(gang_turn) and gang_turn.job_ended not in NOT_SAVED
 
 
-def _can_save(gt: GangTurn) -> bool:
-    if gt.gang.phase is Phase.STARTING and flushing.unsaved(gt) is None:
+def _can_save(gang_turn: GangTurn) -> bool:
+    if gang_turn.gang.phase is Phase.STARTING and flushing.unsaved(gang_turn) is None:
         return False  # its ranks have done nothing yet
-    if gt.gang.phase not in ACTIVE | {Phase.DRAINING}:
+    if gang_turn.gang.phase not in ACTIVE | {Phase.DRAINING}:
         return False
     # An agent that is out of touch for a moment is asked after, and given up when it is known to have ended.
-    return bool(gt.tally.present) or flushing.unsaved(gt) is not None  # who is out can write as well
+    return bool(gang_turn.index.present) or flushing.unsaved(gang_turn) is not None  # who is out can write as well
 
 
-def overdue(gt: GangTurn) -> bool:
+def overdue(gang_turn: GangTurn) -> bool:
     """The ranks had their time to stop. True: they are ended now."""
-    stop = gt.gang.stop
+    stop = gang_turn.gang.stop
     if stop is None:
         return False
-    if gt.now < stop.at + STOP_S:
-        gt.turn.wake(stop.at + STOP_S)
+    if gang_turn.now < stop.at + STOP_S:
+        gang_turn.turn.wake(stop.at + STOP_S)
         return False
     words = f"{stop.reason}; the ranks have not stopped within {STOP_S:.0f} s"
-    failure_detector.fence(gt, words, hardware=True, suspected_at=gt.now)
+    failure_detector.fence(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True

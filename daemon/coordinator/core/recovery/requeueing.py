@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -12,83 +12,89 @@ EXCLUDED_S = 600.0
 """A node that is in service, and that a job was requeued without, is left out of it for so long."""
 
 
-def no_nodes(gt: GangTurn, why: str) -> None:
+def no_nodes(gang_turn: GangTurn, why: str) -> None:
     """Requeue the gang, or end it where it may not be. `why`: unless nodes are known to be bad."""
-    gang = gt.gang
-    lost = ", ".join(sorted(_bad(gt)))
+    gang = gang_turn.gang
+    lost = ", ".join(sorted(_bad(gang_turn)))
     words = f"no spare is left for {lost}" if lost else why
-    if gt.turn.limits.observe:
-        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued")
+    if gang_turn.turn.limits.observe:
+        gang_end.end(
+            gang_turn, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued"
+        )
         return
     if not gang.spec.requeue:
-        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_NO_NODES, f"{words}, and the job may not be requeued")
+        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, f"{words}, and the job may not be requeued")
         return
     reason = f"{words}: requeue"
-    if gang.phase is Phase.RECOVERING and flushing.begin(gt, reason, Phase.REQUEUED):
+    if gang.phase is Phase.RECOVERING and flushing.begin(gang_turn, reason, Phase.REQUEUED):
         return
-    requeue(gt, reason, dead(gt))
+    requeue(gang_turn, reason, dead(gang_turn))
 
 
-def few_words(gt: GangTurn) -> str:
+def few_words(gang_turn: GangTurn) -> str:
     """Why there are too few nodes, in words."""
-    gone = [member for member in gt.gang.members.values() if member.out]
+    gone = [member for member in gang_turn.gang.members.values() if member.out]
     if not gone:
-        return f"{len(gt.gang.job_nodes)} nodes are left in the job"
-    return f"{len(gone)} of {len(gt.gang.members)} agents are gone ({gone[0].out})"
+        return f"{len(gang_turn.gang.job_nodes)} nodes are left in the job"
+    return f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].out})"
 
 
-def requeue(gt: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
+def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
     """Have Slurm put the job back into its queue, without the nodes that are bad, or that are `dead`."""
-    gang, unfit = gt.gang, gt.turn.tallies.out
-    bad = _bad(gt) | (set() if most_silent(gt) else set(dead))
-    if not gt.requeued:
+    gang, unfit = gang_turn.gang, gang_turn.turn.index.out
+    bad = _bad(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
+    if not gang_turn.requeued:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
-        gt.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
-    shared_pool.close_all(gt, reason, joined=True)
-    gt.turn.record(f.PhaseChanged(gang.id, Phase.REQUEUED, reason))
+        gang_turn.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
+    shared_pool.close_all(gang_turn, reason, joined=True)
+    gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, reason))
 
 
-def _bad(gt: GangTurn) -> set[str]:
+def _bad(gang_turn: GangTurn) -> set[str]:
     """Nodes of this run of the job that it shall not start on again."""
-    gang, unfit = gt.gang, gt.turn.tallies.out
+    gang, unfit = gang_turn.gang, gang_turn.turn.index.out
     left = {member.node for member in gang.members.values() if member.out}
     if 2 * len(left - unfit) > len(gang.members):
         left &= unfit  # most agents are gone from nodes that nothing is known against: it was what they share
     return left | (set(gang.job_nodes) & unfit)
 
 
-def dead(gt: GangTurn) -> list[str]:
+def dead(gang_turn: GangTurn) -> list[str]:
     """The job's nodes that have not attached and whose daemons, which were known, are silent."""
-    return [node for node in gt.gang.job_nodes if node not in gt.tally.here and _silent(gt, node)]
+    return [node for node in gang_turn.gang.job_nodes if node not in gang_turn.index.here and _silent(gang_turn, node)]
 
 
-def most_silent(gt: GangTurn) -> bool:
+def most_silent(gang_turn: GangTurn) -> bool:
     """So many of the job's nodes are silent that it is what they share, or the coordinator's own network."""
-    nodes = gt.gang.job_nodes
-    return 2 * sum(_silent(gt, node) for node in nodes) > len(nodes)
+    nodes = gang_turn.gang.job_nodes
+    return 2 * sum(_silent(gang_turn, node) for node in nodes) > len(nodes)
 
 
-def _silent(gt: GangTurn, node: str) -> bool:
-    known = node in gt.turn.ledger.nodes and bool(gt.turn.ledger.node(node).probe_address)
-    return known and gt.now - max(gt.turn.sight.since, gt.turn.sight.node(node).heard_at) > failure_detector.LEASE_S
+def _silent(gang_turn: GangTurn, node: str) -> bool:
+    known = node in gang_turn.turn.state.nodes and bool(gang_turn.turn.state.node(node).probe_address)
+    return (
+        known
+        and gang_turn.now - max(gang_turn.turn.observed.since, gang_turn.turn.observed.node(node).heard_at)
+        > failure_detector.LEASE_S
+    )
 
 
-def admit(gt: GangTurn) -> None:
+def admit(gang_turn: GangTurn) -> None:
     """A job that waits may start on nodes again that were put back into service, and after a while on those that never
     were out of it: else it could wait for ever."""
-    gang = gt.gang
+    gang = gang_turn.gang
     if not gang.excluded:
         return
-    waited = gt.now - gang.phase_at
+    waited = gang_turn.now - gang.phase_at
     back = []
-    for node in (gt.turn.ledger.node(name) for name in gang.excluded if name not in gang.admitted):
-        in_service = node.name not in gt.turn.tallies.out
+    for node in (gang_turn.turn.state.node(name) for name in gang.excluded if name not in gang.admitted):
+        in_service = node.name not in gang_turn.turn.index.out
         repaired = node.verdict is Verdict.FIT and node.judged_at > gang.phase_at
         if in_service and (repaired or waited >= EXCLUDED_S):
             back.append(node.name)
     if back:
         words = "muster: in service"
-        gt.turn.owe("admit", gang.id, gang.job, words, admit=tuple(back))
+        gang_turn.turn.owe("admit", gang.id, gang.job, words, admit=tuple(back))
     elif waited < EXCLUDED_S:
-        gt.turn.wake(gang.phase_at + EXCLUDED_S)
+        gang_turn.turn.wake(gang.phase_at + EXCLUDED_S)

@@ -5,29 +5,29 @@ the request, its status says what Slurm answered, and the agent on the new node 
 Nobody waits for long: what has not started in time is cancelled, and the next rung of the ladder is taken.
 """
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member, PoolRequest
 from muster.daemon.coordinator.core.state.state_tables import FENCING
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
-def awaited(gt: GangTurn) -> bool:
+def awaited(gang_turn: GangTurn) -> bool:
     """Nodes of the pool are on their way into the seats that nobody can take; asks for them where that is still due."""
-    gang, terms = gt.gang, gt.turn.limits.pool
-    missing = (len(gang.seats) or gang.spec.nodes) - len(gt.usable())
-    if missing <= 0 or not terms.options or gt.turn.limits.observe:
+    gang, terms = gang_turn.gang, gang_turn.turn.limits.pool
+    missing = (len(gang.seats) or gang.spec.nodes) - len(gang_turn.usable())
+    if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:
         return False
-    until = gang.pool_since + terms.wait_s if gang.pool_since else gt.now + terms.wait_s
-    if gt.now >= until:
+    until = gang.pool_since + terms.wait_s if gang.pool_since else gang_turn.now + terms.wait_s
+    if gang_turn.now >= until:
         for request in _waiting(gang):
-            close(gt, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
+            close(gang_turn, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
         return False
-    gt.turn.wake(until)
+    gang_turn.turn.wake(until)
     room = gang.spec.pool_nodes - len(_joined(gang))
     if room < missing and gang.spec.fewest == gang.spec.nodes:
         return False  # too few would come
     more = 0 if gang.pool_refused else min(room, missing) - len(_waiting(gang))
-    return (more > 0 and _ask(gt, more)) or bool(_waiting(gang))
+    return (more > 0 and _ask(gang_turn, more)) or bool(_waiting(gang))
 
 
 def _waiting(gang: Gang) -> list[PoolRequest]:
@@ -40,71 +40,71 @@ def _joined(gang: Gang) -> list[Member]:
     return [member for member in gang.present() if member.job != gang.job]
 
 
-def _ask(gt: GangTurn, count: int) -> bool:
+def _ask(gang_turn: GangTurn, count: int) -> bool:
     """Ask for `count` nodes. True: that is done, or can be as soon as it is known who lives."""
-    gang = gt.gang
-    own = [m.node for m in gt.usable() if m.job == gang.job and gt.seen.attached(m.node)]
-    able = [node for node in own if node not in gt.seen.suspected]
+    gang = gang_turn.gang
+    own = [m.node for m in gang_turn.usable() if m.job == gang.job and gang_turn.seen.attached(m.node)]
+    able = [node for node in own if node not in gang_turn.seen.suspected]
     for _ in range(count if able else 0):
-        options = (*gt.turn.limits.pool.options, *_rejected(gt))
-        gt.turn.record(f.PoolAsked(gang.id, gang.pool_serial + 1, able[0], options))
+        options = (*gang_turn.turn.limits.pool.options, *_rejected(gang_turn))
+        gang_turn.turn.record(facts.PoolAsked(gang.id, gang.pool_serial + 1, able[0], options))
     return bool(own)
 
 
-def _rejected(gt: GangTurn) -> list[str]:
+def _rejected(gang_turn: GangTurn) -> list[str]:
     """The option that keeps nodes away which this gang has given up, though nothing is held against them."""
-    gang, ledger = gt.gang, gt.turn.ledger
-    out = [ledger.node(m.node) for m in gang.members.values() if m.out and not gt.unfit(m.node)]
+    gang, state = gang_turn.gang, gang_turn.turn.state
+    out = [state.node(m.node) for m in gang.members.values() if m.out and not gang_turn.unfit(m.node)]
     names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # others were repaired since
     return [f"--exclude={','.join(names)}"] if names else []
 
 
-def tend(gt: GangTurn) -> None:
+def tend(gang_turn: GangTurn) -> None:
     """Follow what became of each request."""
-    gang = gt.gang
+    gang = gang_turn.gang
     for request in [*gang.pool.values()]:
         if request.node:
             member = gang.members.get(request.node)
             if member is None or member.job != request.job or member.gone:
-                close(gt, request, member.out if member else "the job was started again")
+                close(gang_turn, request, member.out if member else "the job was started again")
             continue
         if not request.job:
-            _hear(gt, request)
+            _hear(gang_turn, request)
         if gang.phase not in FENCING and request.serial in gang.pool:
-            close(gt, request, "it is wanted no more")
+            close(gang_turn, request, "it is wanted no more")
 
 
-def _hear(gt: GangTurn, request: PoolRequest) -> None:
+def _hear(gang_turn: GangTurn, request: PoolRequest) -> None:
     """What Slurm has answered to the agent that asked."""
-    asker = gt.gang.members.get(request.via)
-    answer = next((a for a in gt.seen.status(request.via).pool if a.serial == request.serial), None)
+    asker = gang_turn.gang.members.get(request.via)
+    answer = next((a for a in gang_turn.seen.status(request.via).pool if a.serial == request.serial), None)
     if answer is not None and answer.error:
-        close(gt, request, answer.error, refused=True)
+        close(gang_turn, request, answer.error, refused=True)
     elif answer is not None:
-        gt.turn.record(f.PoolQueued(gt.gang.id, request.serial, answer.job))
+        gang_turn.turn.record(facts.PoolQueued(gang_turn.gang.id, request.serial, answer.job))
     elif asker is None or asker.out:
-        close(gt, request, f"{request.via}, which was to ask, is out")
+        close(gang_turn, request, f"{request.via}, which was to ask, is out")
 
 
-def let_go(gt: GangTurn, member: Member) -> None:
+def let_go(gang_turn: GangTurn, member: Member) -> None:
     """The member carries no ranks again, and lives: its small job ends."""
-    for request in [*gt.gang.pool.values()]:
+    for request in [*gang_turn.gang.pool.values()]:
         if request.job == member.job:
-            close(gt, request, member.out)
+            close(gang_turn, request, member.out)
 
 
-def close_all(gt: GangTurn, reason: str, joined: bool) -> None:
+def close_all(gang_turn: GangTurn, reason: str, joined: bool) -> None:
     """No node of the pool is wanted any more; those that have joined are let go of only with `joined`."""
-    for request in [*gt.gang.pool.values()]:
+    for request in [*gang_turn.gang.pool.values()]:
         if joined or not request.node:
-            close(gt, request, reason)
+            close(gang_turn, request, reason)
 
 
-def close(gt: GangTurn, request: PoolRequest, reason: str, refused: bool = False) -> None:
+def close(gang_turn: GangTurn, request: PoolRequest, reason: str, refused: bool = False) -> None:
     """End one request, and its Slurm job. `refused`: nobody asks again in this recovery."""
-    gt.turn.record(f.PoolClosed(gt.gang.id, request.serial, reason, refused))
+    gang_turn.turn.record(facts.PoolClosed(gang_turn.gang.id, request.serial, reason, refused))
     if request.job:
-        gt.turn.owe("cancel", gt.gang.id, request.job, f"muster: {reason}")
+        gang_turn.turn.owe("cancel", gang_turn.gang.id, request.job, f"muster: {reason}")
 
 
 def refusal(gang: Gang | None, serial: int, job: int, node: str) -> str:

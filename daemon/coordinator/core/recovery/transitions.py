@@ -1,7 +1,7 @@
 """A gang's next move: for each phase, what must hold before it goes on.
 
-Everything here is level-triggered: it looks at the ledger and at what is seen, never at which event came last, so that
-lost, doubled and reordered events change nothing but the moment.
+Everything here is level-triggered: it looks at the durable state and at what is seen, never at which event came last,
+so that lost, doubled and reordered events change nothing but the moment.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,7 @@ from muster.daemon.coordinator.core.recovery import (
     restore_plan,
     shared_pool,
 )
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state import placement
+from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import of_generation
@@ -53,104 +52,109 @@ UNSETTLED_PAUSE_S = 1.0
 more to the journal. One look a second leaves the coordinator free for other gangs, and does not fill the disk."""
 
 
-def _once(gt: GangTurn) -> None:
-    gang = gt.gang
+def _once(gang_turn: GangTurn) -> None:
+    gang = gang_turn.gang
     if gang.final:
-        gang_end.see_job_out(gt)
+        gang_end.see_job_out(gang_turn)
         return
-    if gang_end.outside_end(gt):
+    if gang_end.outside_end(gang_turn):
         return
-    planned_stop.plan(gt)
-    if _failing(gt):
+    planned_stop.plan(gang_turn)
+    if _failing(gang_turn):
         return
     if gang.phase in ACTIVE:
-        _remove_unfit(gt)
-    failure_detector.examine(gt)
-    shared_pool.tend(gt)
-    flushing.progress(gt)
+        _remove_unfit(gang_turn)
+    failure_detector.examine(gang_turn)
+    shared_pool.tend(gang_turn)
+    flushing.progress(gang_turn)
     match gang.phase:
         case Phase.SUBMITTED:
-            gathering.look_for_job(gt)
+            gathering.look_for_job(gang_turn)
         case Phase.REQUEUED:
-            requeueing.admit(gt)
-            gathering.look_for_job(gt)
+            requeueing.admit(gang_turn)
+            gathering.look_for_job(gang_turn)
         case Phase.GATHERING:
-            gathering.gather(gt)
+            gathering.gather(gang_turn)
         case Phase.PREFLIGHT | Phase.RECOVERING:
-            _recover(gt)
+            _recover(gang_turn)
         case Phase.STARTING | Phase.RUNNING:
-            _run(gt)
+            _run(gang_turn)
         case Phase.DRAINING:
-            completion.drain(gt)
+            completion.drain(gang_turn)
         case _:
             pass
 
 
-def advance(gt: GangTurn, decide: Callable[[GangTurn], None] = _once) -> None:
+def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _once) -> None:
     """Call `decide`, one round of the rules, until it decides nothing more: what is seen allows no further move.
 
     Rules that still decide something after ROUNDS rounds contradict each other, which is a bug. The outcome reports the
     bug, and the gang is looked at again after UNSETTLED_PAUSE_S. The decisions of this turn stand. Other gangs go on.
     """
-    decided = gt.turn.outcome.facts
+    decided = gang_turn.turn.outcome.facts
     for _ in range(ROUNDS):
         before = len(decided)
-        decide(gt)
+        decide(gang_turn)
         if len(decided) == before:
             return
     newest = ", ".join(type(fact).__name__ for fact in decided[before:])
-    gt.turn.outcome.bugs.append(
-        f"gang {gt.gang.id} in phase {gt.gang.phase}: the rules came to no end in {ROUNDS} rounds, the last of which "
-        f"decided {newest}; the gang is looked at again in {UNSETTLED_PAUSE_S:g} s"
+    gang_turn.turn.outcome.bugs.append(
+        f"gang {gang_turn.gang.id} in phase {gang_turn.gang.phase}: the rules came to no end in {ROUNDS} rounds, "
+        f"the last of which decided {newest}; the gang is looked at again in {UNSETTLED_PAUSE_S:g} s"
     )
-    gt.turn.wake(gt.now + UNSETTLED_PAUSE_S)
+    gang_turn.turn.wake(gang_turn.now + UNSETTLED_PAUSE_S)
 
 
 # -- recovery --
 
 
-def _recover(gt: GangTurn) -> None:
-    gang = gt.gang
-    if not all(failure_detector.ended(gt, gang.members[node]) for node in gt.tally.unfenced):
+def _recover(gang_turn: GangTurn) -> None:
+    gang = gang_turn.gang
+    if not all(failure_detector.ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):
         return  # `suspicion.examine` asks after those that do not answer
-    clear_at = time_fencing.passed_at(gt)
-    if gt.now < clear_at:
-        gt.turn.wake(clear_at)
+    clear_at = time_fencing.passed_at(gang_turn)
+    if gang_turn.now < clear_at:
+        gang_turn.turn.wake(clear_at)
         return
     if gang.stop is not None:
-        completion.leave(gt)
+        completion.leave(gang_turn)
         return
-    observed = gt.turn.limits.observe and gang.seats
+    observed = gang_turn.turn.limits.observe and gang.seats
     if _fails(gang) and not observed:
-        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _crash_words(gt))
+        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _crash_words(gang_turn))
         return
-    attribution.examine(gt)
+    attribution.examine(gang_turn)
     if observed:
         gang_end.end(
-            gt, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {_would_have(gt)}; {gang.recoveries[-1].cause}"
+            gang_turn,
+            Phase.FAILED,
+            gang_end.EXIT_OBSERVED,
+            f"observe mode: {_would_have(gang_turn)}; {gang.recoveries[-1].cause}",
         )
         return
-    if words := circuit_breaker.too_many_swaps(gang, gt.now, gt.turn.limits.swaps_per_hour):
-        if not flushing.begin(gt, words, Phase.FAILED):
-            gang_end.end(gt, Phase.FAILED, gang_end.EXIT_STOPPED, words)
+    if words := circuit_breaker.too_many_swaps(gang, gang_turn.now, gang_turn.turn.limits.swaps_per_hour):
+        if not flushing.begin(gang_turn, words, Phase.FAILED):
+            gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
         return
-    if shared_pool.awaited(gt):
+    if shared_pool.awaited(gang_turn):
         return
-    if len(gt.tally.present) - len(gt.tally.unfit) < min(len(gang.seats) or gang.spec.nodes, gang.spec.fewest):
-        requeueing.no_nodes(gt, requeueing.few_words(gt))
-    elif _store_opens(gt):
+    if len(gang_turn.index.present) - len(gang_turn.index.unfit) < min(
+        len(gang.seats) or gang.spec.nodes, gang.spec.fewest
+    ):
+        requeueing.no_nodes(gang_turn, requeueing.few_words(gang_turn))
+    elif _store_opens(gang_turn):
         return  # who sits where is looked at once, not with every report that comes meanwhile
-    elif ranked := _next_seats(gt):
-        _start_where_store_listens(gt, ranked)
+    elif ranked := _next_seats(gang_turn):
+        _start_where_store_listens(gang_turn, ranked)
 
 
-def _would_have(gt: GangTurn) -> str:
+def _would_have(gang_turn: GangTurn) -> str:
     """What would follow if it were not for observe mode."""
-    gang = gt.gang
+    gang = gang_turn.gang
     if _fails(gang):
-        return f"the job would fail with exit code {gang_end.EXIT_NO_REQUEUE}: {_crash_words(gt)}"
-    ranked = _next_seats(gt)
-    if ranked is None and gt.turn.limits.pool.options and gang.spec.pool_nodes:
+        return f"the job would fail with exit code {gang_end.EXIT_NO_REQUEUE}: {_crash_words(gang_turn)}"
+    ranked = _next_seats(gang_turn)
+    if ranked is None and gang_turn.turn.limits.pool.options and gang.spec.pool_nodes:
         return "nodes of the shared pool would be asked for"
     if ranked is None:
         return "the job would be requeued" if gang.spec.requeue else "no node would be left to go on with"
@@ -161,88 +165,101 @@ def _would_have(gt: GangTurn) -> str:
     return ", ".join(swaps) or "the ranks would be restarted in place"
 
 
-def _remove_unfit(gt: GangTurn) -> None:
+def _remove_unfit(gang_turn: GangTurn) -> None:
     """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
-    for node in sorted(gt.tally.unfit):
-        failure_detector.remove(gt, gt.gang.members[node], gt.turn.ledger.node(node).reason, alive=True)
+    for node in sorted(gang_turn.index.unfit):
+        failure_detector.remove(
+            gang_turn, gang_turn.gang.members[node], gang_turn.turn.state.node(node).reason, alive=True
+        )
 
 
-def _next_seats(gt: GangTurn) -> list[str] | None:
-    gang, usable = gt.gang, gt.usable()
+def _next_seats(gang_turn: GangTurn) -> list[str] | None:
+    gang, usable = gang_turn.gang, gang_turn.usable()
     if not gang.seats:
         return placement.first_seats(usable, gang.spec.nodes)
     before = [seat.node for seat in gang.seats]
-    return placement.reseat(before, usable, gt.leaves(), min(len(before), gang.spec.fewest))
+    return placement.reseat(before, usable, gang_turn.leaves(), min(len(before), gang.spec.fewest))
 
 
-def _store_opens(gt: GangTurn) -> bool:
+def _store_opens(gang_turn: GangTurn) -> bool:
     """A node that will carry ranks is opening the store, and has time left for it."""
-    gang = gt.gang
+    gang = gang_turn.gang
     until = max(gang.phase_at, gang.store_at) + STORE_S
-    if gt.store_listens() or gt.now >= until or gang.store_node not in gt.tally.present or gt.unfit(gang.store_node):
+    if (
+        gang_turn.store_listens()
+        or gang_turn.now >= until
+        or gang.store_node not in gang_turn.index.present
+        or gang_turn.unfit(gang.store_node)
+    ):
         return False
     if gang.store_node not in {seat.node for seat in gang.seats}:
         return False
-    gt.turn.wake(until)
+    gang_turn.turn.wake(until)
     return True
 
 
-def _start_where_store_listens(gt: GangTurn, ranked: list[str]) -> None:
+def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
     """The store lives on a node that carries ranks: a spare's would end with the generation's start, or unnoticed."""
-    gang = gt.gang
+    gang = gang_turn.gang
     if gang.store_node not in ranked:
-        gt.turn.record(f.StoreMoved(gang.id, next((n for n in ranked if gt.seen.attached(n)), ranked[0])))
-    elif gt.store_listens() and gt.seen.status(gang.store_node).store_reserved and gang.store_node != ranked[0]:
-        gt.turn.record(f.StoreMoved(gang.id, ranked[0]))  # nobody but rank 0 would open it
-    elif gt.store_listens():
-        _start(gt, ranked)
-    elif gt.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:
-        gt.turn.wake(asked_at + STORE_S)
+        gang_turn.turn.record(
+            facts.StoreMoved(gang.id, next((n for n in ranked if gang_turn.seen.attached(n)), ranked[0]))
+        )
+    elif (
+        gang_turn.store_listens()
+        and gang_turn.seen.status(gang.store_node).store_reserved
+        and gang.store_node != ranked[0]
+    ):
+        gang_turn.turn.record(facts.StoreMoved(gang.id, ranked[0]))  # nobody but rank 0 would open it
+    elif gang_turn.store_listens():
+        _start(gang_turn, ranked)
+    elif gang_turn.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:
+        gang_turn.turn.wake(asked_at + STORE_S)
     elif gang.stores_missed + 1 >= STORE_TRIES:
         minutes = STORE_TRIES * STORE_S / 60
         words = f"no node has opened a rendezvous store within {minutes:.0f} min, though their agents answer"
         gang_end.end(
-            gt,
+            gang_turn,
             Phase.FAILED,
             gang_end.EXIT_AGENT,
             f"{words}; the last one asked is {gang.store_node}: see its agent's log",
         )
     else:  # an agent that answers but opens no store is passed over
         after = ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]
-        gt.turn.record(f.StoreMoved(gang.id, after, missed=True))
+        gang_turn.turn.record(facts.StoreMoved(gang.id, after, missed=True))
 
 
-def _start(gt: GangTurn, ranked: list[str]) -> None:
-    gang = gt.gang
-    version, sources = _state(gt, ranked)
-    if version is None and _memory_may_return(gt):
+def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
+    gang = gang_turn.gang
+    version, sources = _state(gang_turn, ranked)
+    if version is None and _memory_may_return(gang_turn):
         return
-    seats, spares = placement.arrange(ranked, gt.usable())
-    gt.turn.record(
-        f.GenerationStarted(
+    seats, spares = placement.arrange(ranked, gang_turn.usable())
+    gang_turn.turn.record(
+        facts.GenerationStarted(
             gang=gang.id,
             generation=gang.fenced + 1,
             seats=seats,
             spares=spares,
             master_node=gang.store_node,
-            master_port=gt.seen.status(gang.store_node).store_port,
+            master_port=gang_turn.seen.status(gang.store_node).store_port,
             version=version,
             sources=sources,
             durable_path="" if version else gang.durable_path,
-            fenced_at=gt.now,
+            fenced_at=gang_turn.now,
             action=_action(gang, ranked),
-            crashed_on=attribution.crashed_on(gt) if gang.recoveries else None,
+            crashed_on=attribution.crashed_on(gang_turn) if gang.recoveries else None,
         )
     )
 
 
-def _memory_may_return(gt: GangTurn) -> bool:
+def _memory_may_return(gang_turn: GangTurn) -> bool:
     """After a coordinator's restart an outgoing node that holds the only copy may not have attached anew yet."""
-    since = gt.turn.sight.since
-    away = [m for m in gt.gang.members.values() if m.out and m.alive and not gt.seen.attached(m.node)]
-    if not gt.gang.stepped or not away or gt.now - since >= failure_detector.REATTACH_S:
+    since = gang_turn.turn.observed.since
+    away = [m for m in gang_turn.gang.members.values() if m.out and m.alive and not gang_turn.seen.attached(m.node)]
+    if not gang_turn.gang.stepped or not away or gang_turn.now - since >= failure_detector.REATTACH_S:
         return False
-    gt.turn.wake(since + failure_detector.REATTACH_S)
+    gang_turn.turn.wake(since + failure_detector.REATTACH_S)
     return True
 
 
@@ -255,11 +272,11 @@ def _action(gang: Gang, ranked: list[str]) -> str:
     return "restart in place" if before == ranked else "swap"
 
 
-def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Source, ...]]:
-    spec = gt.gang.spec
+def _state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.Source, ...]]:
+    spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
-    version = restore_plan.newest_complete(gt.held(), lambda _: count)
-    durable = gt.gang.durable_version
+    version = restore_plan.newest_complete(gang_turn.held(), lambda _: count)
+    durable = gang_turn.gang.durable_version
     if version is None or (durable is not None and durable > version):
         return None, ()
     home = {
@@ -267,8 +284,8 @@ def _state(gt: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[f.Sou
         for position, node in enumerate(ranked)
         for local in range(spec.ranks_per_node)
     }
-    leaving = frozenset(m.node for m in gt.gang.members.values() if m.out)
-    return version, restore_plan.sources(gt.held(), version, count, home, leaving)
+    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.out)
+    return version, restore_plan.sources(gang_turn.held(), version, count, home, leaving)
 
 
 def _fails(gang: Gang) -> bool:
@@ -276,8 +293,8 @@ def _fails(gang: Gang) -> bool:
     return gang.failures >= gang.spec.max_failures
 
 
-def _crash_words(gt: GangTurn) -> str:
-    gang = gt.gang
+def _crash_words(gang_turn: GangTurn) -> str:
+    gang = gang_turn.gang
     last = gang.recoveries[-1].cause if gang.recoveries else ""
     return f"{gang.failures} generations running ended without progress; last: {last}"
 
@@ -285,86 +302,92 @@ def _crash_words(gt: GangTurn) -> str:
 # -- running --
 
 
-def _ranks_on(gt: GangTurn, node: str) -> list[RankState]:
+def _ranks_on(gang_turn: GangTurn, node: str) -> list[RankState]:
     """Ranks of the running generation, as the node's agent reports them."""
-    return of_generation(gt.seen.status(node).ranks, gt.gang.generation)
+    return of_generation(gang_turn.seen.status(node).ranks, gang_turn.gang.generation)
 
 
-def _failing(gt: GangTurn) -> bool:
+def _failing(gang_turn: GangTurn) -> bool:
     """Agents have met an error that no order can mend. Where most have, it is the job's, and the gang ends; a few
     are taken out of it, as any node that can't carry ranks.
 
     Who was given notice (SIGTERM) will go as well; most of them were, and a stop is planned. So Slurm's word is waited
     for, and nothing else is decided meanwhile.
     """
-    failing, seen = gt.tally.failing | gt.tally.noticed, gt.seen
-    if not failing or gt.gang.stop is not None or gt.gang.phase not in ACTIVE | {Phase.GATHERING}:
+    failing, seen = gang_turn.index.failing | gang_turn.index.noticed, gang_turn.seen
+    if not failing or gang_turn.gang.stop is not None or gang_turn.gang.phase not in ACTIVE | {Phase.GATHERING}:
         seen.failed_at = 0.0
         return False
-    seen.failed_at = seen.failed_at or gt.now
-    if gt.now - seen.failed_at < SLURM_WORD_S:
-        gt.turn.wake(seen.failed_at + SLURM_WORD_S)
+    seen.failed_at = seen.failed_at or gang_turn.now
+    if gang_turn.now - seen.failed_at < SLURM_WORD_S:
+        gang_turn.turn.wake(seen.failed_at + SLURM_WORD_S)
         return True
     words = {node: f"{node}: {seen.status(node).failure or seen.status(node).notice}" for node in sorted(failing)}
-    if _too_many(gt, len(words)):
-        gang_end.end(gt, Phase.FAILED, gang_end.EXIT_AGENT, next(iter(words.values())))
+    if _too_many(gang_turn, len(words)):
+        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, next(iter(words.values())))
         return True
     for node, reason in words.items():
-        failure_detector.remove(gt, gt.gang.members[node], reason, alive=True)
+        failure_detector.remove(gang_turn, gang_turn.gang.members[node], reason, alive=True)
     return False
 
 
-def _too_many(gt: GangTurn, failing: int) -> bool:
+def _too_many(gang_turn: GangTurn, failing: int) -> bool:
     """So many agents that can't go on are most of the gang, or leave too few nodes to begin with. While it gathers,
     those that have not attached yet are nodes as well, and who was taken out for the same is none."""
-    gang = gt.gang
+    gang = gang_turn.gang
     if gang.phase is not Phase.GATHERING:
-        return 2 * failing > len(gt.tally.present)
+        return 2 * failing > len(gang_turn.index.present)
     nodes = max(len(gang.members), len(gang.job_nodes) or gang.spec.nodes + gang.spec.spares)
     failing += sum(bool(member.out) for member in gang.members.values())
     return 2 * failing > nodes or nodes - failing < gang.spec.fewest
 
 
-def _run(gt: GangTurn) -> None:
-    gang = gt.gang
-    if _crashed(gt):
+def _run(gang_turn: GangTurn) -> None:
+    gang = gang_turn.gang
+    if _crashed(gang_turn):
         return
-    tally = gt.tally
-    whole = tally.reported == gang.ranks
+    index = gang_turn.index
+    whole = index.reported == gang.ranks
     # Training moves only with every rank, though one may be out of the coordinator's reach.
-    if (whole or tally.progressed) and gang.phase is Phase.STARTING:
-        gt.turn.record(f.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if tally.progressed and not progress_timeouts.stepped(gt):
-        watched = gt.turn.sight.since <= gang.started_at
-        gt.turn.record(f.FirstStep(gang.id, gang.generation, _first_step(gt), watched))
-    attribution.blame(gt)
-    if whole and tally.done == tally.reported:
-        completion.finish(gt)
-    elif not planned_stop.overdue(gt) and not hang_detector.watch(gt):
-        _release(gt)
-        flushing.on_request(gt)
+    if (whole or index.progressed) and gang.phase is Phase.STARTING:
+        gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.RUNNING, ""))
+    if index.progressed and not progress_timeouts.stepped(gang_turn):
+        watched = gang_turn.turn.observed.since <= gang.started_at
+        gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
+    attribution.blame(gang_turn)
+    if whole and index.done == index.reported:
+        completion.finish(gang_turn)
+    elif not planned_stop.overdue(gang_turn) and not hang_detector.watch(gang_turn):
+        _release(gang_turn)
+        flushing.on_request(gang_turn)
 
 
-def _first_step(gt: GangTurn) -> int:
-    return min(rank.step for seat in gt.gang.seats for rank in _ranks_on(gt, seat.node) if rank.progressed)
+def _first_step(gang_turn: GangTurn) -> int:
+    return min(
+        rank.step for seat in gang_turn.gang.seats for rank in _ranks_on(gang_turn, seat.node) if rank.progressed
+    )
 
 
-def _crashed(gt: GangTurn) -> bool:
-    tally = gt.tally
-    if not tally.crashed:
+def _crashed(gang_turn: GangTurn) -> bool:
+    index = gang_turn.index
+    if not index.crashed:
         return False
-    nodes = sorted(tally.crashed, key=lambda node: tally.seats[node].group_rank)
-    failed = [(node, rank) for node in nodes for rank in _ranks_on(gt, node) if not rank.running and rank.exit_code]
+    nodes = sorted(index.crashed, key=lambda node: index.seats[node].group_rank)
+    failed = [
+        (node, rank) for node in nodes for rank in _ranks_on(gang_turn, node) if not rank.running and rank.exit_code
+    ]
     # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
-    crashed = [(node, rank) for node, rank in failed if gt.seen.status(node).fenced < gt.gang.generation]
+    crashed = [(node, rank) for node, rank in failed if gang_turn.seen.status(node).fenced < gang_turn.gang.generation]
     if crashed:
         # What a script does of a stop is no fault of it.
         node, rank = crashed[0]
-        stops = gt.gang.stop is not None
-        failure_detector.fence(gt, _exit_words(node, rank), hardware=stops, suspected_at=gt.now, crashed_on=node)
+        stops = gang_turn.gang.stop is not None
+        failure_detector.fence(
+            gang_turn, _exit_words(node, rank), hardware=stops, suspected_at=gang_turn.now, crashed_on=node
+        )
     else:
         words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
-        failure_detector.fence(gt, words, hardware=True, suspected_at=gt.now)
+        failure_detector.fence(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True
 
 
@@ -375,17 +398,17 @@ def _exit_words(node: str, rank: RankState) -> str:
     return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:WORDS_MOST]}" if tail else "")
 
 
-def _release(gt: GangTurn) -> None:
+def _release(gang_turn: GangTurn) -> None:
     """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
-    gang = gt.gang
-    leaving = [gang.members[node] for node in sorted(gt.tally.leaving)]
-    if not leaving or gang.phase is not Phase.RUNNING or gt.turn.limits.observe:
+    gang = gang_turn.gang
+    leaving = [gang.members[node] for node in sorted(gang_turn.index.leaving)]
+    if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
         return
-    if not progress_timeouts.stepped(gt) and gt.now - gang.phase_at < RELEASE_S:
-        gt.turn.wake(gang.phase_at + RELEASE_S + 0.01)
+    if not progress_timeouts.stepped(gang_turn) and gang_turn.now - gang.phase_at < RELEASE_S:
+        gang_turn.turn.wake(gang.phase_at + RELEASE_S + 0.01)
         return
     for member in leaving:
         if member.job != gang.job:
-            shared_pool.let_go(gt, member)
+            shared_pool.let_go(gang_turn, member)
         elif not gang_end.batch_host_dead(gang):
-            gt.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)
+            gang_turn.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)

@@ -1,13 +1,13 @@
-"""The durable state and its one fold: `apply(ledger, fact, at)` changes the ledger in place and does no I/O.
+"""The durable state and its one fold: `apply(state, fact, at)` changes the ledger in place and does no I/O.
 
-Whoever folds the same facts gets the same ledger; the journal's snapshot is this ledger as JSON.
+Whoever folds the same facts gets the same durable state; the journal's snapshot is this durable state as JSON.
 """
 
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.state_tables import (
     FINAL,
@@ -96,7 +96,7 @@ class Flush:
 
     serial: int
     version: Version
-    sources: tuple[f.Source, ...]
+    sources: tuple[facts.Source, ...]
     reason: str
     asked_at: float
     path: str = ""
@@ -158,8 +158,8 @@ class Gang:
     admitted: tuple[str, ...] = ()
     """Of these, who may be started on again since the last requeue."""
     members: dict[str, Member] = field(default_factory=dict)
-    seats: tuple[f.Seat, ...] = ()
-    spares: tuple[f.Seat, ...] = ()
+    seats: tuple[facts.Seat, ...] = ()
+    spares: tuple[facts.Seat, ...] = ()
     sizes: dict[int, int] = field(default_factory=dict)
     """Number of ranks, by the first generation that had another number than those before; all nodes carry ranks at
     first."""
@@ -170,7 +170,7 @@ class Gang:
     master_node: str = ""
     master_port: int = 0
     version: Version | None = None
-    sources: tuple[f.Source, ...] = ()
+    sources: tuple[facts.Source, ...] = ()
     durable_path: str = ""
     durable_version: Version | None = None
     recoveries: list[Recovery] = field(default_factory=list)
@@ -239,12 +239,12 @@ class Gang:
 
 
 @dataclass(slots=True)
-class Ledger:
+class DurableState:
     """All that survives a restart."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     gangs: dict[str, Gang] = field(default_factory=dict)
-    owed: dict[int, f.SlurmOwed] = field(default_factory=dict)
+    owed: dict[int, facts.SlurmOwed] = field(default_factory=dict)
     calls: int = 0
     taken: dict[str, float] = field(default_factory=dict)
     """Nodes that Slurm was told to take out of service within the hour before the last one, and when."""
@@ -256,12 +256,12 @@ class Ledger:
         return self.nodes.get(name) or Node(name)
 
     def dump(self) -> str:
-        """The ledger as JSON."""
+        """The durable state as JSON."""
         return _LEDGER.dump_json(self).decode()
 
     @staticmethod
-    def load(text: str) -> "Ledger":
-        """The ledger that `dump` wrote.
+    def load(text: str) -> "DurableState":
+        """The durable state that `dump` wrote.
 
         Raises:
             pydantic.ValidationError: the text is damaged.
@@ -269,111 +269,111 @@ class Ledger:
         return _LEDGER.validate_json(text)
 
 
-_LEDGER: TypeAdapter[Ledger] = TypeAdapter(f.AS_WRITTEN(Ledger))
+_LEDGER: TypeAdapter[DurableState] = TypeAdapter(facts.AS_WRITTEN(DurableState))
 
 
-def apply(ledger: Ledger, fact: f.Fact, at: float) -> None:
-    """Fold one fact, decided at wall-clock time `at` (seconds), into the ledger.
+def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
+    """Fold one fact, decided at wall-clock time `at` (seconds), into the durable state.
 
     Raises:
         IllegalMove: a state table forbids it; nothing was changed.
     """
     match fact:
-        case f.NodeRegistered() | f.NodeJudged():
-            _apply_node(ledger, fact, at)
-        case f.EchoHeard():
-            ledger.echoes[fact.node] = Echo(fact.reason, at)
-        case f.EchoOver():
-            ledger.echoes.pop(fact.node, None)
-        case f.SlurmOwed():
-            ledger.owed[fact.call] = fact
-            ledger.calls = max(ledger.calls, fact.call)
+        case facts.NodeRegistered() | facts.NodeJudged():
+            _apply_node(state, fact, at)
+        case facts.EchoHeard():
+            state.echoes[fact.node] = Echo(fact.reason, at)
+        case facts.EchoOver():
+            state.echoes.pop(fact.node, None)
+        case facts.SlurmOwed():
+            state.owed[fact.call] = fact
+            state.calls = max(state.calls, fact.call)
             if fact.verb == "let_go":
-                ledger.gangs[fact.gang].members[fact.node].released = True
+                state.gangs[fact.gang].members[fact.node].released = True
             elif fact.verb == "complete":
-                ledger.gangs[fact.gang].completed = True
+                state.gangs[fact.gang].completed = True
             elif fact.verb == "requeue":
-                gang = ledger.gangs[fact.gang]
+                gang = state.gangs[fact.gang]
                 gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
                 gang.in_vain += gang.phase is Phase.GATHERING
             elif fact.verb == "admit":
-                gang = ledger.gangs[fact.gang]
+                gang = state.gangs[fact.gang]
                 gang.admitted += fact.admit
             elif fact.verb in ("drain", "down"):
-                recent = {node: when for node, when in ledger.taken.items() if at - when < HOUR_S}
-                ledger.taken = {**recent, fact.node: at}
-        case f.SlurmSettled():
-            ledger.owed.pop(fact.call, None)
-        case f.Withheld():
+                recent = {node: when for node, when in state.taken.items() if at - when < HOUR_S}
+                state.taken = {**recent, fact.node: at}
+        case facts.SlurmSettled():
+            state.owed.pop(fact.call, None)
+        case facts.Withheld():
             pass  # nothing was done
-        case f.GangRegistered():
-            ledger.gangs.setdefault(
+        case facts.GangRegistered():
+            state.gangs.setdefault(
                 fact.gang,
                 Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, fact.spec_json, at, phase_at=at),
             )
-        case f.GangForgotten():
-            ledger.gangs.pop(fact.gang, None)
+        case facts.GangForgotten():
+            state.gangs.pop(fact.gang, None)
         case _:
-            _apply_gang(ledger.gangs[fact.gang], fact, at)
+            _apply_gang(state.gangs[fact.gang], fact, at)
 
 
-def _apply_node(ledger: Ledger, fact: f.NodeRegistered | f.NodeJudged, at: float) -> None:
-    node = ledger.nodes.setdefault(fact.node, Node(fact.node))
-    if isinstance(fact, f.NodeRegistered):
+def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudged, at: float) -> None:
+    node = state.nodes.setdefault(fact.node, Node(fact.node))
+    if isinstance(fact, facts.NodeRegistered):
         node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
     else:
         node.verdict = move_node(node.verdict, fact.verdict)
         node.reason, node.judged_at = fact.reason, at
         if fact.verdict in OUT_OF_SERVICE:
-            ledger.echoes.pop(fact.node, None)
+            state.echoes.pop(fact.node, None)
 
 
-def _apply_gang(gang: Gang, fact: f.Fact, at: float) -> None:
+def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
     match fact:
-        case f.MemberJoined():
+        case facts.MemberJoined():
             _join(gang, fact)
-        case f.MemberOut():
+        case facts.MemberOut():
             _out(gang, fact, at)
-        case f.PhaseChanged():
+        case facts.PhaseChanged():
             _phase(gang, fact.phase, at)
             gang.reason, gang.drain_to = fact.reason, fact.after
             gang.serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
-        case f.GenerationFenced():
+        case facts.GenerationFenced():
             _fence(gang, fact, at)
-        case f.HangFound():
+        case facts.HangFound():
             gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
             gang.serial += 1
-        case f.StoreMoved():
+        case facts.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
             gang.stores_missed += fact.missed
             gang.serial += 1
-        case f.GenerationStarted():
+        case facts.GenerationStarted():
             _start(gang, fact, at)
-        case f.FirstStep():
+        case facts.FirstStep():
             gang.stepped = fact.generation
             if fact.watched:
                 gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
             if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
                 gang.recoveries[-1].first_step_at = at
-        case f.Flushing():
+        case facts.Flushing():
             gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
             gang.serial += 1
-        case f.Flushed():
+        case facts.Flushed():
             _flushed(gang, fact)
-        case f.GangEnded():
+        case facts.GangEnded():
             _phase(gang, fact.phase, at)
             gang.exit_code, gang.reason = fact.exit_code, fact.reason
             gang.serial += 1
-        case f.StopPlanned():
+        case facts.StopPlanned():
             gang.stop = Stop(fact.reason, fact.after, at)
             gang.serial += 1
-        case f.JobRestarted():
+        case facts.JobRestarted():
             _restart(gang, fact)
-        case f.JobChanged():
+        case facts.JobChanged():
             gang.job_nodes = fact.nodes
-        case f.JobOver():
+        case facts.JobOver():
             gang.job_over = True
-        case f.PoolAsked() | f.PoolQueued() | f.PoolClosed():
+        case facts.PoolAsked() | facts.PoolQueued() | facts.PoolClosed():
             _pool(gang, fact, at)
 
 
@@ -383,7 +383,7 @@ def _phase(gang: Gang, to: Phase, at: float) -> None:
         gang.phase_at = at
 
 
-def _join(gang: Gang, fact: f.MemberJoined) -> None:
+def _join(gang: Gang, fact: facts.MemberJoined) -> None:
     gang.members[fact.node] = Member(
         fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
     )
@@ -393,7 +393,7 @@ def _join(gang: Gang, fact: f.MemberJoined) -> None:
     gang.serial += 1
 
 
-def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
+def _out(gang: Gang, fact: facts.MemberOut, at: float) -> None:
     member = gang.members[fact.node]
     member.out, member.alive = fact.reason, fact.alive
     gang.serial += 1
@@ -413,15 +413,15 @@ def _out(gang: Gang, fact: f.MemberOut, at: float) -> None:
         gang.failures = max(0, gang.failures - 1)
 
 
-def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float) -> None:
+def _pool(gang: Gang, fact: facts.PoolAsked | facts.PoolQueued | facts.PoolClosed, at: float) -> None:
     match fact:
-        case f.PoolAsked():
+        case facts.PoolAsked():
             gang.pool[fact.serial] = PoolRequest(fact.serial, fact.via, fact.options)
             gang.pool_serial, gang.pool_since = fact.serial, gang.pool_since or at
             gang.serial += 1
-        case f.PoolQueued():
+        case facts.PoolQueued():
             gang.pool[fact.serial].job = fact.job
-        case f.PoolClosed():
+        case facts.PoolClosed():
             request = gang.pool.pop(fact.serial)
             gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
             member = gang.members.get(request.node)
@@ -430,7 +430,7 @@ def _pool(gang: Gang, fact: f.PoolAsked | f.PoolQueued | f.PoolClosed, at: float
             gang.serial += 1
 
 
-def _fence(gang: Gang, fact: f.GenerationFenced, at: float) -> None:
+def _fence(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
     gang.fenced = fact.generation
     gang.store_node, gang.stores_missed = fact.store_node, 0
     hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
@@ -456,7 +456,7 @@ def _ran_long(gang: Gang, at: float) -> bool:
     return gang.stepped == 0 and at - gang.started_at >= LONG_S
 
 
-def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
+def _start(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
     before = {seat.node for seat in gang.seats}
     _phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at, gang.in_vain = fact.generation, at, 0
@@ -476,7 +476,7 @@ def _start(gang: Gang, fact: f.GenerationStarted, at: float) -> None:
         recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
 
 
-def _flushed(gang: Gang, fact: f.Flushed) -> None:
+def _flushed(gang: Gang, fact: facts.Flushed) -> None:
     flush = gang.flush
     if flush is None or flush.serial != fact.serial:
         return
@@ -485,7 +485,7 @@ def _flushed(gang: Gang, fact: f.Flushed) -> None:
         gang.durable_path, gang.durable_version = fact.path, flush.version
 
 
-def _restart(gang: Gang, fact: f.JobRestarted) -> None:
+def _restart(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
     gang.job_nodes = ()

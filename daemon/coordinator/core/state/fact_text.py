@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.daemon.coordinator.core.state import facts as f
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 
-_VERBS: dict[f.SlurmVerb, str] = {
+_VERBS: dict[facts.SlurmVerb, str] = {
     "drain": "drain {node}",
     "down": "drain and down {node}",
     "let_go": "let job {job} go of {node}",
@@ -19,16 +19,29 @@ _VERBS: dict[f.SlurmVerb, str] = {
 }
 
 
-def describe(fact: f.Fact) -> str:
+def describe(fact: facts.Fact) -> str:
     """One line that says what `fact` decided, and why."""
     match fact:
-        case f.NodeRegistered() | f.NodeJudged() | f.MemberJoined() | f.MemberOut() | f.EchoHeard() | f.EchoOver():
+        case (
+            facts.NodeRegistered()
+            | facts.NodeJudged()
+            | facts.MemberJoined()
+            | facts.MemberOut()
+            | facts.EchoHeard()
+            | facts.EchoOver()
+        ):
             return _of_node(fact)
-        case f.GenerationFenced() | f.StoreMoved() | f.GenerationStarted() | f.FirstStep() | f.HangFound():
+        case (
+            facts.GenerationFenced()
+            | facts.StoreMoved()
+            | facts.GenerationStarted()
+            | facts.FirstStep()
+            | facts.HangFound()
+        ):
             return _of_generation(fact)
-        case f.SlurmOwed() | f.SlurmSettled() | f.Withheld():
+        case facts.SlurmOwed() | facts.SlurmSettled() | facts.Withheld():
             return _of_slurm(fact)
-        case f.Flushing() | f.Flushed():
+        case facts.Flushing() | facts.Flushed():
             return _of_flush(fact)
         case _:
             return _of_gang(fact)
@@ -39,7 +52,7 @@ def version_words(version: Version | None) -> str:
     return f"step {version.step} (generation {version.generation})" if version else "no version"
 
 
-def call_words(call: f.SlurmOwed) -> str:
+def call_words(call: facts.SlurmOwed) -> str:
     """What Slurm is asked to do: "drain n3"."""
     return _VERBS[call.verb].format(node=call.node, job=call.job, exit_code=call.exit_code)
 
@@ -53,44 +66,49 @@ def _names(nodes: Iterable[str]) -> str:
 
 
 def _of_node(
-    fact: f.NodeRegistered | f.NodeJudged | f.MemberJoined | f.MemberOut | f.EchoHeard | f.EchoOver,
+    fact: facts.NodeRegistered
+    | facts.NodeJudged
+    | facts.MemberJoined
+    | facts.MemberOut
+    | facts.EchoHeard
+    | facts.EchoOver,
 ) -> str:
     match fact:
-        case f.EchoHeard():
+        case facts.EchoHeard():
             return f"node {fact.node} may echo a peer's loss, which is waited for{_because(fact.reason)}"
-        case f.EchoOver():
+        case facts.EchoOver():
             what = f"the echo of {fact.peer}'s loss" if fact.peer else "its own: no peer of it is lost"
             return f"what node {fact.node} has signalled is {what}"
-        case f.NodeRegistered():
+        case facts.NodeRegistered():
             return f"node {fact.node}: its daemon registered, at {fact.probe_address}"
-        case f.NodeJudged():
+        case facts.NodeJudged():
             return f"node {fact.node} is {fact.verdict}{_because(fact.reason)}"
-        case f.MemberJoined():
+        case facts.MemberJoined():
             leaf, host = (f", leaf {fact.leaf}" if fact.leaf else ""), (", batch host" if fact.batch_host else "")
             return f"{fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"
-        case f.MemberOut():
+        case facts.MemberOut():
             return f"{fact.node} is out of the gang{_because(fact.reason)}"
 
 
 def _of_generation(
-    fact: f.GenerationFenced | f.StoreMoved | f.GenerationStarted | f.FirstStep | f.HangFound,
+    fact: facts.GenerationFenced | facts.StoreMoved | facts.GenerationStarted | facts.FirstStep | facts.HangFound,
 ) -> str:
     match fact:
-        case f.HangFound():
+        case facts.HangFound():
             return f"the stacks of generation {fact.generation} are kept beside its logs{_because(fact.reason)}"
-        case f.GenerationFenced() if fact.generation == 0:
+        case facts.GenerationFenced() if fact.generation == 0:
             return f"preflight; {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
-        case f.GenerationFenced():
+        case facts.GenerationFenced():
             return f"generation {fact.generation} is fenced at step {fact.step_before}{_because(fact.cause)}"
-        case f.StoreMoved():
+        case facts.StoreMoved():
             return f"{fact.store_node} opens the rendezvous store instead"
-        case f.FirstStep():
+        case facts.FirstStep():
             return f"generation {fact.generation} finished step {fact.step}, its first"
-        case f.GenerationStarted():
+        case facts.GenerationStarted():
             return _of_start(fact)
 
 
-def _of_start(fact: f.GenerationStarted) -> str:
+def _of_start(fact: facts.GenerationStarted) -> str:
     origin = "afresh"
     if fact.version:
         origin = f"from memory at {version_words(fact.version)}"
@@ -102,52 +120,52 @@ def _of_start(fact: f.GenerationStarted) -> str:
     return f"generation {fact.generation} starts {origin}{action} on {seats}; spares: {spares}"
 
 
-def _of_slurm(fact: f.SlurmOwed | f.SlurmSettled | f.Withheld) -> str:
-    if isinstance(fact, f.Withheld):
+def _of_slurm(fact: facts.SlurmOwed | facts.SlurmSettled | facts.Withheld) -> str:
+    if isinstance(fact, facts.Withheld):
         what = _VERBS[fact.verb].format(node=fact.node, job="", exit_code="")
         return f"withheld: {what}{_because(fact.reason)}"
-    if isinstance(fact, f.SlurmSettled):
+    if isinstance(fact, facts.SlurmSettled):
         return f"Slurm call {fact.call} " + (f"was refused: {fact.error}" if fact.error else "is done")
     exclude = f", without {_names(fact.exclude)}" if fact.exclude else ""
     admit = f", again with {_names(fact.admit)}" if fact.admit else ""
     return f"Slurm call {fact.call}: {call_words(fact)}{exclude}{admit}{_because(fact.text)}"
 
 
-def _of_flush(fact: f.Flushing | f.Flushed) -> str:
-    if isinstance(fact, f.Flushing):
+def _of_flush(fact: facts.Flushing | facts.Flushed) -> str:
+    if isinstance(fact, facts.Flushing):
         return f"flush {fact.serial} of {version_words(fact.version)} to durable storage{_because(fact.reason)}"
     if fact.error:
         return f"flush {fact.serial} failed: {fact.error}"
     return f"flush {fact.serial} is done: {fact.path}"
 
 
-def _of_gang(fact: f.Fact) -> str:
+def _of_gang(fact: facts.Fact) -> str:
     match fact:
-        case f.GangRegistered():
+        case facts.GangRegistered():
             spec = fact.spec
             size = f"{spec.nodes} nodes and {spec.spares} spares, {spec.ranks_per_node} ranks each"
             return f"{fact.name or fact.gang} registered: job {fact.job} of uid {fact.owner_uid}, {size}"
-        case f.PhaseChanged():
+        case facts.PhaseChanged():
             return f"{fact.phase}{_because(fact.reason)}"
-        case f.GangEnded():
+        case facts.GangEnded():
             return f"{fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
-        case f.StopPlanned():
+        case facts.StopPlanned():
             return f"the ranks are asked to stop{_because(fact.reason)}; then {fact.after}"
-        case f.JobRestarted():
+        case facts.JobRestarted():
             return f"Slurm started job {fact.job} again (restart {fact.restart_count})"
-        case f.JobChanged():
+        case facts.JobChanged():
             return f"Slurm gives the job {_names(fact.nodes)}"
-        case f.JobOver():
+        case facts.JobOver():
             return f"Slurm calls the job {fact.state}"
-        case f.PoolAsked():
+        case facts.PoolAsked():
             return (
                 f"{fact.via} asks Slurm for a node of the shared pool ({' '.join(fact.options)}): request {fact.serial}"
             )
-        case f.PoolQueued():
+        case facts.PoolQueued():
             return f"request {fact.serial} for a node of the shared pool is job {fact.job}"
-        case f.PoolClosed():
+        case facts.PoolClosed():
             return f"request {fact.serial} for a node of the shared pool is over{_because(fact.reason)}"
-        case f.GangForgotten():
-            return "leaves the ledger; its history stays"
+        case facts.GangForgotten():
+            return "leaves the durable state; its history stays"
         case _:
-            return f.encode(fact)[1]
+            return facts.encode(fact)[1]

@@ -1,4 +1,4 @@
-"""What the core has decided: the journal's records. The ledger is the fold of these and of nothing else.
+"""What the core has decided: the journal's records. The durable state is the fold of these and of nothing else.
 
 Each fact carries its reason in words where there is one to give. `FACTS` names them for the journal's codec; a
 fact's fields may grow defaults, never lose a name.
@@ -236,7 +236,7 @@ class PoolClosed:
 
 @dataclass(frozen=True, slots=True)
 class GangForgotten:
-    """The gang is over, with its job: it leaves the ledger, its history stays."""
+    """The gang is over, with its job: it leaves the durable state, its history stays."""
 
     gang: str
 
@@ -276,8 +276,8 @@ SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off"
 
 @dataclass(frozen=True, slots=True)
 class SlurmOwed:
-    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the ledger. A requeued job
-    starts on none of `exclude`, and may start again on `admit`, which were excluded before."""
+    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the durable state. A
+    requeued job starts on none of `exclude`, and may start again on `admit`, which were excluded before."""
 
     gang: str
     call: int

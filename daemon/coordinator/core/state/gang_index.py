@@ -1,17 +1,17 @@
 """One gang, counted as reports come in: how many ranks run, whose agent is missing, whom to look at.
 
-All of it follows from ledger and sight; it is kept because a gang of a thousand nodes reports a thousand times a step,
-and each report must cost what one node's does. Sets of nodes have no order: whoever decides by one sorts it first.
+All of it follows from durable state and observed state; it is kept because a gang of a thousand nodes reports a
+thousand times a step, and each report must cost what one node's does. Sets of nodes have no order: whoever decides by
+one sorts it first.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state import placement
+from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.events import RankState, Status
-from muster.daemon.coordinator.core.state.observed_state import AgentSight, GangSight
+from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import FENCING
 from muster.daemon.transport.fencing_timeouts import ACCUSE_S
 
@@ -51,7 +51,7 @@ def of_generation(ranks: Iterable[RankState], generation: int) -> list[RankState
 
 
 @dataclass(slots=True)
-class Tally:
+class GangIndex:
     """The counts of one gang, true of its nodes but for those that are `marked`.
 
     `present` are the members that may carry ranks; of these are `here` whose agent is in touch and whose node is in
@@ -83,7 +83,7 @@ class Tally:
     done: int = 0
     marked: set[str] = field(default_factory=set)
     """Nodes to be counted anew."""
-    seats: dict[str, f.Seat] = field(default_factory=dict)
+    seats: dict[str, facts.Seat] = field(default_factory=dict)
     writers: frozenset[str] = frozenset()
     quiet_at: float = 0.0
     """Before that ranks may run on nodes that left in silence; 0: that was not looked at yet."""
@@ -97,13 +97,13 @@ class Tally:
     _behind: set[str] = field(default_factory=set)
 
     @staticmethod
-    def begin(gang: Gang) -> "Tally":
-        """The tally of `gang`, with every node still to be counted."""
+    def begin(gang: Gang) -> "GangIndex":
+        """The index of `gang`, with every node still to be counted."""
         seats = {seat.node: seat for seat in (*gang.spares, *gang.seats)}
         writers = frozenset(source.node for source in gang.flush.sources) if gang.flush else frozenset()
-        return Tally(marked={*gang.members, *seats, *writers}, seats=seats, writers=writers)
+        return GangIndex(marked={*gang.members, *seats, *writers}, seats=seats, writers=writers)
 
-    def recount(self, gang: Gang, node: str, agent: AgentSight | None, fit: bool) -> None:
+    def recount(self, gang: Gang, node: str, agent: ObservedAgent | None, fit: bool) -> None:
         """Count `node` anew: its member in `gang`, its `agent`, and whether it is in service (`fit`)."""
         member, status = gang.members.get(node), agent.status if agent else _NOTHING
         attached = agent is not None and agent.attached
@@ -151,7 +151,7 @@ class Tally:
             self.progressed += ranks.progressed - before.progressed
             self.done += ranks.done - before.done
 
-    def behind(self, gang: Gang, seen: GangSight) -> set[str]:
+    def behind(self, gang: Gang, seen: ObservedGang) -> set[str]:
         """The present that have not carried out the newest order."""
         if self._serial != gang.serial:
             self._serial = gang.serial
@@ -169,7 +169,7 @@ class Tally:
         self._by_fabric, self.quiet_at = [], 0.0
 
 
-def silent_neighbours(seat: f.Seat, status: Status) -> list[str]:
+def silent_neighbours(seat: facts.Seat, status: Status) -> list[str]:
     """Neighbours that have not answered the agent of `seat` for as long as an accusation takes."""
     return [node for node in seat.neighbours if status.heard_s.get(node, 0.0) >= ACCUSE_S]
 

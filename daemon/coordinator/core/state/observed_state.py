@@ -3,7 +3,7 @@ it is seen again, because agents and daemons attach anew with whole statuses."""
 
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.state import events as e
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence, Status
 from muster.daemon.coordinator.core.state.step_pace import Pace
 
@@ -39,7 +39,7 @@ class Stall:
 
 
 @dataclass(slots=True)
-class AgentSight:
+class ObservedAgent:
     """One agent. `attached_at`: when its stream was opened, and its order sent."""
 
     node: str
@@ -53,7 +53,7 @@ class AgentSight:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSight:
+class ObservedBatch:
     """A job's batch process: in which run of the job (Slurm's restart count), and when it was last heard."""
 
     job: int
@@ -66,12 +66,12 @@ class BatchSight:
 
 
 @dataclass(slots=True)
-class GangSight:
+class ObservedGang:
     """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
     witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
     `own_probes` to whether the coordinator's own probes reach its agent, and since when that has been so."""
 
-    agents: dict[str, AgentSight] = field(default_factory=dict)
+    agents: dict[str, ObservedAgent] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
     suspected: dict[str, float] = field(default_factory=dict)
     hanging: dict[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class GangSight:
     """Slurm says that the job waits to be started."""
     granted: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
-    batch: BatchSight | None = None
+    batch: ObservedBatch | None = None
     came_at: float = 0.0
     """When the first agent of this run of the job was seen; 0: none was."""
     attached_at: float = 0.0
@@ -131,7 +131,7 @@ class GangSight:
 
 
 @dataclass(slots=True)
-class NodeSight:
+class ObservedNode:
     """One node's daemon. `down`: Slurm has given the node up."""
 
     attached: bool = False
@@ -141,26 +141,26 @@ class NodeSight:
 
 
 @dataclass(slots=True)
-class Sight:
+class ObservedState:
     """All that is seen. `since`: when this coordinator began to look (contacts before that are unknown)."""
 
     since: float
-    nodes: dict[str, NodeSight] = field(default_factory=dict)
-    gangs: dict[str, GangSight] = field(default_factory=dict)
+    nodes: dict[str, ObservedNode] = field(default_factory=dict)
+    gangs: dict[str, ObservedGang] = field(default_factory=dict)
     probes: int = 0
     stuck_at: float = 0.0
     """When ranks on many nodes were last seen to outlive their kill."""
 
-    def node(self, name: str) -> NodeSight:
-        """The sight of that node, made if there is none."""
+    def node(self, name: str) -> ObservedNode:
+        """The observed state of that node, made if there is none."""
         if (found := self.nodes.get(name)) is None:
-            found = self.nodes[name] = NodeSight()
+            found = self.nodes[name] = ObservedNode()
         return found
 
-    def gang(self, gang: str) -> GangSight:
-        """The sight of that gang, made if there is none."""
+    def gang(self, gang: str) -> ObservedGang:
+        """The observed state of that gang, made if there is none."""
         if (found := self.gangs.get(gang)) is None:
-            found = self.gangs[gang] = GangSight()
+            found = self.gangs[gang] = ObservedGang()
         return found
 
     def heard_at(self, gang: str, node: str) -> float:
@@ -169,48 +169,50 @@ class Sight:
         return max(self.since, agent.heard_at if agent else 0.0)
 
 
-def observe(sight: Sight, event: e.Event, now: float) -> None:
+def observe(observed: ObservedState, event: events.Event, now: float) -> None:
     """Note what `event` shows, at time `now` (seconds)."""
     match event:
-        case e.AgentAttached():
-            _attached(sight.gang(event.gang), event, now)
-        case e.AgentReported() | e.AgentGone():
-            _observe_agent(sight, event, now)
-        case e.AgentHeard():
-            seen = sight.gang(event.gang)
+        case events.AgentAttached():
+            _attached(observed.gang(event.gang), event, now)
+        case events.AgentReported() | events.AgentGone():
+            _observe_agent(observed, event, now)
+        case events.AgentHeard():
+            seen = observed.gang(event.gang)
             if agent := seen.agents.get(event.node):
                 agent.heard_at = now
                 seen.answered(event.node)
-        case e.BatchHeard():
-            seen = sight.gang(event.gang)
+        case events.BatchHeard():
+            seen = observed.gang(event.gang)
             known = seen.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
-                seen.batch = BatchSight(event.job, event.restart_count, now)  # else it has outlived its run
-        case e.NeighbourAccused():
-            _accused(sight.gang(event.gang), event, now)
-        case e.Probed():
-            _observe_probe(sight.gang(event.gang), event, now)
-        case e.CancelAsked():
-            sight.gang(event.gang).cancel = event.by
-        case e.FlushAsked():
-            sight.gang(event.gang).flush = event.by
-        case e.JobSeen():
-            _job_seen(sight.gang(event.gang), event, now)
-        case e.NodeAttached() | e.NodeGone() | e.NodeHeard() | e.NodeSeen():
-            _observe_node(sight.node(event.node), event, now)
+                seen.batch = ObservedBatch(event.job, event.restart_count, now)  # else it has outlived its run
+        case events.NeighbourAccused():
+            _accused(observed.gang(event.gang), event, now)
+        case events.Probed():
+            _observe_probe(observed.gang(event.gang), event, now)
+        case events.CancelAsked():
+            observed.gang(event.gang).cancel = event.by
+        case events.FlushAsked():
+            observed.gang(event.gang).flush = event.by
+        case events.JobSeen():
+            _job_seen(observed.gang(event.gang), event, now)
+        case events.NodeAttached() | events.NodeGone() | events.NodeHeard() | events.NodeSeen():
+            _observe_node(observed.node(event.node), event, now)
         case _:
             pass
 
 
-def _attached(seen: GangSight, event: e.AgentAttached, now: float) -> None:
+def _attached(seen: ObservedGang, event: events.AgentAttached, now: float) -> None:
     seen.pace.note(seen.status(event.node), event.status, now)
     seen.moved_to = max(seen.moved_to, _newest_step(event.status))  # not made now: it is no sign of life
-    seen.agents[event.node] = AgentSight(event.node, event.incarnation, True, now, event.status, now, attached_at=now)
+    seen.agents[event.node] = ObservedAgent(
+        event.node, event.incarnation, True, now, event.status, now, attached_at=now
+    )
     seen.attached_at = now
     clear(seen, event.node, now)
 
 
-def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
+def _job_seen(seen: ObservedGang, event: events.JobSeen, now: float) -> None:
     seen.job_ended, seen.job_restarts = event.ended, event.restart_count
     seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
     seen.waits = event.waits
@@ -222,12 +224,12 @@ def _job_seen(seen: GangSight, event: e.JobSeen, now: float) -> None:
         seen.granted = (event.restart_count, now)
 
 
-def _observe_agent(sight: Sight, event: e.AgentReported | e.AgentGone, now: float) -> None:
-    seen = sight.gang(event.gang)
+def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentGone, now: float) -> None:
+    seen = observed.gang(event.gang)
     agent = seen.agents.get(event.node)
     if agent is None or agent.incarnation != event.incarnation:
         return  # an earlier process of that node
-    if isinstance(event, e.AgentGone):
+    if isinstance(event, events.AgentGone):
         agent.attached, agent.gone_at = False, now
         seen.suspected.setdefault(event.node, now)
         seen.closed.setdefault(event.node, set()).add(COORDINATOR)
@@ -245,13 +247,13 @@ def _newest_step(status: Status) -> tuple[int, int]:
     return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
 
 
-def _accused(seen: GangSight, event: e.NeighbourAccused, now: float) -> None:
+def _accused(seen: ObservedGang, event: events.NeighbourAccused, now: float) -> None:
     seen.suspected.setdefault(event.node, now)
     if event.silence is Silence.CLOSED:
         seen.closed.setdefault(event.node, set()).add(event.witness)
 
 
-def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
+def _observe_probe(seen: ObservedGang, event: events.Probed, now: float) -> None:
     reaches = event.silence is None
     if event.witness == AGENT and seen.own_probes.get(event.node, (not reaches, now))[0] != reaches:
         seen.own_probes[event.node] = (reaches, now)
@@ -262,29 +264,29 @@ def _observe_probe(seen: GangSight, event: e.Probed, now: float) -> None:
         probe.silences[event.witness] = event.silence
 
 
-def _observe_node(node: NodeSight, event: e.NodeEvent, now: float) -> None:
+def _observe_node(node: ObservedNode, event: events.NodeEvent, now: float) -> None:
     match event:
-        case e.NodeAttached():
+        case events.NodeAttached():
             node.attached, node.incarnation, node.heard_at = True, event.incarnation, now
-        case e.NodeGone():
+        case events.NodeGone():
             if node.incarnation == event.incarnation:
                 node.attached = False
-        case e.NodeHeard():
+        case events.NodeHeard():
             node.heard_at = now
-        case e.NodeSeen():
+        case events.NodeSeen():
             node.down = event.down
         case _:
             pass
 
 
-def clear(seen: GangSight, node: str, now: float) -> None:
+def clear(seen: ObservedGang, node: str, now: float) -> None:
     """Drop every suspicion of `node`: an agent that answers clears every accusation."""
     forget(seen, node)
     seen.closed.pop(node, None)
     seen.cleared_at[node] = now
 
 
-def forget(seen: GangSight, node: str) -> None:
+def forget(seen: ObservedGang, node: str) -> None:
     """Ask after `node` no more."""
     for found in (seen.suspected, seen.probes, seen.hanging):
         found.pop(node, None)

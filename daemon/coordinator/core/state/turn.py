@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.state import facts as f
-from muster.daemon.coordinator.core.state.durable_state import Gang, Ledger, Member, apply
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member, apply
 from muster.daemon.coordinator.core.state.events import Shard
-from muster.daemon.coordinator.core.state.gang_index import Tally
+from muster.daemon.coordinator.core.state.facts import Fact
+from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.observed_state import GangSight, Sight
-from muster.daemon.coordinator.core.state.state_index import Tallies
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
+from muster.daemon.coordinator.core.state.state_index import StateIndex
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProbeRequest:
     """Ask `witnesses` after `node` within `deadline_s` seconds: agents of nodes by name; "agent" and "musterd" are the
     coordinator's own probes of the two processes (at `peer_address` and `probe_address`)."""
 
@@ -30,38 +31,38 @@ class Outcome:
     """What one event led to. `due`: when the core wants a Tick (seconds); None: nothing is pending. `bugs`: faults that
     the core found in its own rules, in words for the log."""
 
-    facts: list[f.Fact] = field(default_factory=list)
-    asks: list[Ask] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    asks: list[ProbeRequest] = field(default_factory=list)
     bugs: list[str] = field(default_factory=list)
     due: float | None = None
 
 
 @dataclass(slots=True)
 class Turn:
-    """The ledger and sight that a decision reads, the time it is made at, and what it leads to.
+    """The durable state and observed state that a decision reads, the time it is made at, and what it leads to.
 
     `about`: the one node that the event tells of; None where everything may have changed.
     """
 
-    ledger: Ledger
-    sight: Sight
-    tallies: Tallies
+    state: DurableState
+    observed: ObservedState
+    index: StateIndex
     now: float
     about: str | None = None
     limits: Limits = field(default_factory=Limits)
     outcome: Outcome = field(default_factory=Outcome)
 
-    def record(self, fact: f.Fact) -> None:
+    def record(self, fact: Fact) -> None:
         """Decide `fact`: it holds from here on."""
-        apply(self.ledger, fact, self.now)
-        self.tallies.note_fact(fact)
+        apply(self.state, fact, self.now)
+        self.index.note_fact(fact)
         self.outcome.facts.append(fact)
         self.about = None
 
-    def owe(self, verb: f.SlurmVerb, gang: str, job: int, text: str, node: str = "", **more: object) -> None:
+    def owe(self, verb: facts.SlurmVerb, gang: str, job: int, text: str, node: str = "", **more: object) -> None:
         """Owe Slurm a call."""
-        call = self.ledger.calls + 1
-        self.record(f.SlurmOwed(gang, call, verb, job, node, text, **more))  # type: ignore[arg-type]
+        call = self.state.calls + 1
+        self.record(facts.SlurmOwed(gang, call, verb, job, node, text, **more))  # type: ignore[arg-type]
 
     def wake(self, at: float) -> None:
         """Ask for a Tick at `at`."""
@@ -75,16 +76,16 @@ class GangTurn:
 
     turn: Turn
     gang: Gang
-    seen: GangSight = field(init=False)
+    seen: ObservedGang = field(init=False)
     """What is seen of the gang."""
 
     def __post_init__(self) -> None:
-        self.seen = self.turn.sight.gang(self.gang.id)
+        self.seen = self.turn.observed.gang(self.gang.id)
 
     @property
-    def tally(self) -> Tally:
+    def index(self) -> GangIndex:
         """What is seen of the gang, counted."""
-        return self.turn.tallies.of(self.gang)
+        return self.turn.index.of(self.gang)
 
     @property
     def now(self) -> float:
@@ -104,7 +105,7 @@ class GangTurn:
 
     def unfit(self, node: str) -> bool:
         """The node's verdict keeps ranks off it."""
-        return node in self.turn.tallies.out
+        return node in self.turn.index.out
 
     def usable(self) -> list[Member]:
         """Members that may carry ranks and whose node is in service."""

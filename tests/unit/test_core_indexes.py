@@ -13,11 +13,11 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection import time_fencing
-from muster.daemon.coordinator.core.state import events as e
-from muster.daemon.coordinator.core.state.durable_state import Ledger
+from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.gang_index import Tally
-from muster.daemon.coordinator.core.state.state_index import Tallies
+from muster.daemon.coordinator.core.state.gang_index import GangIndex
+from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 from muster.simulator.scenarios.scenario import Rehearsal
@@ -27,25 +27,25 @@ HOW_FAR = ("quiet_at", "said", "lease_at", "marked", "_ranks", "_by_fabric", "_s
 CORE = "coordinator/core/"
 
 
-def _counts(tally: Tally) -> dict[str, Any]:
-    return {f.name: getattr(tally, f.name) for f in fields(Tally) if f.name not in HOW_FAR}
+def _counts(index: GangIndex) -> dict[str, Any]:
+    return {f.name: getattr(index, f.name) for f in fields(GangIndex) if f.name not in HOW_FAR}
 
 
 def _compare(core: Core) -> None:
     """Every count is what counting afresh gives."""
-    afresh = Tallies(core.ledger, core.sight)
-    assert core.tallies.out == afresh.out
-    for gang in core.ledger.gangs.values():
-        kept, counted, seen = core.tallies.of(gang), afresh.of(gang), core.sight.gang(gang.id)
+    afresh = StateIndex(core.state, core.observed)
+    assert core.index.out == afresh.out
+    for gang in core.state.gangs.values():
+        kept, counted, seen = core.index.of(gang), afresh.of(gang), core.observed.gang(gang.id)
         assert _counts(kept) == _counts(counted)
         assert kept.behind(gang, seen) == counted.behind(gang, seen)
         assert kept.by_fabric(gang) == counted.by_fabric(gang)
         for node in gang.members:
-            assert core.tallies.homes(node) == afresh.homes(node)
+            assert core.index.homes(node) == afresh.homes(node)
 
 
 def _accuse(world: Rehearsal, node: str) -> None:
-    world.post(e.NeighbourAccused("g", "n0", node, Silence.CLOSED))
+    world.post(events.NeighbourAccused("g", "n0", node, Silence.CLOSED))
 
 
 def _restart(world: Rehearsal, node: str) -> None:
@@ -73,14 +73,14 @@ def test_counting_as_it_comes_is_counting_afresh(seed: int) -> None:
 
 
 def _idle(world: Rehearsal) -> bool:
-    gang = world.core.ledger.gangs.get("g")
+    gang = world.core.state.gangs.get("g")
     return gang is not None and (gang.final or gang.phase is Phase.REQUEUED)
 
 
 # -- what an event costs --
 
 
-def _steps(core: Core, event: e.Event, now: float) -> int:
+def _steps(core: Core, event: events.Event, now: float) -> int:
     """Lines of the core, turns of loops among them, that a decision takes; not what is tidied up meanwhile."""
     return _lines(lambda: core.decide(event, now))
 
@@ -104,7 +104,7 @@ def _lines(call: Callable[[], object]) -> int:
 
 def _training(nodes: int) -> Rehearsal:
     world = Rehearsal(nodes, 1)
-    world.run_until(lambda: world.gang.stepped == 1 and world.core.sight.gang("g").step > 2)
+    world.run_until(lambda: world.gang.stepped == 1 and world.core.observed.gang("g").step > 2)
     return world
 
 
@@ -113,20 +113,20 @@ def _costs(nodes: int) -> list[int]:
     back and one that goes, a node daemon's return, Slurm's answer."""
     world = _training(nodes)
     core, now = world.core, world.now
-    status = core.sight.gang("g").agents["n1"].status
-    events = [
-        e.AgentReported("g", "n1", "n1-r0", status),
-        e.AgentHeard("g", "n1"),
-        e.NodeHeard("n1"),
-        e.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
-        e.AgentGone("g", "n1", "n1-r0"),
-        e.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
-        e.NodeAttached("n1", "boot1", "d1", "n1:7071"),
-        e.SlurmAnswered("g", 99, None),
+    status = core.observed.gang("g").agents["n1"].status
+    happening = [
+        events.AgentReported("g", "n1", "n1-r0", status),
+        events.AgentHeard("g", "n1"),
+        events.NodeHeard("n1"),
+        events.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
+        events.AgentGone("g", "n1", "n1-r0"),
+        events.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
+        events.NodeAttached("n1", "boot1", "d1", "n1:7071"),
+        events.SlurmAnswered("g", 99, None),
     ]
-    for event in events:
+    for event in happening:
         core.decide(event, now)  # what is counted once is counted now
-    return [_steps(core, event, now) for event in events]
+    return [_steps(core, event, now) for event in happening]
 
 
 def test_an_event_costs_the_same_in_a_gang_of_any_size() -> None:
@@ -138,7 +138,7 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
         world = _training(nodes)
         world.kill_rank("n2")
         world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-        answers = [e.AgentReported("g", n, f"{n}-r0", e.Status(fenced=1)) for n in ("n0", "n1")]
+        answers = [events.AgentReported("g", n, f"{n}-r0", events.Status(fenced=1)) for n in ("n0", "n1")]
         world.core.decide(answers[0], world.now)
         return _steps(world.core, answers[1], world.now)
 
@@ -153,21 +153,21 @@ def test_once_a_silence_has_passed_a_report_costs_the_same_in_a_gang_of_any_size
         world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
         world.run_for(5.0)
         core = world.core
-        core.decide(e.AgentReported("g", "n2", "n2-r0", core.sight.gang("g").status("n2")), world.now)
-        gt = GangTurn(Turn(core.ledger, core.sight, core.tallies, world.now), world.gang)
-        assert gt.tally.quiet_at <= world.now
-        gt.tally.said.add("n2")
-        return _lines(lambda: time_fencing.passed_at(gt))
+        core.decide(events.AgentReported("g", "n2", "n2-r0", core.observed.gang("g").status("n2")), world.now)
+        gang_turn = GangTurn(Turn(core.state, core.observed, core.index, world.now), world.gang)
+        assert gang_turn.index.quiet_at <= world.now
+        gang_turn.index.said.add("n2")
+        return _lines(lambda: time_fencing.passed_at(gang_turn))
 
     assert cost(8) == cost(40)
 
 
 def test_an_arrival_costs_the_same_in_a_gang_of_any_size() -> None:
     def cost(nodes: int) -> int:
-        core = Core(Ledger(), 0.0)
-        core.decide(e.GangSubmitted("g", 1, 1000, "job", e.GangSpec(nodes, 0), "{}"), 0.0)
+        core = Core(DurableState(), 0.0)
+        core.decide(events.GangSubmitted("g", 1, 1000, "job", events.GangSpec(nodes, 0), "{}"), 0.0)
         arrivals = [
-            e.AgentAttached("g", f"n{i}", 1, 0, "i", f"n{i}:9", i == 0, f"s{i % 2}", e.Status())
+            events.AgentAttached("g", f"n{i}", 1, 0, "i", f"n{i}:9", i == 0, f"s{i % 2}", events.Status())
             for i in range(nodes - 1)
         ]
         return [_steps(core, event, 1.0) for event in arrivals][-1]
