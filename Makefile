@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core test-long chaos clean
+.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core test-long chaos figures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -99,7 +99,11 @@ chaos: image ## random faults against two training jobs on a real Slurm: make ch
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
-	@$(BIN)/python -m benchmarks.bench_recovery
+	@$(BIN)/python -m benchmarks.bench_recovery --json benchmarks/recovery.json
+
+figures: setup ## the README's picture and table of recoveries, from what bench-recovery measured last
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[figures]'
+	@$(BIN)/python -m benchmarks.recovery_figures
 
 bench-slurm: image ## what each call of the Slurm client costs, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_slurm

@@ -2,7 +2,8 @@
 
 On a container cluster of 10 nodes: 8 ranks, one a node, and 2 spares, a model of 3.2 M parameters with AdamW, a
 snapshot at every step, heartbeats every 5 s. Each fault is struck `--runs` times, medians and worst are printed
-with the phases of each, then one JSON object as the last line.
+with the phases of each, then one JSON object as the last line. `--json FILE` writes that object to a file too, with
+the date and the machine; `make figures` makes the README's picture and table from benchmarks/recovery.json.
 
 The clock starts when the fault takes effect (the cluster tool's own stamp) and stops when the coordinator learns
 of the first step of the next generation; all containers share this host's clock. `steps_redone` counts, in rank
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -128,6 +133,17 @@ def summary(results: dict[str, Figures]) -> dict[str, Any]:
     return out
 
 
+def measured(results: dict[str, Any], runs: int) -> dict[str, Any]:
+    """`results` with when, where and how often they were measured: what benchmarks/recovery.json holds."""
+    return {
+        "measured": datetime.now(UTC).date().isoformat(),
+        "machine": f"one machine with {os.cpu_count()} cores ({platform.machine()}); each node is a container on it",
+        "source": "make bench-recovery",
+        "runs": runs,
+        "results": results,
+    }
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Time from a fault to the next finished step.")
@@ -135,6 +151,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--faults", nargs="+", choices=[f.name for f in FAULTS], default=[f.name for f in FAULTS])
     parser.add_argument("--cluster", help="use this running cluster instead of a new one")
     parser.add_argument("--no-peers", action="store_true", help="leave out Slurm's requeue and torchrun")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     return parser.parse_args()
 
 
@@ -156,7 +173,10 @@ def main() -> int:
         if not args.cluster:
             cluster.down()
     Console(width=160).print(table(results))
-    print(json.dumps({**summary(results), "peers": peers}))
+    found = {**summary(results), "peers": peers}
+    if args.json:
+        args.json.write_text(json.dumps(measured(found, args.runs), indent=2) + "\n")
+    print(json.dumps(found))
     return 0
 
 
