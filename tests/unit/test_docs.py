@@ -16,7 +16,7 @@ from typing import get_args
 import pytest
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.policy.policy import Verdict
+from muster.daemon.coordinator.policy.policy import SignalAction
 from muster.launcher.__main__ import COMMANDS, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,4 +164,4 @@ def test_modules_of_the_core_name_what_there_is() -> None:
 
 
 def test_a_signals_event_names_every_judgement() -> None:
-    assert re.findall(r'"(\w+)"', events.NodeSignalled.__doc__ or "") == list(get_args(Verdict))
+    assert re.findall(r'"(\w+)"', events.NodeSignalled.__doc__ or "") == list(get_args(SignalAction))

@@ -1,4 +1,4 @@
-"""The table from hardware signals to verdicts: what ships, and what a site may change."""
+"""The policy: the action for each hardware signal, and what a site may change."""
 
 import re
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 
 from muster.daemon.coordinator.core.detection.correlated_faults import ECHO_S
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.policy.policy import Judgement, Policy, PolicyError
+from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision
 
 SHIPPED = Policy.load()
 
@@ -22,45 +22,45 @@ def _with(tmp_path: Path, text: str) -> Policy:
 
 @pytest.mark.parametrize("code", [48, 62, 79, 119, 120, 140])
 def test_a_fatal_xid_makes_a_node_unfit(code: int) -> None:
-    assert SHIPPED.judge("xid", code).verdict == "unfit"
+    assert SHIPPED.decide("xid", code).action == "unfit"
 
 
 @pytest.mark.parametrize("code", [74, 94, 95, *range(144, 151)])
-def test_nvlink_and_contained_xids_may_be_echoes(code: int) -> None:
-    assert SHIPPED.judge("xid", code).verdict == "echo"
+def test_an_nvlink_or_contained_memory_error_may_be_a_correlated_fault(code: int) -> None:
+    assert SHIPPED.decide("xid", code).action == "echo"
 
 
 @pytest.mark.parametrize("code", [63, 64, 92, 160])
-def test_precursors_degrade(code: int) -> None:
-    assert SHIPPED.judge("xid", code).verdict == "degraded"
+def test_a_precursor_makes_a_node_degraded(code: int) -> None:
+    assert SHIPPED.decide("xid", code).action == "degraded"
 
 
-def test_the_file_says_for_how_long_a_peers_loss_is_waited_for() -> None:
+def test_the_file_gives_the_time_within_which_a_peers_loss_explains_a_signal() -> None:
     text = files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text()
     assert re.findall(r"lost within ([\d.]+) s", text) == [f"{ECHO_S:g}"] * 2
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 69])
-def test_errors_of_a_program_say_nothing_of_the_node(code: int) -> None:
-    assert SHIPPED.judge("xid", code).verdict == "rank"
+def test_an_error_of_a_program_leaves_the_node_fit(code: int) -> None:
+    assert SHIPPED.decide("xid", code).action == "rank"
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "judgement"),
+    ("kind", "code", "decision"),
     [
-        ("xid", 79, Judgement("unfit", "Xid 79: GPU has fallen off the bus")),
-        ("xid", 4711, Judgement("degraded", "Xid 4711: unknown to the policy table")),
-        ("xid-nonfatal", 149, Judgement("degraded", "Xid 149: non-fatal NVLink error")),
-        ("gpu-lost", 0, Judgement("unfit", "GPU lost: GPU has fallen off the bus")),
-        ("gpu-recovery", 0, Judgement("ignore", "GPU recovery action 0: none")),
-        ("gpu-recovery", 2, Judgement("unfit", "GPU recovery action 2: node reboot required")),
-        ("sxid", 23001, Judgement("unfit", "SXid 23001: fatal NVSwitch fabric error")),
-        ("sxid-nonfatal", 20001, Judgement("ignore", "SXid 20001: non-fatal NVSwitch error")),
-        ("toaster", 3, Judgement("ignore", "toaster 3: a kind of signal that this policy does not know")),
+        ("xid", 79, SignalDecision("unfit", "Xid 79: GPU has fallen off the bus")),
+        ("xid", 4711, SignalDecision("degraded", "Xid 4711: unknown to the policy table")),
+        ("xid-nonfatal", 149, SignalDecision("degraded", "Xid 149: non-fatal NVLink error")),
+        ("gpu-lost", 0, SignalDecision("unfit", "GPU lost: GPU has fallen off the bus")),
+        ("gpu-recovery", 0, SignalDecision("ignore", "GPU recovery action 0: none")),
+        ("gpu-recovery", 2, SignalDecision("unfit", "GPU recovery action 2: node reboot required")),
+        ("sxid", 23001, SignalDecision("unfit", "SXid 23001: fatal NVSwitch fabric error")),
+        ("sxid-nonfatal", 20001, SignalDecision("ignore", "SXid 20001: non-fatal NVSwitch error")),
+        ("toaster", 3, SignalDecision("ignore", "toaster 3: a kind of signal that this policy does not know")),
     ],
 )
-def test_a_signal_gets_a_verdict_and_a_reason(kind: str, code: int, judgement: Judgement) -> None:
-    assert SHIPPED.judge(kind, code) == judgement
+def test_a_signal_gets_an_action_and_a_reason(kind: str, code: int, decision: SignalDecision) -> None:
+    assert SHIPPED.decide(kind, code) == decision
 
 
 def test_every_xid_of_the_catalogue_has_a_row() -> None:
@@ -68,11 +68,11 @@ def test_every_xid_of_the_catalogue_has_a_row() -> None:
 
 
 def test_every_reason_fits_a_drain_reason() -> None:
-    reasons = [SHIPPED.judge("xid", code).reason for code in SHIPPED.codes("xid")]
+    reasons = [SHIPPED.decide("xid", code).reason for code in SHIPPED.codes("xid")]
     assert all(len(reason) < 90 and '"' not in reason and "\n" not in reason for reason in reasons)
 
 
-def test_a_site_changes_what_it_names(tmp_path: Path) -> None:
+def test_a_site_file_changes_the_rows_that_it_names(tmp_path: Path) -> None:
     policy = _with(
         tmp_path,
         """
@@ -83,16 +83,16 @@ def test_a_site_changes_what_it_names(tmp_path: Path) -> None:
         default = { verdict = "rank" }
         """,
     )
-    assert policy.judge("xid", 63) == Judgement("ignore", "Xid 63: memory row remap pending")
-    assert policy.judge("xid", 999) == Judgement("unfit", "Xid 999: board alarm")
-    assert policy.judge("xid", 4711) == Judgement("rank", "Xid 4711: unknown to the policy table")
-    assert policy.judge("xid", 79) == SHIPPED.judge("xid", 79)
+    assert policy.decide("xid", 63) == SignalDecision("ignore", "Xid 63: memory row remap pending")
+    assert policy.decide("xid", 999) == SignalDecision("unfit", "Xid 999: board alarm")
+    assert policy.decide("xid", 4711) == SignalDecision("rank", "Xid 4711: unknown to the policy table")
+    assert policy.decide("xid", 79) == SHIPPED.decide("xid", 79)
 
 
 def test_a_site_changes_its_limits(tmp_path: Path) -> None:
     policy = _with(tmp_path, "[limits]\nnodes_per_hour = 3\nobserve = true\n")
     assert policy.limits == replace(SHIPPED.limits, nodes_per_hour=3, observe=True)
-    assert policy.judge("xid", 79) == SHIPPED.judge("xid", 79)
+    assert policy.decide("xid", 79) == SHIPPED.decide("xid", 79)
     assert SHIPPED.limits == Limits()
 
 
@@ -110,20 +110,20 @@ def test_a_site_changes_its_limits(tmp_path: Path) -> None:
         ('[xid.codes]\n999 = { verdict = "unfit" }\n', "xid.codes.999.reason is missing: a new row needs verdict and"),
         ('[xid.codes]\nbus = { verdict = "unfit", reason = "x" }\n', "xid.codes.bus: a code is a whole number"),
         ('[xid.codes]\n79 = { reason = "a \\"b\\"" }\n', "no quotation mark"),
-        ("[xid]\ncodes = 3\n", "xid: codes = 3: a table is needed here"),
+        ("[xid]\ncodes = 3\n", "xid: codes = 3: this key needs a table"),
         ("[xid\n", "is not TOML"),
         ("[limits]\nnodes_an_hour = 3\n", "unknown key limits.nodes_an_hour: did you mean 'nodes_per_hour'?"),
         ("[limits]\nfraction = 7\n", "limits.fraction = 7"),
         ("[limits]\nobserve = 3\n", "limits.observe = 3"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(PolicyError) as refused:
+def test_a_wrong_key_or_value_is_an_error(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(PolicyError) as failed:
         _with(tmp_path, text)
-    assert words in str(refused.value)
-    assert str(tmp_path / "policy.toml") in str(refused.value)
+    assert words in str(failed.value)
+    assert str(tmp_path / "policy.toml") in str(failed.value)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="can't be read: No such file"):
         Policy.load(tmp_path / "absent.toml")

@@ -1,4 +1,4 @@
-"""The table from hardware signals to verdicts, and a site's own file merged over it.
+"""The site's policy: the action for each hardware signal, the circuit breaker's limits, the shared pool.
 
 Imports `core.state`. `services` and `server` import it.
 """

@@ -1,11 +1,12 @@
-"""The table from hardware signals to verdicts, the limits on what follows from them, and the shared pool: policy.toml,
-with a site's own file merged over it.
+"""The site's policy: which action follows a hardware signal, the circuit breaker's limits, and the shared pool.
+
+The policy is the shipped policy.toml with a site's own file merged over it.
 
     policy = Policy.load(Path("/etc/muster/policy.toml"))
-    policy.judge("xid", 79)        # Judgement("unfit", "Xid 79: GPU has fallen off the bus")
+    policy.decide("xid", 79)       # SignalDecision("unfit", "Xid 79: GPU has fallen off the bus")
     policy.limits.nodes_per_hour   # 20
 
-The files are checked when they are read; `judge` knows an answer for every signal and never fails.
+Both files are checked when they are read. `decide` has an answer for every signal and never fails.
 """
 
 from __future__ import annotations
@@ -22,36 +23,37 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 
-Verdict = Literal["unfit", "echo", "degraded", "rank", "ignore"]
+SignalAction = Literal["unfit", "echo", "degraded", "rank", "ignore"]
+"""What Muster does about a hardware signal; policy.toml explains each value."""
 
-_Words = Annotated[str, StringConstraints(min_length=1, max_length=80, pattern=r"^[^\"\\\n]+$")]
+_ReasonText = Annotated[str, StringConstraints(min_length=1, max_length=80, pattern=r"^[^\"\\\n]+$")]
 
 
 class PolicyError(Exception):
-    """The site's fault: a policy file can't be read or can't be meant; says where and what would be right."""
+    """The site's fault: a policy file can't be read, or a key or value is wrong. Says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What a signal comes to. `reason` is fit for a Slurm drain reason: "Xid 79: GPU has fallen off the bus"."""
+class SignalDecision:
+    """The action that follows a signal. `reason` can be a Slurm drain reason: "Xid 79: GPU has fallen off the bus"."""
 
-    verdict: Verdict
+    action: SignalAction
     reason: str
 
 
-class _Row(BaseModel):
+class _SignalRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    verdict: Verdict
-    reason: _Words
+    verdict: SignalAction
+    reason: _ReasonText
 
 
-class _Kind(BaseModel):
+class _SignalKind(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    title: _Words
-    default: _Row
-    codes: dict[Annotated[int, Field(ge=0)], _Row] = {}
+    title: _ReasonText
+    default: _SignalRow
+    codes: dict[Annotated[int, Field(ge=0)], _SignalRow] = {}
 
 
 class _Limits(BaseModel):
@@ -72,60 +74,62 @@ class _Pool(BaseModel):
     constraint: str
     wait_s: Annotated[float, Field(ge=0)]
 
-    def terms(self) -> Pool:
-        named = {"partition": self.partition, "reservation": self.reservation, "constraint": self.constraint}
-        return Pool(tuple(f"--{key}={value}" for key, value in named.items() if value), self.wait_s)
+    def to_core(self) -> Pool:
+        options = {"partition": self.partition, "reservation": self.reservation, "constraint": self.constraint}
+        return Pool(tuple(f"--{key}={value}" for key, value in options.items() if value), self.wait_s)
 
 
 _LIMITS, _POOL = "limits", "pool"
-_LimitsTable = TypeAdapter(_Limits)
-_PoolTable = TypeAdapter(_Pool)
-_Table = TypeAdapter(dict[str, _Kind])
+_LIMITS_SCHEMA = TypeAdapter(_Limits)
+_POOL_SCHEMA = TypeAdapter(_Pool)
+_KINDS_SCHEMA = TypeAdapter(dict[str, _SignalKind])
 T = TypeVar("T")
 
 
 class Policy:
-    """A checked table. Kinds of signals are fixed by those of the shipped file: a sensor must exist for each."""
+    """A checked policy. The shipped file fixes the kinds of signals, because each kind needs a sensor."""
 
-    def __init__(self, kinds: Mapping[str, _Kind], limits: Limits) -> None:
+    def __init__(self, kinds: Mapping[str, _SignalKind], limits: Limits) -> None:
         self._kinds = kinds
         self.limits = limits
 
     @classmethod
     def load(cls, override: Path | None = None) -> Policy:
-        """The shipped table, with the file `override` merged over it.
+        """The shipped policy.toml, with the file `override` merged over it.
 
         Raises:
-            PolicyError: `override` can't be read, or has a key or value that can't be meant.
+            PolicyError: `override` can't be read, or one of its keys or values is wrong.
         """
         shipped = tomllib.loads(files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text())
         if override is None:
-            return cls._of(shipped, "policy.toml")
-        own = _read(override)
-        if unknown := sorted(set(own) - set(shipped)):
-            raise PolicyError(f"{override}: unknown kind of signal {unknown[0]!r}{_instead(unknown[0], list(shipped))}")
-        return cls._of(_merged(shipped, own, where=str(override)), str(override))
+            return cls._from_table(shipped, "policy.toml")
+        site = _read(override)
+        if unknown := sorted(set(site) - set(shipped)):
+            raise PolicyError(
+                f"{override}: unknown kind of signal {unknown[0]!r}{_suggestion(unknown[0], list(shipped))}"
+            )
+        return cls._from_table(_merged(shipped, site, where=str(override)), str(override))
 
     @classmethod
-    def _of(cls, table: dict[str, Any], where: str) -> Policy:
-        kinds: dict[str, _Kind] = _checked(
-            _Table, {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL)}, where
+    def _from_table(cls, table: dict[str, Any], where: str) -> Policy:
+        kinds: dict[str, _SignalKind] = _checked(
+            _KINDS_SCHEMA, {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL)}, where
         )
-        limits = _checked(_LimitsTable, table[_LIMITS], where, _LIMITS)
-        pool = _checked(_PoolTable, table[_POOL], where, _POOL)
-        return cls(kinds, Limits(**limits.model_dump(), pool=pool.terms()))
+        limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, _LIMITS)
+        pool = _checked(_POOL_SCHEMA, table[_POOL], where, _POOL)
+        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core()))
 
-    def judge(self, kind: str, code: int) -> Judgement:
-        """What the signal comes to. A kind that is not known here (a newer node daemon's) is ignored."""
+    def decide(self, kind: str, code: int) -> SignalDecision:
+        """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
         known = self._kinds.get(kind)
         if known is None:
-            return Judgement("ignore", f"{kind} {code}: a kind of signal that this policy does not know")
+            return SignalDecision("ignore", f"{kind} {code}: a kind of signal that this policy does not know")
         row = known.codes.get(code, known.default)
         number = f" {code}" if code or known.codes else ""
-        return Judgement(row.verdict, f"{known.title}{number}: {row.reason}")
+        return SignalDecision(row.verdict, f"{known.title}{number}: {row.reason}")
 
     def codes(self, kind: str) -> frozenset[int]:
-        """The codes of a kind that have a row of their own."""
+        """The codes of a kind that have their own row."""
         return frozenset(self._kinds[kind].codes)
 
 
@@ -138,35 +142,35 @@ def _read(path: Path) -> dict[str, Any]:
         raise PolicyError(f"{path} is not TOML: {error}") from None
 
 
-def _merged(shipped: Any, own: Any, where: str) -> Any:
-    """`own` over `shipped`, table by table."""
+def _merged(shipped: Any, site: Any, where: str) -> Any:
+    """`shipped` with the values of `site` in place of its own, table by table."""
     if not isinstance(shipped, dict):
-        return own
-    if not isinstance(own, dict):
-        raise PolicyError(f"{where} = {own!r}: a table is needed here")
-    both = dict(shipped)
-    for key, value in own.items():
-        both[key] = _merged(shipped[key], value, f"{where}: {key}") if key in shipped else value
-    return both
+        return site
+    if not isinstance(site, dict):
+        raise PolicyError(f"{where} = {site!r}: this key needs a table")
+    merged = dict(shipped)
+    for key, value in site.items():
+        merged[key] = _merged(shipped[key], value, f"{where}: {key}") if key in shipped else value
+    return merged
 
 
-def _checked(shape: TypeAdapter[T], table: Any, where: str, *under: str) -> T:
+def _checked(schema: TypeAdapter[T], table: Any, where: str, *parents: str) -> T:
     try:
-        return shape.validate_python(table)
+        return schema.validate_python(table)
     except ValidationError as error:
-        raise PolicyError("\n".join(f"{where}: {_words(fault, under)}" for fault in error.errors())) from None
+        raise PolicyError("\n".join(f"{where}: {_describe(fault, parents)}" for fault in error.errors())) from None
 
 
-def _words(fault: Any, under: tuple[str, ...]) -> str:
-    *path, last = (*under, *(str(part) for part in fault["loc"] if part != "[key]"))
+def _describe(fault: Any, parents: tuple[str, ...]) -> str:
+    *path, last = (*parents, *(str(part) for part in fault["loc"] if part != "[key]"))
     at = ".".join([*path, last])
     match fault["type"]:
         case "extra_forbidden":
             tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool}
-            model = tables[under[0]] if under else _Row if len(path) > 1 else _Kind
-            return f"unknown key {at}{_instead(last, list(model.model_fields))}"
+            model = tables[parents[0]] if parents else _SignalRow if len(path) > 1 else _SignalKind
+            return f"unknown key {at}{_suggestion(last, list(model.model_fields))}"
         case "literal_error":
-            return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(Verdict))}"
+            return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(SignalAction))}"
         case "int_parsing":
             return f"{at}: a code is a whole number"
         case "missing":
@@ -177,6 +181,6 @@ def _words(fault: Any, under: tuple[str, ...]) -> str:
             return f"{at} = {fault['input']!r}: {fault['msg']}"
 
 
-def _instead(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+def _suggestion(word: str, known: list[str]) -> str:
+    close_matches = difflib.get_close_matches(word, known, n=1)
+    return f": did you mean {close_matches[0]!r}?" if close_matches else f"; known: {', '.join(known)}"

@@ -111,10 +111,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         return 0
 
     def _judge(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
-        judgement = self._policy.judge(signal.kind, signal.code)
+        decision = self._policy.decide(signal.kind, signal.code)
         where = f" on {signal.device}" if signal.device else ""
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
-        return events.NodeSignalled(node, judgement.verdict, judgement.reason + where, signal.text)
+        return events.NodeSignalled(node, decision.action, decision.reason + where, signal.text)
 
     def _order(self, seq: int, over: Iterable[pb.KeptGang] = ()) -> pb.NodeOrder:
         return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
