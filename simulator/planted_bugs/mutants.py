@@ -69,8 +69,8 @@ MUTANTS: dict[str, Mutant] = {
     "forget-who-is-out": Mutant(
         "a restarted coordinator takes nodes that are out for spares",
         _JOURNAL,
-        "                _fold(state, Record(*row), position, crc)",
-        "                _fold(state, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
+        "                _replay_record(state, Record(*row), position, crc)",
+        "                _replay_record(state, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
     ),
     "never-come-to-an-end": Mutant(
         "a planned stop is planned again in every round of the rules",

@@ -1,4 +1,4 @@
-"""A coordinator whose journal can't be written acts on nothing that is not in it, and says so; training goes on."""
+"""A coordinator that can't write its journal stops and says so; it acts on no fact that is not in the journal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from muster.daemon.coordinator.testing.scripted_world import NODES, World
 
 NO_ROOM = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
 
-NO_VERDICT = NO_ROOM.replace("ON facts BEGIN", "ON facts WHEN NEW.name = 'NodeJudged' BEGIN")
-"""There is room for the hello of a node's daemon, and none for what follows from its signal."""
+NO_ROOM_FOR_NODE_HEALTH = NO_ROOM.replace("ON facts BEGIN", "ON facts WHEN NEW.name = 'NodeJudged' BEGIN")
+"""There is room for the registration of a node daemon, and none for the facts that follow from its signal."""
 
 
 @pytest_asyncio.fixture
@@ -37,21 +37,21 @@ def _alter(world: World, sql: str) -> None:
     db.close()
 
 
-async def test_nobody_is_ordered_what_could_not_be_written(world: World) -> None:
+async def test_an_order_is_not_sent_when_its_facts_could_not_be_written(world: World) -> None:
     await world.begin()
     await world.join(NODES)
     await world.ordered("RUN 1", ["n1", "n2"])
     await world.facts(facts.GenerationStarted)
-    coordinator, told = await world.live(), len(world.agents["n2"].orders)
+    coordinator, orders_before = await world.live(), len(world.agents["n2"].orders)
     _alter(world, NO_ROOM)
     await world.agents["n1"].end_ranks(-9)
     with pytest.raises(JournalError, match=r"can't write the journal .*journal\.db: database or disk is full"):
         await coordinator.wait()
     assert not coordinator.engine.running
     await world.end()
-    assert len(world.agents["n2"].orders) == told
+    assert len(world.agents["n2"].orders) == orders_before
     assert world.agents["n2"].duty == "RUN 1"
-    # There is room again: the next start takes up where the journal ends.
+    # There is room again: the next start continues from the end of the journal.
     _alter(world, "DROP TRIGGER full")
     await world.begin()
     await world.ordered("RUN 2", ["n1", "n2"])
@@ -59,7 +59,7 @@ async def test_nobody_is_ordered_what_could_not_be_written(world: World) -> None
 
 async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: World) -> None:
     await world.begin()
-    _alter(world, NO_VERDICT)
+    _alter(world, NO_ROOM_FOR_NODE_HEALTH)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await world.signal("n1", 79)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -68,7 +68,7 @@ async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: World)
     with pytest.raises(JournalError, match="disk is full"):
         await world.coordinator.wait()
     await world.end()
-    # The daemon still has the signal, and sends it again to the next coordinator.
+    # The daemon still has the signal and sends it again to the next coordinator.
     _alter(world, "DROP TRIGGER full")
     await world.begin()
     await world.signal("n1", 79)

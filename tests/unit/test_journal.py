@@ -1,4 +1,4 @@
-"""The journal: what was appended is there again, and nothing is done without it."""
+"""The journal: appended facts are there after a restart; a journal that can't be used is an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.daemon.coordinator.journal.end_mark import JournalEnd
+from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 
 SPEC = GangSpec(nodes=2, spares=1, min_nodes=2)
@@ -77,7 +77,7 @@ def _fill(journal: Journal, story: list[facts.Fact]) -> DurableState:
 
 
 def _alter(folder: Path, sql: str) -> None:
-    """Change the journal behind the coordinator's back."""
+    """Change the journal while the coordinator has it open."""
     db = sqlite3.connect(folder / "journal.db")
     with db:
         db.execute(sql)
@@ -86,7 +86,7 @@ def _alter(folder: Path, sql: str) -> None:
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """No file of this process may grow beyond 256 KiB: what a full disk does to a write."""
+    """Files of this process can't grow beyond 256 KiB: a write then fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (262144, before[1]))
@@ -100,7 +100,7 @@ def test_the_story_has_every_kind_of_fact() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 1000])
-def test_snapshot_and_tail_are_the_fold_of_all(tmp_path: Path, every: int) -> None:
+def test_a_replay_from_a_snapshot_equals_a_replay_of_all_facts(tmp_path: Path, every: int) -> None:
     journal = Journal(tmp_path, snapshot_every=every)
     state = _fill(journal, _story())
     journal.close()
@@ -113,7 +113,7 @@ def test_snapshot_and_tail_are_the_fold_of_all(tmp_path: Path, every: int) -> No
     assert bool(snapshots) == (every <= len(_story()))
 
 
-def test_each_start_has_a_term_of_its_own(tmp_path: Path) -> None:
+def test_each_start_raises_the_term(tmp_path: Path) -> None:
     terms = []
     for _ in range(3):
         journal = Journal(tmp_path)
@@ -134,7 +134,7 @@ def test_facts_of_one_event_are_written_together_or_not_at_all(tmp_path: Path) -
     journal.close()
 
 
-def test_history_is_that_of_the_gang_and_of_the_verdicts_on_its_nodes(tmp_path: Path) -> None:
+def test_a_gangs_history_includes_the_health_of_its_nodes(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     _fill(journal, _story())
     journal.append([facts.NodeJudged("elsewhere", Verdict.LOST, "another gang's")], 200.0, "")
@@ -148,14 +148,14 @@ def test_history_is_that_of_the_gang_and_of_the_verdicts_on_its_nodes(tmp_path: 
     journal.close()
 
 
-def test_others_can_not_read_it(tmp_path: Path) -> None:
+def test_other_users_can_not_read_the_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "state")
     _fill(journal, _story())
     assert {oct(path.stat().st_mode & 0o077) for path in (tmp_path / "state").iterdir()} == {"0o0"}
     journal.close()
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     _alter(tmp_path, "UPDATE meta SET value = 99 WHERE key = 'schema'")
     with pytest.raises(JournalError, match=r"newer muster \(format 99, this one knows 8\)"):
@@ -171,13 +171,13 @@ def test_a_folder_belongs_to_one_coordinator(tmp_path: Path) -> None:
 
 
 def _fill_the_disk(journal: Journal, written: list[int]) -> None:
-    """Append until that fails; `written` gets the number of each record that did not."""
+    """Append until an append fails; `written` gets the number of each record that was written."""
     for number in range(1000):
         journal.append([facts.NodeRegistered(f"n{number}", "b" * 1000, "a:1")], 1.0, "")
         written.append(number)
 
 
-def test_what_stood_before_the_disk_was_full_stands_after(tmp_path: Path, small_files: None) -> None:
+def test_records_from_before_a_full_disk_are_there_afterwards(tmp_path: Path, small_files: None) -> None:
     journal, written = Journal(tmp_path), list[int]()
     with pytest.raises(JournalError, match="can't write the journal"):
         _fill_the_disk(journal, written)
@@ -187,13 +187,13 @@ def test_what_stood_before_the_disk_was_full_stands_after(tmp_path: Path, small_
     again.close()
 
 
-def test_a_folder_that_can_not_be_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match=r"can't open the journal .*/file/state/journal\.db: .*Not a directory"):
         Journal(tmp_path / "file" / "state")
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_damaged_record(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     _fill(journal, _story())
     journal.close()
@@ -204,7 +204,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_missing_record_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_record(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     _fill(journal, _story())
     journal.close()
@@ -215,18 +215,18 @@ def test_a_missing_record_is_named(tmp_path: Path) -> None:
     again.close()
 
 
-def test_whose_a_gang_was_is_known_when_it_has_left_the_ledger(tmp_path: Path) -> None:
+def test_the_owner_of_a_forgotten_gang_is_known(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     state = _fill(journal, _story())
     assert "g" not in state.gangs
-    assert journal.owner("g") == journal.owner(job=7) == ("g", 1000)
-    assert journal.owner(job=8) == ("h", 1000)
-    assert journal.owner("nobody") is journal.owner(job=9) is None
+    assert journal.find_owner("g") == journal.find_owner(job=7) == ("g", 1000)
+    assert journal.find_owner(job=8) == ("h", 1000)
+    assert journal.find_owner("nobody") is journal.find_owner(job=9) is None
     assert journal.history("g", 0, 100)[-1].name == "GangForgotten"
     journal.close()
 
 
-def test_snapshots_grow_rarer_as_they_grow(tmp_path: Path) -> None:
+def test_larger_snapshots_are_written_less_often(tmp_path: Path) -> None:
     journal, state, sizes = Journal(tmp_path, snapshot_every=1), DurableState(), []
     for number in range(300):
         fact = facts.NodeRegistered(f"n{number}", "boot", "10.0.0.1:7071")
@@ -241,13 +241,13 @@ def test_snapshots_grow_rarer_as_they_grow(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_what_was_written_is_there_though_its_end_could_not_be_noted(tmp_path: Path) -> None:
+def test_records_are_there_though_the_end_mark_could_not_be_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    noted, journal._end = journal._end, JournalEnd(Path("/dev/full"))
+    mark, journal._end_mark = journal._end_mark, EndMark(Path("/dev/full"))
     with pytest.raises(JournalError, match="No space left on device"):
         journal.append([facts.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
-    journal._end.close()
-    journal._end = noted
+    journal._end_mark.close()
+    journal._end_mark = mark
     journal.close()
     with closing(Journal(tmp_path)) as again:
         assert set(again.load().nodes) == {"n1"}

@@ -1,5 +1,5 @@
-"""What a power cut, a killed process, another version or a bad disk does to the journal: what was acknowledged is
-there, or it is said that it is not. Never a guess."""
+"""The journal after a power cut, a kill, a change of version or damage by the disk: every acknowledged record is there,
+or opening the journal fails. The journal never guesses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.state_tables import Verdict
-from muster.daemon.coordinator.journal.end_mark import JournalEnd
+from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
-from muster.daemon.coordinator.journal.migrations import FORMAT, STEPS
+from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
 
 EVENTS = 16
 
 
 def _event(number: int) -> list[facts.Fact]:
-    """Facts that one event decides: two, so that half an event would show."""
+    """The two facts of one event: two, so that a test would notice half an event."""
     node = f"n{number}"
     return [
         facts.NodeRegistered(node, f"boot {number}", "10.0.0.1:7071"),
@@ -33,7 +33,7 @@ def _event(number: int) -> list[facts.Fact]:
     ]
 
 
-def _ledgers() -> list[DurableState]:
+def _states() -> list[DurableState]:
     """The durable state after each number of events, from none to all."""
     states, state = [DurableState()], DurableState()
     for number in range(EVENTS):
@@ -44,7 +44,7 @@ def _ledgers() -> list[DurableState]:
 
 
 def _written(folder: Path, *, closed: bool = True) -> Path:
-    """The folder of a journal with all events; not `closed`: as a killed process leaves it."""
+    """The folder of a journal with all events. Not `closed`: the folder as a killed process leaves it."""
     journal, state = Journal(folder, snapshot_every=10), DurableState()
     for number in range(EVENTS):
         for fact in _event(number):
@@ -61,7 +61,7 @@ def _written(folder: Path, *, closed: bool = True) -> Path:
 
 
 def _read(folder: Path) -> DurableState:
-    """The durable state that a coordinator would start from; every part of the file is read."""
+    """The durable state that a coordinator would start from. Reads every part of the file."""
     journal = Journal(folder)
     try:
         state = journal.load()
@@ -71,7 +71,7 @@ def _read(folder: Path) -> DurableState:
         journal.close()
 
 
-# -- torn and garbled --
+# -- torn and damaged files --
 
 
 def _cut(folder: Path, name: str, length: int) -> Path:
@@ -84,12 +84,12 @@ def _cut(folder: Path, name: str, length: int) -> Path:
     return copy
 
 
-def test_a_log_torn_anywhere_ends_with_a_whole_event(tmp_path: Path) -> None:
-    """A power cut tears only what was not acknowledged: what stands before is there, and events are whole."""
-    left, states = _written(tmp_path / "state", closed=False), _ledgers()
+def test_a_torn_log_ends_with_a_whole_event(tmp_path: Path) -> None:
+    """A power cut tears only records that were not acknowledged. Earlier records are there, and events are whole."""
+    left, states = _written(tmp_path / "state", closed=False), _states()
     (left / "journal.end").unlink()  # not synced: a power cut may take it
     length, seen = (left / "journal.db-wal").stat().st_size, set[int]()
-    for at in range(0, length, 2063):  # a prime: frames are torn at ever other places
+    for at in range(0, length, 2063):  # a prime number, so that frames are torn at many different offsets
         state = _read(_cut(left, "journal.db-wal", at))
         assert state in states
         seen.add(states.index(state))
@@ -97,17 +97,17 @@ def test_a_log_torn_anywhere_ends_with_a_whole_event(tmp_path: Path) -> None:
     assert _read(_cut(left, "journal.db-wal", length)) == states[-1]
 
 
-def test_a_log_that_lost_what_was_acknowledged_is_refused(tmp_path: Path) -> None:
+def test_a_log_that_lost_acknowledged_records_is_an_error(tmp_path: Path) -> None:
     left = _written(tmp_path / "state", closed=False)
-    assert _read(_cut(left, "journal.db-wal", (left / "journal.db-wal").stat().st_size)) == _ledgers()[-1]
+    assert _read(_cut(left, "journal.db-wal", (left / "journal.db-wal").stat().st_size)) == _states()[-1]
     cut = _cut(left, "journal.db-wal", (left / "journal.db-wal").stat().st_size // 2)
-    with pytest.raises(JournalError, match=rf"but record {2 * EVENTS} of term 1 was written: what came after is lost"):
+    with pytest.raises(JournalError, match=rf"but record {2 * EVENTS} of term 1 was written: newer records are lost"):
         Journal(cut)
-    (cut / "journal.end").unlink()  # as the message says
-    assert _read(cut) in _ledgers()
+    (cut / "journal.end").unlink()  # as the error says
+    assert _read(cut) in _states()
 
 
-def test_a_garbled_page_is_found_or_harmless(tmp_path: Path) -> None:
+def test_a_damaged_page_is_found_or_harmless(tmp_path: Path) -> None:
     folder = _written(tmp_path / "state")
     whole, chance = (folder / "journal.db").read_bytes(), random.Random(1)
     page, found = 4096, 0
@@ -127,11 +127,11 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
 
 
 def _found(folder: Path, content: bytes) -> bool:
-    """The damage is found when a coordinator starts on this file, rather than without consequence."""
+    """Whether a start on this content fails. Where it does not fail, the damage must have no effect."""
     end = (folder / "journal.end").read_bytes()
     (folder / "journal.db").write_bytes(content)
     try:
-        assert _read(folder) == _ledgers()[-1]
+        assert _read(folder) == _states()[-1]
     except JournalError:
         return True
     finally:
@@ -141,8 +141,8 @@ def _found(folder: Path, content: bytes) -> bool:
     return False
 
 
-def test_a_journal_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
-    """By the file's own word (write version 3), which holds for root too."""
+def test_a_read_only_journal_is_an_error(tmp_path: Path) -> None:
+    """Write version 3 in the file makes it read-only, for root too."""
     folder = _written(tmp_path / "state")
     with open(folder / "journal.db", "r+b") as file:
         file.seek(18)
@@ -151,17 +151,17 @@ def test_a_journal_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
         Journal(folder)
 
 
-@pytest.mark.parametrize("words", [b"", bytes(41), b"00000000000000000001", b"not a note, and not of ours"])
-def test_a_note_that_a_power_cut_took_says_nothing(tmp_path: Path, words: bytes) -> None:
+@pytest.mark.parametrize("words", [b"", bytes(41), b"00000000000000000001", b"not an end mark, another text"])
+def test_a_damaged_end_mark_reads_as_zeros(tmp_path: Path, words: bytes) -> None:
     (tmp_path / "journal.end").write_bytes(words)
-    end = JournalEnd(tmp_path / "journal.end")
+    end = EndMark(tmp_path / "journal.end")
     assert end.read() == (0, 0)
     end.write(3, 12)
     assert end.read() == (3, 12)
     end.close()
 
 
-# -- killed --
+# -- killed processes --
 
 
 WRITER = """
@@ -185,7 +185,7 @@ while True:
 
 
 @pytest.mark.parametrize("acknowledged", [1, 2, 7, 40, 150])
-def test_what_a_killed_process_had_acknowledged_is_there(tmp_path: Path, acknowledged: int) -> None:
+def test_records_that_a_killed_process_acknowledged_are_there(tmp_path: Path, acknowledged: int) -> None:
     command = [sys.executable, "-Ic", WRITER, str(tmp_path / "state")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -205,7 +205,7 @@ def _of_format_1(folder: Path) -> DurableState:
     """A journal as the first release wrote it, with a snapshot and a tail."""
     folder.mkdir()
     db, state = sqlite3.connect(folder / "journal.db"), DurableState()
-    db.executescript(STEPS[0])
+    db.executescript(MIGRATIONS[0])
     for number in range(EVENTS):
         for fact in _event(number):
             apply(state, fact, float(number))
@@ -219,7 +219,7 @@ def _of_format_1(folder: Path) -> DurableState:
     return state
 
 
-def test_an_older_format_is_brought_up(tmp_path: Path) -> None:
+def test_an_older_format_is_migrated(tmp_path: Path) -> None:
     state = _of_format_1(tmp_path / "state")
     journal = Journal(tmp_path / "state")
     assert journal.term == 5
@@ -233,8 +233,8 @@ def test_an_older_format_is_brought_up(tmp_path: Path) -> None:
     db.close()
 
 
-def test_a_migration_that_is_cut_short_is_done_again(tmp_path: Path) -> None:
-    """The journal of before, or the new one; nothing between them."""
+def test_an_interrupted_migration_is_repeated(tmp_path: Path) -> None:
+    """An interrupted migration leaves the old journal or the new one, nothing between them."""
     state = _of_format_1(tmp_path / "state")
     journal = Journal(tmp_path / "state")
     left = tmp_path / "left behind"
@@ -247,7 +247,7 @@ def test_a_migration_that_is_cut_short_is_done_again(tmp_path: Path) -> None:
         assert _read(_cut(left, "journal.db-wal", at)) == state
 
 
-def test_a_newer_journal_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_newer_journal_is_an_error_and_stays_unchanged(tmp_path: Path) -> None:
     folder = _written(tmp_path / "state")
     db = sqlite3.connect(folder / "journal.db")
     with db:

@@ -1,8 +1,8 @@
-"""Journals of each older format, as the coordinators of that time wrote them: what they say is what their facts say.
+"""Journals of each older format: a replay gives what their facts say, not what their snapshots say.
 
-`golden/journals` holds the whole database of a short run of the simulator, from the last version that wrote the format,
-of 7 from the first. It is never made anew. In each the snapshot, with the facts behind it, gives another durable state
-than all the facts do.
+`golden/journals` holds for each format the whole database of a short run of the simulator, written by the last version
+with that format (format 7: by the first version). These files are never regenerated. In each file the snapshot and the
+facts after it give another durable state than all the facts do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden" / "journals"
 OLD = range(1, FORMAT)
 LEASES = [pytest.param(0, id="alone"), pytest.param(9, id="shared")]
 
-SAID: dict[int, dict[str, dict[str, object]]] = {
+EXPECTED: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "g1": {"failures": 1, "reached": 12, "first_step_s": 1.4770192425327195},
         "g2": {"first_step_s": 0.9020330783705504},
@@ -41,11 +41,11 @@ SAID: dict[int, dict[str, dict[str, object]]] = {
         "g2": {"excluded": ("n0", "n1", "n2", "n5"), "reached": 2, "first_step_s": 1.7473490424581541},
     },
 }
-"""By format and gang: excluded, failures, in_vain, reached, first_step_s; those that are not as at first."""
+"""By format and gang: the values of excluded, failures, in_vain, reached and first_step_s that are not the default."""
 
 
-def _laid(folder: Path, version: int, lease_term: int) -> Path:
-    """The journal of that format, where a coordinator looks for it."""
+def _place_journal(folder: Path, version: int, lease_term: int) -> Path:
+    """Write the journal of that format where a coordinator looks for it."""
     folder.mkdir()
     path = folder / ("journal-00000003.db" if lease_term else "journal.db")
     with closing(sqlite3.connect(path)) as db:
@@ -53,19 +53,19 @@ def _laid(folder: Path, version: int, lease_term: int) -> Path:
     return path
 
 
-def _ask(path: Path, sql: str) -> list[tuple[object, ...]]:
+def _query(path: Path, sql: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(path)) as db, db:
         return db.execute(sql).fetchall()
 
 
-def _as_it_is(path: Path) -> list[tuple[object, ...]]:
-    """What tells whether it was brought up."""
+def _format_and_snapshots(path: Path) -> list[tuple[object, ...]]:
+    """What a migration would change."""
     tables = ("meta WHERE key = 'schema'", "snapshots", "sqlite_master")
-    return [row for table in tables for row in _ask(path, f"SELECT * FROM {table}")]
+    return [row for table in tables for row in _query(path, f"SELECT * FROM {table}")]
 
 
-def _by_snapshot(path: Path) -> DurableState:
-    """The durable state by the newest snapshot and the facts behind it."""
+def _replay_from_snapshot(path: Path) -> DurableState:
+    """The durable state from the newest snapshot and the facts after it."""
     with closing(sqlite3.connect(path)) as db:
         position, text = db.execute("SELECT position, ledger FROM snapshots ORDER BY position DESC").fetchone()
         state = DurableState.load(text)
@@ -80,16 +80,16 @@ def _by_snapshot(path: Path) -> DurableState:
 
 @pytest.mark.parametrize("lease_term", LEASES)
 @pytest.mark.parametrize("version", OLD)
-def test_an_older_journal_says_what_its_facts_say(tmp_path: Path, version: int, lease_term: int) -> None:
-    path = _laid(tmp_path / "state", version, lease_term)
-    old = _by_snapshot(path)
+def test_an_older_journal_is_replayed_from_its_facts(tmp_path: Path, version: int, lease_term: int) -> None:
+    path = _place_journal(tmp_path / "state", version, lease_term)
+    old = _replay_from_snapshot(path)
     with closing(Journal(tmp_path / "state", lease_term=lease_term)) as journal:
         state = journal.load()
         assert state == journal.load(use_snapshot=False) != old
-        assert _ask(journal.path, "SELECT position FROM snapshots") == [(journal.position,)]
+        assert _query(journal.path, "SELECT position FROM snapshots") == [(journal.position,)]
     names = ("excluded", "failures", "in_vain", "reached", "first_step_s")
-    said = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in state.gangs.items()}
-    assert said == SAID[version]
+    found = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in state.gangs.items()}
+    assert found == EXPECTED[version]
     with closing(Journal(tmp_path / "state", lease_term=lease_term + 1 if lease_term else 0)) as again:
         assert again.load() == state
 
@@ -106,26 +106,26 @@ def test_an_older_journal_says_what_its_facts_say(tmp_path: Path, version: int, 
         ("DELETE FROM facts WHERE position > 49", r"ends at record 49, but its snapshot at record 50"),
     ],
 )
-def test_an_older_journal_that_can_not_be_folded_stays(
+def test_an_older_journal_that_can_not_be_replayed_stays_unchanged(
     tmp_path: Path, lease_term: int, damage: str, words: str
 ) -> None:
-    """Though the snapshot hides it: the version that wrote the journal can still take it up."""
-    path = _laid(tmp_path / "state", 3, lease_term)
-    _ask(path, damage)
-    before = _as_it_is(path)
+    """The snapshot hides the damage, so the version that wrote the journal can still use the journal."""
+    path = _place_journal(tmp_path / "state", 3, lease_term)
+    _query(path, damage)
+    before = _format_and_snapshots(path)
     with pytest.raises(JournalError, match=f"^{re.escape(str(path))} {words}"):
         Journal(tmp_path / "state", lease_term=lease_term)
-    assert _as_it_is(path) == before
+    assert _format_and_snapshots(path) == before
     assert [other.name for other in (tmp_path / "state").glob("*.db")] == [path.name]
 
 
-def test_an_older_journal_that_lost_its_end_stays(tmp_path: Path) -> None:
-    path = _laid(tmp_path / "state", 3, 0)
+def test_an_older_journal_that_lost_newer_records_stays_unchanged(tmp_path: Path) -> None:
+    path = _place_journal(tmp_path / "state", 3, 0)
     path.with_suffix(".end").write_text(f"{1:020} {54:020}")
-    before = _as_it_is(path)
-    with pytest.raises(JournalError, match="what came after is lost"):
+    before = _format_and_snapshots(path)
+    with pytest.raises(JournalError, match="newer records are lost"):
         Journal(tmp_path / "state")
-    assert _as_it_is(path) == before
-    path.with_suffix(".end").unlink()  # as the message says
+    assert _format_and_snapshots(path) == before
+    path.with_suffix(".end").unlink()  # as the error says
     with closing(Journal(tmp_path / "state")) as journal:
         assert journal.load() == journal.load(use_snapshot=False)

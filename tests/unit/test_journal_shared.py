@@ -1,4 +1,4 @@
-"""The journal in a folder that two machines share: each term has its own file, and none loses what was written."""
+"""The journal in a folder that two machines share: each term has its own file, and no term loses records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.per_term_journal import Takeover, copy_bytes
 
-# Writes a fact and is killed in the middle of the next transaction, a part of which is in the file already.
+# Writes a fact and ends in the middle of the next transaction. A part of that transaction is in the file already.
 DIES = """
 import os, sys
 from pathlib import Path
@@ -35,8 +35,8 @@ os._exit(9)
 """  # noqa: E501
 
 
-def take(folder: Path, term: int, *nodes: str) -> Journal:
-    """Take over under `term`, and note that `nodes` have come."""
+def take_over(folder: Path, term: int, *nodes: str) -> Journal:
+    """Take over under `term` and register `nodes`."""
     journal = Journal(folder, lease_term=term)
     for node in nodes:
         journal.append([facts.NodeRegistered(node, "boot", f"{node}:1")], 1.0, "")
@@ -48,7 +48,7 @@ def files(folder: Path) -> list[str]:
 
 
 def spoil(folder: Path, term: int) -> None:
-    """A record of this term's journal is not what was written."""
+    """Damage a record of this term's journal."""
     with closing(sqlite3.connect(folder / f"journal-{term:08d}.db")) as db, db:
         db.execute("UPDATE facts SET json = replace(json, 'n1', 'nX') WHERE position = 1")
 
@@ -57,74 +57,74 @@ def names(journal: Journal) -> list[str]:
     return [record.node for record in journal.history("", 0, 100)]
 
 
-def test_each_term_goes_on_from_the_one_before_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_each_term_continues_the_journal_in_its_own_file(tmp_path: Path) -> None:
     for term, node in ((1, "n1"), (2, "n2"), (5, "n3")):
-        take(tmp_path, term, node).close()
-    with closing(take(tmp_path, 6)) as journal:
+        take_over(tmp_path, term, node).close()
+    with closing(take_over(tmp_path, 6)) as journal:
         assert names(journal) == ["n1", "n2", "n3"]
         assert set(journal.load().nodes) == {"n1", "n2", "n3"}
         assert journal.term == 6
     assert sorted(path.name for path in tmp_path.glob("*.db")) == ["journal-00000005.db", "journal-00000006.db"]
 
 
-def test_a_journal_of_a_coordinator_without_standby_goes_on(tmp_path: Path) -> None:
+def test_the_journal_of_a_coordinator_without_a_standby_is_continued(tmp_path: Path) -> None:
     alone, left = Journal(tmp_path / "alone"), tmp_path / "left behind"
     alone.append([facts.NodeRegistered("n1", "boot", "n1:1")], 1.0, "")
     for _ in range(3):
-        alone.term = alone._next_term(0)
+        alone.term = alone._raise_term(0)
     shutil.copytree(alone.path.parent, left)
     alone.close()
-    assert (left / "journal.db-wal").stat().st_size  # as after its death: what it wrote is there alone
-    with closing(take(left, 1)) as journal:
+    assert (left / "journal.db-wal").stat().st_size  # as after its death: the records are in this file alone
+    with closing(take_over(left, 1)) as journal:
         assert names(journal) == ["n1"]
-        assert journal.term == alone.term + 1  # more than was ever told
+        assert journal.term == alone.term + 1  # above every term that an agent has seen
 
 
-def test_what_a_killed_process_had_half_written_is_not_there(tmp_path: Path) -> None:
+def test_a_transaction_that_a_killed_process_left_half_written_is_not_there(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", DIES, tmp_path, "1"], timeout=60, check=False)
     assert done.returncode == 9
     left = tmp_path / "journal-00000001.db-journal"
     assert left.stat().st_size
     assert (tmp_path / "journal-00000001.db").stat().st_size > 500_000
-    with closing(take(tmp_path, 2, "n2")) as journal:
+    with closing(take_over(tmp_path, 2, "n2")) as journal:
         assert names(journal) == ["n1", "n2"]
-    assert left.exists()  # the old term's files are as they were
+    assert left.exists()  # the old term's files are unchanged
 
 
-def test_what_is_written_late_under_an_older_term_is_read_by_nobody(tmp_path: Path) -> None:
-    late = take(tmp_path, 1, "n1")
-    journal = take(tmp_path, 2, "n2")
+def test_a_late_write_under_an_older_term_is_never_read(tmp_path: Path) -> None:
+    late = take_over(tmp_path, 1, "n1")
+    journal = take_over(tmp_path, 2, "n2")
     late.append([facts.NodeRegistered("late", "boot", "late:1")], 1.0, "")
     journal.append([facts.NodeRegistered("n3", "boot", "n3:1")], 1.0, "")
     journal.close()
-    with closing(take(tmp_path, 3)) as journal:
+    with closing(take_over(tmp_path, 3)) as journal:
         assert names(journal) == ["n1", "n2", "n3"]
     late.close()
 
 
-def test_a_copy_that_was_cut_short_counts_for_nothing(tmp_path: Path) -> None:
-    take(tmp_path, 1, "n1").close()
+def test_an_incomplete_copy_is_ignored(tmp_path: Path) -> None:
+    take_over(tmp_path, 1, "n1").close()
     (tmp_path / "journal-00000002.new").write_bytes((tmp_path / "journal-00000001.db").read_bytes()[:5000])
-    with closing(take(tmp_path, 3)) as journal:
+    with closing(take_over(tmp_path, 3)) as journal:
         assert names(journal) == ["n1"]
 
 
-def test_a_journal_that_lost_its_end_is_refused_as_ever_and_named(tmp_path: Path) -> None:
-    take(tmp_path, 1, "n1").close()
+def test_a_journal_that_lost_newer_records_is_an_error_that_names_it(tmp_path: Path) -> None:
+    take_over(tmp_path, 1, "n1").close()
     early = (tmp_path / "journal-00000001.db").read_bytes()
-    take(tmp_path, 2, "n2").close()
+    take_over(tmp_path, 2, "n2").close()
     (tmp_path / "journal-00000002.db").write_bytes(early)
     before = files(tmp_path)
     for term in (3, 4):
-        with pytest.raises(JournalError, match=r"what came after is lost\. Stop both.*remove .*journal-00000002\.end"):
+        with pytest.raises(JournalError, match=r"newer records are lost\. Stop both.*remove .*journal-00000002\.end"):
             Journal(tmp_path, lease_term=term)
         assert files(tmp_path) == before
     (tmp_path / "journal-00000002.end").unlink()
-    with closing(take(tmp_path, 5)) as journal:
+    with closing(take_over(tmp_path, 5)) as journal:
         assert names(journal) == ["n1"]
 
 
-def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_no_files(tmp_path: Path) -> None:
     unreadable = tmp_path / "journal-00000001.db"
     unreadable.mkdir()
     unreadable.with_suffix(".end").touch()
@@ -134,8 +134,8 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert files(tmp_path) == ["journal-00000001.db", "journal-00000001.end"]
 
 
-def test_what_killed_starts_have_left_goes_with_the_next(tmp_path: Path) -> None:
-    take(tmp_path, 1, "n1").close()
+def test_the_next_start_removes_the_files_of_killed_starts(tmp_path: Path) -> None:
+    take_over(tmp_path, 1, "n1").close()
     for left in (
         "journal-00000002.new",
         "journal-00000002.end",
@@ -143,13 +143,13 @@ def test_what_killed_starts_have_left_goes_with_the_next(tmp_path: Path) -> None
         "journal-00000003.db-wal",
     ):
         (tmp_path / left).touch()
-    take(tmp_path, 4).close()
+    take_over(tmp_path, 4).close()
     assert not [name for name in files(tmp_path) if "-00000002." in name or "-00000003." in name]
 
 
-def test_a_copy_that_can_not_be_read_costs_no_other(tmp_path: Path) -> None:
-    take(tmp_path, 1, "n1").close()
-    take(tmp_path, 2, "n2").close()
+def test_an_unreadable_copy_removes_no_other_journal(tmp_path: Path) -> None:
+    take_over(tmp_path, 1, "n1").close()
+    take_over(tmp_path, 2, "n2").close()
     spoil(tmp_path, 2)
     before = files(tmp_path)
     for term in (3, 4):
@@ -161,8 +161,8 @@ def test_a_copy_that_can_not_be_read_costs_no_other(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_was_written_to_is_never_removed(tmp_path: Path) -> None:
-    take(tmp_path, 1, "n1").close()
-    journal = take(tmp_path, 2, "n2")
+    take_over(tmp_path, 1, "n1").close()
+    journal = take_over(tmp_path, 2, "n2")
     spoil(tmp_path, 2)
     with pytest.raises(JournalError, match="record 1 "):
         journal.load()
@@ -171,23 +171,23 @@ def test_a_journal_that_was_written_to_is_never_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("term", [4, 5])
-def test_a_lease_of_no_later_term_than_the_journal_is_refused(tmp_path: Path, term: int) -> None:
-    take(tmp_path, 5, "n1").close()
+def test_a_lease_term_must_be_above_the_journals(tmp_path: Path, term: int) -> None:
+    take_over(tmp_path, 5, "n1").close()
     before = files(tmp_path)
-    with pytest.raises(JournalError, match=r"journal-00000005\.db is there, no older than term"):
+    with pytest.raises(JournalError, match=r"journal-00000005\.db exists, but the lease is at term"):
         Journal(tmp_path, lease_term=term)
     assert files(tmp_path) == before
 
 
-def test_a_journal_that_a_coordinator_alone_has_open_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_journal_that_an_unshared_coordinator_has_open_is_not_taken_over(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)), pytest.raises(JournalError, match="in use by another coordinator: stop it"):
         Journal(tmp_path, lease_term=1)
-    take(tmp_path, 2).close()
+    take_over(tmp_path, 2).close()
 
 
-def test_a_copy_and_its_name_are_on_the_disk_before_older_ones_go(tmp_path: Path) -> None:
+def test_a_copy_and_its_name_are_on_the_disk_before_older_journals_are_removed(tmp_path: Path) -> None:
     for term in (1, 2):
-        take(tmp_path, term, f"n{term}").close()
+        take_over(tmp_path, term, f"n{term}").close()
     synced: list[tuple[str, list[str]]] = []
 
     def fsync(handle: int) -> None:
@@ -204,20 +204,18 @@ def test_a_copy_and_its_name_are_on_the_disk_before_older_ones_go(tmp_path: Path
     assert sorted(p.name for p in tmp_path.glob("*.db")) == ["journal-00000002.db", "journal-00000003.db"]
 
 
-def no_ranges(source: int, target: int, count: int) -> int:
+def unsupported(source: int, target: int, count: int) -> int:
     raise OSError(errno.EOPNOTSUPP, "not supported")
 
 
-def half_a_range(source: int, target: int, count: int) -> int:
+def partial_range(source: int, target: int, count: int) -> int:
     if os.lseek(target, 0, os.SEEK_CUR):
         return 0
     return os.copy_file_range(source, target, 5)
 
 
-@pytest.mark.parametrize("copy_range", [os.copy_file_range, no_ranges, half_a_range])
-def test_a_copy_is_whole_whatever_the_file_system_can(
-    tmp_path: Path, copy_range: Callable[[int, int, int], int]
-) -> None:
+@pytest.mark.parametrize("copy_range", [os.copy_file_range, unsupported, partial_range])
+def test_a_copy_is_complete_on_every_file_system(tmp_path: Path, copy_range: Callable[[int, int, int], int]) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"0123456789" * 1000)
     with source.open("rb") as read, target.open("wb") as write:
@@ -225,9 +223,9 @@ def test_a_copy_is_whole_whatever_the_file_system_can(
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_nobody_else_reads_it(tmp_path: Path) -> None:
-    take(tmp_path, 1, "n1").close()
-    take(tmp_path, 2).close()
+def test_other_users_can_not_read_a_shared_journal(tmp_path: Path) -> None:
+    take_over(tmp_path, 1, "n1").close()
+    take_over(tmp_path, 2).close()
     assert {path.name: oct(os.stat(path).st_mode & 0o777) for path in tmp_path.glob("*.db")} == {
         "journal-00000001.db": "0o600",
         "journal-00000002.db": "0o600",

@@ -1,11 +1,11 @@
-"""The journal's tables, one step for each format that ever was: what brings a journal of the format before up to it.
+"""The journal's tables: one migration for each format that was ever released.
 
-A format is never changed once it was released. Whatever an older coordinator could not read is a new one, a new kind of
-fact too. At each step the durable state is folded anew from all facts: an older version's snapshot is not this one's
-durable state. So whatever changes what facts of before fold to is a new format as well.
+A released format is never changed. Whatever an older coordinator can't read makes a new format, a new kind of fact too.
+Each migration rebuilds the durable state from all facts, because an older version's snapshot is not this version's
+durable state. So a change of what older facts fold to makes a new format as well.
 """
 
-STEPS = (
+MIGRATIONS = (
     """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE facts (
@@ -15,8 +15,7 @@ CREATE INDEX facts_of_gang ON facts (gang, position);
 CREATE TABLE snapshots (position INTEGER PRIMARY KEY, ledger TEXT NOT NULL) STRICT;
 INSERT INTO meta VALUES ('schema', 1), ('term', 0);
 """,
-    # 2: GangForgotten; whose a gang was that has left the durable state; checksums, for a disk may garble what it
-    # keeps.
+    # 2: GangForgotten; an index to find the owner of a forgotten gang; checksums against damage by the disk.
     """
 CREATE INDEX gangs_of_job ON facts (json_extract(json, '$.job')) WHERE name = 'GangRegistered';
 ALTER TABLE facts ADD COLUMN crc INTEGER;
@@ -27,8 +26,8 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 5: PoolAsked, PoolQueued, PoolClosed; generations of fewer ranks.",
     "-- 6: HangFound.",
     "-- 7: EchoHeard, EchoOver.",
-    "-- 8: no fact is new, but ledgers are: snapshots of 7 may lack `in_vain`, or be an older format's, brought along.",
+    "-- 8: no new fact. Snapshots of 7 may lack `in_vain`, or were copied from an older format.",
 )
 
-FORMAT = len(STEPS)
-"""What this version writes."""
+FORMAT = len(MIGRATIONS)
+"""The format that this version writes."""

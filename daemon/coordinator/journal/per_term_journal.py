@@ -1,12 +1,12 @@
-"""The journal in a folder that two machines share: a file for each term of the lease.
+"""The journal in a folder that two machines share: one file for each term of the lease.
 
-A machine that was cut off from the folder's server may still hold writes for a file that another has taken over, and
-give them to the server when it is back, long after the process that made them has died. So nobody goes on in another's
-file: whoever takes a term copies the newest journal, and late writes go to a file that nobody reads any more.
+A machine that was cut off from the file server may still hold writes in its cache, and may send them when it is back,
+long after the process that made them has died. So a new leader never continues an older term's file: it copies the
+newest journal into a file of its own term. Late writes go to a file that no coordinator reads any more.
 
-A copy is on trial until it has been read: where that fails nothing of it stays, and the next start copies again. Once
-it was read, all but the one before are removed. A power cut after that costs nothing: by then the copy's bytes and its
-name in the folder are on the disk.
+A copy is provisional until it has been read. Where reading fails, the copy is removed, and the next start copies again.
+After a successful read all journals are removed except the copy and its source. A power cut after that loses nothing:
+the bytes of the copy and its name in the folder are on the disk by then.
 """
 
 from __future__ import annotations
@@ -24,49 +24,51 @@ from typing import BinaryIO, Self
 
 from muster.daemon.host import clock
 
-ALONE = "journal.db"
-"""The journal of a coordinator that has its folder to itself."""
+UNSHARED_JOURNAL = "journal.db"
+"""File name of the journal of a coordinator that shares its folder with no other."""
 LARGE_BYTES = 1 << 30
-"""A journal of which it is said how long nobody coordinated while it was copied."""
+"""Bytes from which on the log says how long the copy of a journal took: no coordinator acts during the copy."""
 
 _NAME = re.compile(r"journal-(\d+)\.(db|new|end|db-journal|db-wal|db-shm)")
-_BESIDE = ("-journal", "-wal")
-"""Files of SQLite's own that belong to a database whose process was killed."""
-_NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""The two files, or their file systems, can't be copied within the kernel or by the folder's server."""
+_SQLITE_SUFFIXES = ("-journal", "-wal")
+"""SQLite's own files beside a database whose process was killed."""
+_COPY_RANGE_UNSUPPORTED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of copy_file_range that mean: the kernel or the file server can't copy between these two files."""
 _log = logging.getLogger(__name__)
 
 
-def path_of(folder: Path, term: int) -> Path:
-    """The journal of a term."""
+def journal_path(folder: Path, term: int) -> Path:
+    """The file of the journal of `term`."""
     return folder / f"journal-{term:08d}.db"
 
 
 def newest_term(folder: Path) -> int:
-    """The highest term of which there is a journal in `folder`; 0: of none.
+    """The highest term that has a journal in `folder`; 0 where none has.
 
     Raises:
         OSError: the folder can't be read.
     """
-    return max(_whole(folder), default=0)
+    return max(_journal_terms(folder), default=0)
 
 
 class Takeover:
-    """The journal of `term`, begun as a copy of the newest one in `folder`. Entered: the copy is there, unless there
-    was none to copy; left with an error: it is gone again.
+    """Begins the journal of `term` as a copy of the newest journal in `folder`.
+
+    A context manager. After entering, the copy exists, unless there was no journal to copy. Leaving with an exception
+    removes the copy.
 
     Raises:
-        OSError: it can't be copied, or the folder has a journal of this term or a later one.
+        OSError: the copy fails, or the folder has a journal of this term or a later one.
     """
 
     def __init__(self, folder: Path, term: int, fsync: Callable[[int], None] = os.fsync) -> None:
-        """`fsync` writes what an open file or folder holds to the disk."""
+        """`fsync` writes the contents of an open file or folder to the disk."""
         self._folder, self._term, self._fsync = folder, term, fsync
         newest = newest_term(folder)
         if newest >= term:
-            raise OSError(f"{path_of(folder, newest)} is there, no older than term {term} of the lease: start again")
-        self.source = path_of(folder, newest) if newest else folder / ALONE
-        """What is copied, if it is there."""
+            raise OSError(f"{journal_path(folder, newest)} exists, but the lease is at term {term}: start again")
+        self.source = journal_path(folder, newest) if newest else folder / UNSHARED_JOURNAL
+        """The journal to copy, which may not exist."""
 
     def __enter__(self) -> Self:
         try:
@@ -81,32 +83,34 @@ class Takeover:
             self.undo()
 
     def undo(self) -> None:
-        """Remove what there is of this term, as far as the folder lets us; nobody may have it open."""
+        """Remove this term's files, as far as the folder permits. No process may have them open."""
         with suppress(OSError):
             _remove(self._folder, lambda term: term == self._term)
 
     def complete(self) -> None:
-        """It was read: remove all older ones but that which was copied."""
-        kept = max((term for term in _whole(self._folder) if term < self._term), default=0)
+        """The copy was read: remove all older journals except its source."""
+        kept = max((term for term in _journal_terms(self._folder) if term < self._term), default=0)
         _remove(self._folder, lambda term: term < self._term and term != kept)
 
     def _copy(self) -> None:
-        whole = _whole(self._folder)
-        _remove(self._folder, lambda term: term < self._term and term not in whole)
+        complete_terms = _journal_terms(self._folder)
+        _remove(self._folder, lambda term: term < self._term and term not in complete_terms)
         if not self.source.exists():
             return
         began, size = clock.monotonic(), self.source.stat().st_size
-        target = path_of(self._folder, self._term)
-        for ending in _BESIDE:
+        target = journal_path(self._folder, self._term)
+        for ending in _SQLITE_SUFFIXES:
             self._copy_file(Path(f"{self.source}{ending}"), Path(f"{target}{ending}"))
         self._copy_file(self.source.with_suffix(".end"), target.with_suffix(".end"))
-        aside = target.with_suffix(".new")
-        self._copy_file(self.source, aside)
-        aside.rename(target)  # last: a journal with this name is whole
+        partial = target.with_suffix(".new")
+        self._copy_file(self.source, partial)
+        partial.rename(target)  # last step: a journal with this name is complete
         self._sync_folder()
         if size >= LARGE_BYTES:
             took = clock.monotonic() - began
-            _log.warning("nobody coordinated for %.1f s: %s, %.1f GB, was copied", took, self.source, size / 1e9)
+            _log.warning(
+                "no coordinator acted for %.1f s, while %s (%.1f GB) was copied", took, self.source, size / 1e9
+            )
 
     def _copy_file(self, source: Path, target: Path) -> None:
         try:
@@ -119,7 +123,7 @@ class Takeover:
             self._fsync(write.fileno())
 
     def _sync_folder(self) -> None:
-        """Write the names in the folder to the disk: without its name the copy is lost, and older ones are removed."""
+        """Write the folder's names to the disk: a copy without its name is lost, and older journals are removed."""
         handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._fsync(handle)
@@ -127,13 +131,13 @@ class Takeover:
             os.close(handle)
 
 
-def _whole(folder: Path) -> set[int]:
-    """The terms of which there is a journal."""
+def _journal_terms(folder: Path) -> set[int]:
+    """The terms that have a complete journal."""
     return {int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and found[2] == "db"}
 
 
 def _remove(folder: Path, which: Callable[[int], bool]) -> None:
-    """Remove all files of these terms, the journal itself first: without it the others count for nothing."""
+    """Remove all files of the terms that `which` selects, the journals first: without them nothing reads the rest."""
     found = [
         (match[2] != "db", path)
         for path in folder.iterdir()
@@ -146,19 +150,19 @@ def _remove(folder: Path, which: Callable[[int], bool]) -> None:
 def copy_bytes(
     read: BinaryIO, write: BinaryIO, copy_range: Callable[[int, int, int], int] = os.copy_file_range
 ) -> None:
-    """Copy all of `read`; by `copy_range` as far as it goes, so that a folder's server need not send and receive it.
+    """Copy all of `read` to `write`. `copy_range` lets the file server copy without sending the bytes to this machine.
 
     Raises:
-        OSError: it can't be read or written.
+        OSError: `read` can't be read, or `write` can't be written.
     """
-    done = 0
+    copied_bytes = 0
     try:
         while copied := copy_range(read.fileno(), write.fileno(), LARGE_BYTES):
-            done += copied
+            copied_bytes += copied
     except OSError as error:
-        if error.errno not in _NO_RANGES:
+        if error.errno not in _COPY_RANGE_UNSUPPORTED:
             raise
-    if done:
-        read.seek(done)
-        write.seek(done)
+    if copied_bytes:
+        read.seek(copied_bytes)
+        write.seek(copied_bytes)
     shutil.copyfileobj(read, write, 1 << 20)

@@ -240,7 +240,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
         """Id and owner of a gang that has left the durable state."""
         try:
-            return self._engine.journal.owner(ref.gang_id, ref.slurm_job_id)
+            return self._engine.journal.find_owner(ref.gang_id, ref.slurm_job_id)
         except JournalError as error:
             raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
 
