@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.checkpoint.format import layout
-from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import digest_pieces
-from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank
-from muster.checkpoint.training.agent_connection import AgentLink
+from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank
+from muster.checkpoint.training.agent_connection import AgentConnection
 from muster.v1 import agent_pb2
 
 Figures = dict[str, list[float]]
@@ -57,18 +57,18 @@ def timed(work: Callable[[], Any]) -> float:
 def digests(size: int, rounds: int) -> Figures:
     """Gigabytes a second that one thread digests."""
     data = memoryview(bytearray(size))
-    layout.write_footer(data, layout.Footer(layout.align(size // 2), size - 4096, 0, 0, 0))
+    layout.write_footer(data, layout.Footer(layout.align_up(size // 2), size - 4096, 0, 0, 0))
     digest_pieces(data)
     return {"digest_gb_s": [size / 1e6 / timed(lambda: digest_pieces(data)) for _ in range(rounds)]}
 
 
-async def _until(gang: RehearsedGang, stamp: Stamp) -> None:
-    while any(Stamp.of(n.keeper.committed()) < stamp for n in gang.nodes.values()):  # noqa: ASYNC110
+async def _until(gang: InProcessGang, version: Version) -> None:
+    while any(n.committed() < version for n in gang.nodes.values()):  # noqa: ASYNC110
         await asyncio.sleep(0.0005)  # seen from outside, as a coordinator sees it
 
 
-async def _gang(nodes: int) -> tuple[RehearsedGang, dict[int, str]]:
-    gang = RehearsedGang("bench")
+async def _gang(nodes: int) -> tuple[InProcessGang, dict[int, str]]:
+    gang = InProcessGang("bench")
     places = {rank: f"n{rank}" for rank in range(nodes)}
     await gang.add(*places.values(), "spare")
     gang.begin(places)
@@ -79,51 +79,51 @@ def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> F
     """From the last rank's RankFilled to every agent's knowing of the commit; then a restore on a spare."""
     gang, places = loop.run(_gang(nodes))
     sockets = loop.run(_sockets(gang, places))
-    ranks = [RehearsedRank(AgentLink(fd, rank, 1), rank, nodes) for rank, fd in sockets.items()]
+    ranks = [TorchlessRank(AgentConnection(fd, rank, 1), rank, nodes) for rank, fd in sockets.items()]
     for rank in ranks:
         rank.join()
         rank.layout(size)
     word = "alike" if alike else "sharded"
     figures: Figures = {f"commit_{word}_ms": [], f"sent_{word}_bytes": []}
     for step in range(1, rounds + 1):
-        before = sum(n.service.sent_bytes for n in gang.nodes.values())
+        before = sum(n.peer_service.sent_bytes for n in gang.nodes.values())
         for rank in ranks:
             seed = step * 1000 + (0 if alike else rank.rank)
-            slot = rank.link.any_slot(step, 1, 10)
+            slot = rank.connection.any_slot(step, 1, 10)
             assert slot is not None
             rank.write(slot, seed.to_bytes(8, "little") * (size // 8), b"own %d" % (step * nodes + rank.rank))
         start = time.perf_counter()
         for rank in ranks:
-            rank.link.progress(step)
-            slot = rank.link.any_slot(step, 1, 0)
+            rank.connection.progress(step)
+            slot = rank.connection.any_slot(step, 1, 0)
             assert slot is not None
-            rank.link.filled(slot, step)
-        loop.run(_until(gang, Stamp(1, step)))
+            rank.connection.filled(slot, step)
+        loop.run(_until(gang, Version(1, step)))
         figures[f"commit_{word}_ms"].append((time.perf_counter() - start) * 1000)
-        sent = sum(n.service.sent_bytes for n in gang.nodes.values()) - before
+        sent = sum(n.peer_service.sent_bytes for n in gang.nodes.values()) - before
         figures[f"sent_{word}_bytes"].append(sent / nodes)
     figures |= _restores(loop, gang, places, rounds, word)
     for rank in ranks:
-        rank.link.close()
+        rank.connection.close()
     loop.run(gang.close())
     return figures
 
 
-async def _sockets(gang: RehearsedGang, places: dict[int, str]) -> dict[int, int]:
+async def _sockets(gang: InProcessGang, places: dict[int, str]) -> dict[int, int]:
     return {rank: gang.socket(rank, node) for rank, node in places.items()}
 
 
-def _restores(loop: Loop, gang: RehearsedGang, places: dict[int, str], step: int, word: str) -> Figures:
+def _restores(loop: Loop, gang: InProcessGang, places: dict[int, str], step: int, word: str) -> Figures:
     """From the order to the rank's holding its verified bytes: in place, and on a spare from the buddy."""
     figures: Figures = {}
     for name, where in (("own", places), ("buddy", {**places, 0: "spare"})):
 
         async def begin(where: dict[int, str] = where) -> int:
-            gang.begin(where, gang.plan(Stamp(1, step)))
+            gang.begin(where, gang.plan(Version(1, step)))
             return gang.socket(0, where[0])
 
         start = time.perf_counter()
-        link = AgentLink(loop.run(begin()), 0, gang.generation)
+        link = AgentConnection(loop.run(begin()), 0, gang.generation)
         link.join()
         figures[f"recall_{name}_{word}_ms"] = [(time.perf_counter() - start) * 1000]
         link.close()
@@ -136,14 +136,14 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
 
     from muster.checkpoint import Checkpoint
 
-    def job(link: AgentLink | None) -> tuple[Any, Any, Any]:
+    def job(link: AgentConnection | None) -> tuple[Any, Any, Any]:
         width = int((parameters / 12) ** 0.5)
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(12)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         return model, optimizer, Checkpoint(model=model, optimizer=optimizer, link=link)
 
     gang, places = loop.run(_gang(1))
-    link = AgentLink(loop.run(_sockets(gang, places))[0], 0, 1)
+    link = AgentConnection(loop.run(_sockets(gang, places))[0], 0, 1)
     model, optimizer, checkpoint = job(link)
     checkpoint.restore()
     batch = torch.randn(8, model[0].in_features)
@@ -157,7 +157,7 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
 
         taken = timed(train)
         stall = timed(lambda step=step: checkpoint.step(step))  # type: ignore[misc]
-        loop.run(_until(gang, Stamp(1, step)))
+        loop.run(_until(gang, Version(1, step)))
         if step == 1:
             figures["first_step_ms"].append(stall)
         elif step > 2:
@@ -166,14 +166,14 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
     figures["state_mb"] = [loop.run(_size(gang)) / 1e6]
     checkpoint._every = 1 << 30
     figures["no_snapshot_us"] = [timed(lambda: checkpoint.step(rounds + 3)) * 1000 for _ in range(rounds)]
-    last = Stamp(1, rounds + 2)
+    last = Version(1, rounds + 2)
     figures["flush_ms"] = [_flush(loop, gang, last)]
 
     async def again() -> int:
         gang.begin(places, gang.plan(last))
         return gang.socket(0, places[0])
 
-    second = job(AgentLink(loop.run(again()), 0, 2))[2]
+    second = job(AgentConnection(loop.run(again()), 0, 2))[2]
     figures["restore_ms"] = [timed(second.restore)]
     checkpoint.close()
     second.close()
@@ -181,15 +181,15 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
     return figures
 
 
-async def _size(gang: RehearsedGang) -> int:
-    return max(s.bytes for n in gang.nodes.values() for s in n.keeper.shards())
+async def _size(gang: InProcessGang) -> int:
+    return max(s.bytes for n in gang.nodes.values() for s in n.checkpoint_service.shards())
 
 
-def _flush(loop: Loop, gang: RehearsedGang, stamp: Stamp) -> float:
-    order = agent_pb2.FlushOrder(serial=1, version=stamp.version(), reason="bench")
-    order.sources.extend(gang.plan(stamp, agent_pb2.TIER_OWN).sources)
+def _flush(loop: Loop, gang: InProcessGang, version: Version) -> float:
+    order = agent_pb2.FlushOrder(serial=1, version=version.to_wire(), reason="bench")
+    order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
     with tempfile.TemporaryDirectory() as folder:
-        return timed(lambda: loop.run(gang.nodes["n0"].keeper.flush(order, str(Path(folder)))))
+        return timed(lambda: loop.run(gang.nodes["n0"].checkpoint_service.flush(order, str(Path(folder)))))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.format.versions import Version
 
 METADATA = ".metadata"
 MANIFEST = "manifest.json"
@@ -26,38 +26,38 @@ _FOLDER = re.compile(r"step_(\d+)_g(\d+)(?:_(.+))?")
 _ASIDE = re.compile(r"\.(step_.+)\.(\d+)\.tmp")
 
 
-class Label(NamedTuple):
+class ParsedFolderName(NamedTuple):
     """What a folder's name says. `gang` is empty in names of before."""
 
-    stamp: Stamp
+    version: Version
     gang: str
 
 
-def folder_name(stamp: Stamp, gang: str) -> str:
+def folder_name(version: Version, gang: str) -> str:
     """The final name of a version's folder."""
-    return f"step_{stamp.step:08}_g{stamp.generation}_{gang}"
+    return f"step_{version.step:08}_g{version.generation}_{gang}"
 
 
-def aside_name(stamp: Stamp, gang: str, serial: int) -> str:
+def temporary_folder_name(version: Version, gang: str, serial: int) -> str:
     """The name while flush `serial` of the gang writes it."""
-    return f".{folder_name(stamp, gang)}.{serial}.tmp"
+    return f".{folder_name(version, gang)}.{serial}.tmp"
 
 
-def file_name(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     """The file of a rank's published items, as torch names it."""
     return f"__{rank}_0.distcp"
 
 
-def label_of(name: str) -> Label | None:
+def parse_folder_name(name: str) -> ParsedFolderName | None:
     """What the name of a final folder says; None for any other name."""
     found = _FOLDER.fullmatch(name)
-    return Label(Stamp(int(found[2]), int(found[1])), found[3] or "") if found else None
+    return ParsedFolderName(Version(int(found[2]), int(found[1])), found[3] or "") if found else None
 
 
-def label_of_aside(name: str) -> tuple[Label, int] | None:
+def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | None:
     """The same of a folder that is being written, or was given up, and its flush's serial; None for any other name."""
     found = _ASIDE.fullmatch(name)
-    label = label_of(found[1]) if found else None
+    label = parse_folder_name(found[1]) if found else None
     return (label, int(found[2])) if found and label else None
 
 
@@ -97,20 +97,20 @@ class _Whole:
 
     path: Path
     gang: str
-    stamp: Stamp
+    version: Version
     completed: int
 
 
 def _whole_in(folder: Path) -> Iterator[_Whole]:
     for path in folder.iterdir():
-        label = label_of(path.name)
+        label = parse_folder_name(path.name)
         if label is None or not (path / METADATA).is_file():
             continue
         gang = label.gang or str(_manifest_in(path).get("gang", ""))
-        yield _Whole(path, gang, label.stamp, (path / METADATA).stat().st_mtime_ns)
+        yield _Whole(path, gang, label.version, (path / METADATA).stat().st_mtime_ns)
 
 
-def newest(folder: Path, gang: str = "") -> Path | None:
+def newest_checkpoint(folder: Path, gang: str = "") -> Path | None:
     """The newest whole checkpoint: `folder` itself where it is one, else the newest in it.
 
     Of one gang that is the newest version, by (generation, step); of several gangs' newest ones, the one that was
@@ -125,13 +125,13 @@ def newest(folder: Path, gang: str = "") -> Path | None:
     if not folder.is_dir():
         return None
     of_gang: dict[str, _Whole] = {}
-    for one in sorted(_whole_in(folder), key=lambda w: w.stamp):
+    for one in sorted(_whole_in(folder), key=lambda w: w.version):
         of_gang[one.gang] = one
     found = [one for one in of_gang.values() if gang in ("", one.gang)]
-    return max(found, key=lambda w: (w.completed, w.stamp, w.path.name)).path if found else None
+    return max(found, key=lambda w: (w.completed, w.version, w.path.name)).path if found else None
 
 
-def step_of(folder: Path) -> int:
+def finished_steps_of(folder: Path) -> int:
     """The number of finished steps that a checkpoint holds.
 
     Raises:
@@ -141,7 +141,7 @@ def step_of(folder: Path) -> int:
         return int(_manifest_in(folder)["step"])
     except (KeyError, TypeError, ValueError):
         pass
-    label = label_of(folder.name)
+    label = parse_folder_name(folder.name)
     if label is None:
         raise CheckpointError(f"{folder} has no {MANIFEST}, and its name doesn't say which step it holds")
-    return label.stamp.step
+    return label.version.step

@@ -5,7 +5,7 @@ class CheckpointError(Exception):
     """A state can't be laid out, saved or restored. The message says what is wrong and what would be right."""
 
 
-class BadShard(CheckpointError):
+class CorruptShard(CheckpointError):
     """Bytes that aren't a shard, or not the shard that they should be."""
 
 

@@ -20,10 +20,10 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from muster.checkpoint.format.errors import BadShard
+from muster.checkpoint.format.errors import CorruptShard
 
 FOOTER_BYTES = 64
-ALIGN = 64
+ITEM_ALIGNMENT_BYTES = 64
 """Items begin at multiples of this, as torch aligns the data inside them."""
 PIECE_BYTES = 4 << 20
 LENGTH_BYTES = 8
@@ -43,12 +43,12 @@ class Footer(NamedTuple):
     cut: int
     header: int
     index_bytes: int
-    skeleton_bytes: int
-    durable_bytes: int
+    directory_bytes: int
+    metadata_bytes: int
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedItem:
     """One item that goes to this rank's durable file: its number in the metadata, and where it stands in the shard.
 
     `length` is None for an object: its true length stands in the 8 bytes at `offset`.
@@ -60,12 +60,12 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Index:
+class ShardIndex:
     """What an agent has to know of a shard to flush it."""
 
     rank: int
     world_size: int
-    published: tuple[Published, ...]
+    published: tuple[PublishedItem, ...]
 
     def dump(self) -> bytes:
         """As JSON; the same index gives the same bytes."""
@@ -73,16 +73,16 @@ class Index:
         return json.dumps({"rank": self.rank, "world_size": self.world_size, "published": rows}).encode()
 
     @classmethod
-    def load(cls, data: bytes) -> "Index":
+    def load(cls, data: bytes) -> "ShardIndex":
         """The reverse of `dump`."""
         fields = json.loads(data)
-        rows = tuple(Published(*row) for row in fields["published"])
+        rows = tuple(PublishedItem(*row) for row in fields["published"])
         return cls(fields["rank"], fields["world_size"], rows)
 
 
-def align(offset: int) -> int:
+def align_up(offset: int) -> int:
     """The next place where an item may begin."""
-    return -(-offset // ALIGN) * ALIGN
+    return -(-offset // ITEM_ALIGNMENT_BYTES) * ITEM_ALIGNMENT_BYTES
 
 
 def write_footer(shard: memoryview, footer: Footer) -> None:
@@ -94,40 +94,40 @@ def read_footer(shard: memoryview) -> Footer:
     """The footer of a shard.
 
     Raises:
-        BadShard: these bytes aren't a shard.
+        CorruptShard: these bytes aren't a shard.
     """
     if len(shard) < FOOTER_BYTES:
-        raise BadShard(f"{len(shard)} bytes are no shard: a footer alone has {FOOTER_BYTES}")
+        raise CorruptShard(f"{len(shard)} bytes are no shard: a footer alone has {FOOTER_BYTES}")
     magic, *numbers = _FOOTER.unpack(shard[len(shard) - FOOTER_BYTES :])
     footer = Footer(*numbers)
     if magic != _MAGIC:
-        raise BadShard(
+        raise CorruptShard(
             f"the footer begins with {magic!r}, not {_MAGIC!r}: the bytes are no shard, or of another version of Muster"
         )
-    body = footer.index_bytes + footer.skeleton_bytes + footer.durable_bytes
+    body = footer.index_bytes + footer.directory_bytes + footer.metadata_bytes
     if not footer.cut <= footer.header <= footer.header + body <= len(shard) - FOOTER_BYTES:
-        raise BadShard(f"the footer's offsets {footer} don't fit into {len(shard)} bytes")
+        raise CorruptShard(f"the footer's offsets {footer} don't fit into {len(shard)} bytes")
     return footer
 
 
-def read_index(shard: memoryview) -> Index:
-    """The index of a shard (verified bytes only: BadShard tells no lie from a flipped bit)."""
+def read_index(shard: memoryview) -> ShardIndex:
+    """The index of a shard (verified bytes only: CorruptShard tells no lie from a flipped bit)."""
     footer = read_footer(shard)
-    return Index.load(bytes(shard[footer.header : footer.header + footer.index_bytes]))
+    return ShardIndex.load(bytes(shard[footer.header : footer.header + footer.index_bytes]))
 
 
-def read_skeleton(shard: memoryview) -> bytes:
+def read_leaf_directory(shard: memoryview) -> bytes:
     """The pickled skeleton that the rank's library restores from."""
     footer = read_footer(shard)
     start = footer.header + footer.index_bytes
-    return bytes(shard[start : start + footer.skeleton_bytes])
+    return bytes(shard[start : start + footer.directory_bytes])
 
 
-def read_durable(shard: memoryview) -> bytes:
+def read_durable_metadata(shard: memoryview) -> bytes:
     """The durable format's metadata with marks in it; empty in all shards but rank 0's."""
     footer = read_footer(shard)
-    start = footer.header + footer.index_bytes + footer.skeleton_bytes
-    return bytes(shard[start : start + footer.durable_bytes])
+    start = footer.header + footer.index_bytes + footer.directory_bytes
+    return bytes(shard[start : start + footer.metadata_bytes])
 
 
 def write_object(shard: memoryview, offset: int, data: bytes) -> None:
@@ -140,26 +140,26 @@ def read_object(shard: memoryview, offset: int) -> memoryview:
     """The bytes of the object at `offset`."""
     (length,) = _LENGTH.unpack_from(shard, offset)
     if offset + LENGTH_BYTES + length > len(shard):
-        raise BadShard(f"the object at {offset} claims {length} bytes in a shard of {len(shard)}")
+        raise CorruptShard(f"the object at {offset} claims {length} bytes in a shard of {len(shard)}")
     return shard[offset + LENGTH_BYTES : offset + LENGTH_BYTES + length]
 
 
-def extent(shard: memoryview, item: Published) -> memoryview:
+def published_bytes(shard: memoryview, item: PublishedItem) -> memoryview:
     """The bytes of a published item, as they stand in a durable file."""
     return read_object(shard, item.offset) if item.length is None else shard[item.offset : item.offset + item.length]
 
 
-def offset_mark(number: int) -> int:
+def offset_placeholder(number: int) -> int:
     """Stands for the offset of item `number` in the metadata until a flush fills it in."""
     return _MARK_TAG << 32 | 2 * number
 
 
-def length_mark(number: int) -> int:
+def length_placeholder(number: int) -> int:
     """Stands for the length of item `number` in the metadata until a flush fills it in."""
     return _MARK_TAG << 32 | 2 * number + 1
 
 
-def fill_marks(durable: bytes, places: dict[int, tuple[int, int]]) -> bytes:
+def fill_placeholders(durable: bytes, places: dict[int, tuple[int, int]]) -> bytes:
     """The metadata with every mark replaced.
 
     Args:
@@ -167,20 +167,22 @@ def fill_marks(durable: bytes, places: dict[int, tuple[int, int]]) -> bytes:
         places: (offset, length) in its file, for each item's number.
 
     Raises:
-        BadShard: a mark has no place, or a place no mark: the shards aren't of one plan.
+        CorruptShard: a mark has no place, or a place no mark: the shards aren't of one plan.
     """
     used: set[int] = set()
 
     def value(found: re.Match[bytes]) -> bytes:
         code = int.from_bytes(found.group(1), "little")
         if code // 2 not in places:
-            raise BadShard(f"no shard holds item {code // 2} of the durable metadata: the shards are not of one plan")
+            raise CorruptShard(
+                f"no shard holds item {code // 2} of the durable metadata: the shards are not of one plan"
+            )
         used.add(code // 2)
         return b"\x8a\x08" + _LENGTH.pack(places[code // 2][code % 2])
 
     filled = _MARK.sub(value, durable)
     if used != places.keys():
-        raise BadShard(
+        raise CorruptShard(
             f"items {sorted(places.keys() - used)[:5]} are not in the durable metadata: the shards are not of one plan"
         )
     return filled

@@ -2,27 +2,27 @@
 
 from typing import NamedTuple
 
-from muster.v1.common_pb2 import Version
+from muster.v1 import common_pb2
 
 
-class Stamp(NamedTuple):
+class Version(NamedTuple):
     """A version, ordered by (generation, step)."""
 
     generation: int
     step: int
 
     @classmethod
-    def of(cls, version: Version) -> "Stamp":
+    def from_wire(cls, version: common_pb2.Version) -> "Version":
         """From the wire."""
         return cls(version.generation, version.step)
 
-    def version(self) -> Version:
+    def to_wire(self) -> common_pb2.Version:
         """For the wire."""
-        return Version(generation=self.generation, step=self.step)
+        return common_pb2.Version(generation=self.generation, step=self.step)
 
     def __str__(self) -> str:
         return f"step {self.step} of generation {self.generation}"
 
 
-NOTHING = Stamp(0, 0)
+NO_VERSION = Version(0, 0)
 """Before every version."""

@@ -23,22 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from muster.checkpoint.format.errors import BadShard, RestoreError
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.commit.commit_protocol import Agreement
+from muster.checkpoint.format.errors import CorruptShard, RestoreError
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
-from muster.checkpoint.store.memory.shards import Shard, Shelf
-from muster.checkpoint.store.memory.slots import SLOTS, Memory, NoMemory, Slot, Slots
+from muster.checkpoint.store.memory.shards import Shard, ShardStore
+from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, NoMemoryLeft, SealedMemory, Slot, SlotPool
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import transfer
-from muster.checkpoint.store.replication.replica_builder import Copies
-from muster.checkpoint.store.replication.replica_receiver import Desk
+from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
+from muster.checkpoint.store.replication.replica_receiver import ReplicaReceiver
 from muster.daemon.host.worker_threads import Workers
-from muster.v1 import peer_pb2, rank_pb2
+from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
-from muster.v1.common_pb2 import Version
 
 if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
@@ -57,7 +56,7 @@ def _closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-class Keeper:
+class CheckpointService:
     """One per agent. All methods run on the agent's event loop.
 
     Args:
@@ -82,20 +81,24 @@ class Keeper:
         self._dial = dial
         self._changed = changed
         self._work = Workers()
-        self._shelf = Shelf(changed)
+        self._shard_store = ShardStore(changed)
         self._sockets = RankSockets(self._received)
-        self._slots = Slots(gang_id, self._offer)
-        self._copies = Copies(gang_id, self._shelf, self._work)
-        self._agreement = Agreement(gang_id, node, self._shelf, dial, self._spawn, self._settled, self._now)
-        self._desk = Desk(gang_id, self._shelf, self._copies, self._agreement.stale, self._awaited)
-        self._flusher = Flusher(gang_id, node, self._shelf, lambda: self._agreement.committed, self._work)
-        self._recall = Recall(gang_id, node, self._shelf, self._slots, dial, self._work)
+        self._slots = SlotPool(gang_id, self._offer)
+        self._replica_builder = ReplicaBuilder(gang_id, self._shard_store, self._work)
+        self._commit_protocol = CommitProtocol(
+            gang_id, node, self._shard_store, dial, self._spawn, self._settled, self._now
+        )
+        self._replica_receiver = ReplicaReceiver(
+            gang_id, self._shard_store, self._replica_builder, self._commit_protocol.stale, self._awaited
+        )
+        self._flusher = Flusher(gang_id, node, self._shard_store, lambda: self._commit_protocol.committed, self._work)
+        self._recall = Recall(gang_id, node, self._shard_store, self._slots, dial, self._work)
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._progress: dict[int, int] = {}
         self._open: set[int] = set()
         """Whose newest step is neither kept nor skipped yet."""
         self._phases: dict[int, str] = {}
-        self._digesting: set[tuple[int, Stamp]] = set()
+        self._digesting: set[tuple[int, Version]] = set()
 
     # What the agent asks and tells.
 
@@ -108,11 +111,11 @@ class Keeper:
 
         Said before the ranks of a generation start; saying it again changes nothing.
         """
-        if self._agreement.enlist(order):
+        if self._commit_protocol.enlist(order):
             self._progress, self._phases, self._open = {}, {}, set()
             wards = {m.node for m in order.members if m.buddy == self._node}
-            self._copies.expect(p.rank for p in order.places if p.node in wards)
-            self._recall.start(order, sorted(self._agreement.local))
+            self._replica_builder.expect(p.rank for p in order.places if p.node in wards)
+            self._recall.start(order, sorted(self._commit_protocol.local))
 
     def fence(self, generation: int) -> None:
         """The ranks up to `generation` have ended or are ending: hear them out, replicate and commit nothing of theirs.
@@ -120,23 +123,23 @@ class Keeper:
         What they had filled before counts. Their shards stay.
         """
         self._sockets.drop(generation)
-        if generation <= self._agreement.fenced:
+        if generation <= self._commit_protocol.fenced:
             return
-        self._agreement.fence(generation)
-        if self._agreement.order.generation <= generation:
+        self._commit_protocol.fence(generation)
+        if self._commit_protocol.order.generation <= generation:
             self._recall.cancel()
         for task, of in self._tasks.items():
             if of <= generation:
                 task.cancel()
-        self._desk.news()
+        self._replica_receiver.news()
 
     def shards(self) -> list[ShardStatus]:
         """All whole, digested shards in this node's memory, own and buddies'."""
-        return [shard.status() for shard in self._shelf.all()]
+        return [shard.status() for shard in self._shard_store.all()]
 
-    def committed(self) -> Version:
+    def committed(self) -> common_pb2.Version:
         """The newest version that this agent knows to be committed; (0, 0) before the first."""
-        return self._agreement.committed.version()
+        return self._commit_protocol.committed.to_wire()
 
     def progress(self) -> dict[int, int]:
         """The newest step that each rank of this node has declared in this generation."""
@@ -149,7 +152,7 @@ class Keeper:
     def behind(self, rank: int, generation: int) -> bool:
         """Whether a rank, which may have ended, has filled a slot that is not among `shards` yet, but will be."""
         self._sockets.hear(rank, generation)
-        return any(of == rank and stamp.generation == generation for of, stamp in self._digesting)
+        return any(of == rank and version.generation == generation for of, version in self._digesting)
 
     def stop_ranks(self, reason: str) -> None:
         """Ask every rank for a planned stop: finish the step, snapshot, leave."""
@@ -168,9 +171,9 @@ class Keeper:
 
     def own_shards(self) -> list[Shard]:
         """What stands in this node's own slots, of the two newest versions: there are no more between two commits."""
-        own = [shard for shard in self._shelf.all() if shard.tier == TIER_OWN]
-        newest = sorted({shard.stamp for shard in own})[-2:]
-        return [shard for shard in own if shard.stamp in newest]
+        own = [shard for shard in self._shard_store.all() if shard.tier == TIER_OWN]
+        newest = sorted({shard.version for shard in own})[-2:]
+        return [shard for shard in own if shard.version in newest]
 
     async def take_back(self, offer: peer_pb2.ShardOffer, descriptor: int) -> None:
         """Take in a shard that this gang's agent here had left when the job was requeued; every byte is verified.
@@ -180,14 +183,14 @@ class Keeper:
             descriptor: its memfd; owned from now on.
 
         Raises:
-            BadShard: it isn't what is described, or of another gang.
+            CorruptShard: it isn't what is described, or of another gang.
         """
-        memory = Memory.adopt(descriptor)
+        memory = SealedMemory.adopt(descriptor)
         try:
-            pieces = transfer.pieces_of(offer)
+            pieces = transfer.pieces_of_offer(offer)
             if offer.gang_id != self._gang_id or memory.size != offer.bytes:
-                raise BadShard(f"{memory.size} bytes are described as {offer.bytes} of gang {offer.gang_id}")
-            await self._recall.take_in(offer.rank, transfer.stamp_of(offer), pieces, offer.digest, memory)
+                raise CorruptShard(f"{memory.size} bytes are described as {offer.bytes} of gang {offer.gang_id}")
+            await self._recall.take_in(offer.rank, transfer.version_of_offer(offer), pieces, offer.digest, memory)
         except BaseException:
             memory.close()
             raise
@@ -200,8 +203,8 @@ class Keeper:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._copies.close()
-        self._shelf.drop(lambda _: True, "the agent leaves")
+        self._replica_builder.close()
+        self._shard_store.drop(lambda _: True, "the agent leaves")
         self._slots.close()
         self._work.close()
 
@@ -211,43 +214,43 @@ class Keeper:
         self, request: peer_pb2.ShardOffer, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.ShardNeed:
         """A node whose buddy this is offers a shard."""
-        return await self._desk.offer(request)
+        return await self._replica_receiver.offer(request)
 
     async def Put(
         self, request_iterator: AsyncIterable[peer_pb2.ShardData], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.ShardStored:
         """The pieces that were missing."""
-        return await self._desk.put(request_iterator)
+        return await self._replica_receiver.put(request_iterator)
 
     async def Fetch(
         self, request: peer_pb2.FetchRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[peer_pb2.ShardData]:
         """A node needs a whole shard for a rank that starts there."""
-        async for message in self._desk.fetch(request, self._node, context):
+        async for message in self._replica_receiver.fetch(request, self._node, context):
             yield message
 
     async def Stored(
         self, request: peer_pb2.StoredReport, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.PeerAck:
         """To the leader: a node's ranks stand twice, or never will."""
-        return peer_pb2.PeerAck(refused=self._agreement.hear_report(request))
+        return peer_pb2.PeerAck(refused=self._commit_protocol.hear_report(request))
 
     async def Committed(
         self, request: peer_pb2.CommitNotice, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.PeerAck:
         """From the leader: a version is committed, or void."""
-        return peer_pb2.PeerAck(refused=self._agreement.hear_notice(request))
+        return peer_pb2.PeerAck(refused=self._commit_protocol.hear_notice(request))
 
     # What ranks say.
 
     def _received(self, rank: int, generation: int, message: rank_pb2.RankMessage) -> None:
         kind = message.WhichOneof("body")
         if kind == "progress":
-            self._progressed(rank, Stamp(generation, message.progress.step), message.progress.snapshot_skipped)
+            self._progressed(rank, Version(generation, message.progress.step), message.progress.snapshot_skipped)
         elif kind == "declared":
             self._declared(rank, generation, message.declared.phase)
         elif kind == "filled":
-            self._filled(rank, Stamp(generation, message.filled.step), message.filled.slot)
+            self._filled(rank, Version(generation, message.filled.step), message.filled.slot)
         elif kind == "join":
             self._spawn(generation, self._welcome(rank, generation))
         elif kind == "layout":
@@ -269,22 +272,24 @@ class Keeper:
         if recalled.shard is None:
             self._tell(rank, generation, rank_pb2.AgentRankMessage(restore=answer))
             return
-        answer.version.CopyFrom(recalled.shard.stamp.version())
+        answer.version.CopyFrom(recalled.shard.version.to_wire())
         answer.bytes = recalled.shard.bytes
         with recalled.shard.held(), _closing(recalled.shard.memory.read_only()) as fd:
             self._tell(rank, generation, rank_pb2.AgentRankMessage(restore=answer), fd)
 
     async def _deal(self, rank: int, generation: int, size: int) -> None:
         """The rank has its state and wants slots: what no plan needs any more makes room for them."""
-        keep = Stamp.of(self._agreement.order.restore.version)
-        self._shelf.drop(lambda s: s.stamp.generation < generation and s.stamp != keep, "a newer generation runs")
+        keep = Version.from_wire(self._commit_protocol.order.restore.version)
+        self._shard_store.drop(
+            lambda s: s.version.generation < generation and s.version != keep, "a newer generation runs"
+        )
         fresh = []
         try:
             if self._refused:
-                raise NoMemory(self._refused)
-            for _ in range(SLOTS - self._slots.fitting(rank, size)):
+                raise NoMemoryLeft(self._refused)
+            for _ in range(SLOTS_PER_RANK - self._slots.fitting(rank, size)):
                 fresh.append(await self._work(self._slots.make, rank, size))
-        except NoMemory as error:
+        except NoMemoryLeft as error:
             log.error("rank %d gets no slots: %s", rank, error)
             for memory in fresh:
                 memory.close()
@@ -296,58 +301,60 @@ class Keeper:
         self._tell(rank, generation, rank_pb2.AgentRankMessage(slots=answer), *(s.memory.fd for s in dealt))
         self._offer(rank, at_once=True)
 
-    def _progressed(self, rank: int, stamp: Stamp, skipped: bool) -> None:
-        if stamp.generation != self._agreement.order.generation:
+    def _progressed(self, rank: int, version: Version, skipped: bool) -> None:
+        if version.generation != self._commit_protocol.order.generation:
             return
-        if stamp.step >= self._progress.get(rank, 0):
-            self._progress[rank] = stamp.step
+        if version.step >= self._progress.get(rank, 0):
+            self._progress[rank] = version.step
             (self._open.discard if skipped else self._open.add)(rank)
-        if self._progress.keys() >= self._agreement.local:
-            self._agreement.stepped()
+        if self._progress.keys() >= self._commit_protocol.local:
+            self._commit_protocol.stepped()
         if skipped and not self._refused:
-            self._agreement.skip(rank, stamp)
-            self._desk.news()
+            self._commit_protocol.skip(rank, version)
+            self._replica_receiver.news()
         self._changed()
 
     def _declared(self, rank: int, generation: int, phase: str) -> None:
-        if generation != self._agreement.order.generation:
+        if generation != self._commit_protocol.order.generation:
             return
         self._phases[rank] = phase[:PHASE_LETTERS]
         self._changed()
 
-    def _filled(self, rank: int, stamp: Stamp, number: int) -> None:
+    def _filled(self, rank: int, version: Version, number: int) -> None:
         slot = self._slots.fill(rank, number)
         if slot is None:
             log.error("rank %d says that it filled slot %d, which it may not write: ignored", rank, number)
             return
-        if self._agreement.unwanted(stamp):
+        if self._commit_protocol.unwanted(version):
             self._slots.free(slot)
             return
         self._open.discard(rank)
-        self._agreement.filled(rank, stamp)
+        self._commit_protocol.filled(rank, version)
         # Not bound to its generation: what was filled before a fence counts.
-        self._digesting.add((rank, stamp))
-        self._spawn(1 << 62, self._digest(rank, stamp, slot))
+        self._digesting.add((rank, version))
+        self._spawn(1 << 62, self._digest(rank, version, slot))
 
-    async def _digest(self, rank: int, stamp: Stamp, slot: Slot) -> None:
+    async def _digest(self, rank: int, version: Version, slot: Slot) -> None:
         try:
             pieces = await self._work(digest_pieces, slot.memory.view)
-        except BadShard as error:
-            log.error("rank %d's snapshot of %s is void: %s", rank, stamp, error)
-            self._agreement.give_up(stamp)
+        except CorruptShard as error:
+            log.error("rank %d's snapshot of %s is void: %s", rank, version, error)
+            self._commit_protocol.give_up(version)
             self._slots.free(slot)
             self._changed()
             return
         finally:
-            self._digesting.discard((rank, stamp))
-        shard = Shard(rank, stamp, TIER_OWN, pieces, shard_digest(pieces), slot.memory, lambda: self._slots.free(slot))
-        if self._agreement.unwanted(stamp):
+            self._digesting.discard((rank, version))
+        shard = Shard(
+            rank, version, TIER_OWN, pieces, shard_digest(pieces), slot.memory, lambda: self._slots.free(slot)
+        )
+        if self._commit_protocol.unwanted(version):
             shard.release()
             self._changed()
             return
-        self._shelf.put(shard)
-        self._desk.news()
-        self._agreement.take_up(shard)
+        self._shard_store.put(shard)
+        self._replica_receiver.news()
+        self._commit_protocol.take_up(shard)
 
     # Small questions.
 
@@ -360,21 +367,21 @@ class Keeper:
         """Lend a rank one free slot, for the step that all ranks keep next."""
         slot = self._slots.spare(rank)
         if slot is not None and slot.number is not None:
-            self._sockets.free(rank, slot.number, 0 if at_once else self._agreement.next_step, slot.fills)
+            self._sockets.free(rank, slot.number, 0 if at_once else self._commit_protocol.next_step, slot.fills)
 
     def _settled(self) -> None:
-        for rank in self._agreement.local:
+        for rank in self._commit_protocol.local:
             self._offer(rank)
-        self._desk.news()
+        self._replica_receiver.news()
         self._changed()
 
-    def _awaited(self, stamp: Stamp) -> bool:
+    def _awaited(self, version: Version) -> bool:
         """Whether a rank of this node is still to fill a slot with this version."""
-        known = self._agreement
-        if stamp.generation != known.order.generation or known.stale(stamp) or known.skipped >= stamp:
+        known = self._commit_protocol
+        if version.generation != known.order.generation or known.stale(version) or known.skipped >= version:
             return False
         return any(
-            self._sockets.generation(rank) == stamp.generation and self._shelf.own(rank, stamp) is None
+            self._sockets.generation(rank) == version.generation and self._shard_store.own(rank, version) is None
             for rank in known.local
         )
 

@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 
 from muster.checkpoint.format import layout
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.checkpoint_service import Keeper
-from muster.checkpoint.training.agent_connection import AgentLink, Start
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
 
 @dataclass
-class RehearsedRank:
+class TorchlessRank:
     """One rank: it writes given bytes where a training would write tensors.
 
     Args:
@@ -27,7 +27,7 @@ class RehearsedRank:
         durable: stands for the durable metadata; rank 0's only.
     """
 
-    link: AgentLink
+    connection: AgentConnection
     rank: int
     world_size: int
     durable: bytes = b""
@@ -36,9 +36,9 @@ class RehearsedRank:
     _header: int = 0
     _index: bytes = field(default=b"", repr=False)
 
-    def join(self) -> Start:
+    def join(self) -> StartPoint:
         """Ask where to start."""
-        return self.link.join()
+        return self.connection.join()
 
     def layout(self, shared_bytes: int, own_room: int = 1 << 16) -> str:
         """Plan, and ask for slots: room for `shared_bytes` that replicas hold alike and an object of its own.
@@ -48,19 +48,19 @@ class RehearsedRank:
         Returns:
             Why there are no slots, in words.
         """
-        self._cut = layout.align(shared_bytes)
-        self._header = self._cut + layout.align(layout.LENGTH_BYTES + own_room)
-        published = [layout.Published(100 + self.rank, self._cut, None)]
+        self._cut = layout.align_up(shared_bytes)
+        self._header = self._cut + layout.align_up(layout.LENGTH_BYTES + own_room)
+        published = [layout.PublishedItem(100 + self.rank, self._cut, None)]
         if self.rank == 0:
-            published.insert(0, layout.Published(0, 0, shared_bytes))
-        self._index = layout.Index(self.rank, self.world_size, tuple(published)).dump()
+            published.insert(0, layout.PublishedItem(0, 0, shared_bytes))
+        self._index = layout.ShardIndex(self.rank, self.world_size, tuple(published)).dump()
         end = self._header + len(self._index) + len(self.durable)
-        self.slot_bytes = layout.align(end) + layout.FOOTER_BYTES
-        return self.link.ask_slots(self.slot_bytes, self._header)
+        self.slot_bytes = layout.align_up(end) + layout.FOOTER_BYTES
+        return self.connection.ask_slots(self.slot_bytes, self._header)
 
     def write(self, slot: int, shared: bytes, own: bytes) -> None:
         """Fill a slot, telling nobody."""
-        view = self.link.slots[slot]
+        view = self.connection.slots[slot]
         view[: len(shared)] = shared
         layout.write_object(view, self._cut, own)
         end = self._header + len(self._index)
@@ -71,14 +71,16 @@ class RehearsedRank:
 
     def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0, *, in_turn: bool = False) -> bool:
         """Finish a step and snapshot it, out of turn where `wait_s` is given alone; False where no slot was free."""
-        self.link.progress(step)
+        self.connection.progress(step)
         out_of_turn = wait_s > 0 and not in_turn
-        slot = self.link.any_slot(step, 1, wait_s) if out_of_turn else self.link.granted_slot(step, 1, wait_s)
+        slot = (
+            self.connection.any_slot(step, 1, wait_s) if out_of_turn else self.connection.granted_slot(step, 1, wait_s)
+        )
         if slot is None:
-            self.link.progress(step, skipped=True)
+            self.connection.progress(step, skipped=True)
             return False
         self.write(slot, shared, own)
-        self.link.filled(slot, step)
+        self.connection.filled(slot, step)
         return True
 
 
@@ -95,8 +97,8 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
     `cut`: how often that was ended before it was whole.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self.keeper = keeper
+    def __init__(self, checkpoint_service: CheckpointService) -> None:
+        self.checkpoint_service = checkpoint_service
         self.puts = 0
         self.sent_bytes = 0
         self.cut = 0
@@ -109,7 +111,7 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
         self.sent_bytes += sum(len(piece.data) for piece in request.pieces)
-        return await self.keeper.Offer(request, context)
+        return await self.checkpoint_service.Offer(request, context)
 
     async def Put(self, request_iterator: AsyncIterable[peer_pb2.ShardData], context: Any) -> peer_pb2.ShardStored:
         self.puts += 1
@@ -121,40 +123,44 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
                 yield message
 
         try:
-            return await self.keeper.Put(counted(), context)
+            return await self.checkpoint_service.Put(counted(), context)
         except asyncio.CancelledError:
             self.cut += 1
             raise
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
-        async for message in self.keeper.Fetch(request, context):
+        async for message in self.checkpoint_service.Fetch(request, context):
             yield message
 
     async def Stored(self, request: peer_pb2.StoredReport, context: Any) -> peer_pb2.PeerAck:
-        return await self.keeper.Stored(request, context)
+        return await self.checkpoint_service.Stored(request, context)
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: Any) -> peer_pb2.PeerAck:
         if self.deaf:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "deaf")
-        return await self.keeper.Committed(request, context)
+        return await self.checkpoint_service.Committed(request, context)
 
 
 @dataclass
-class RehearsedNode:
+class InProcessNode:
     """An agent's keeper and the server before it."""
 
-    keeper: Keeper
-    service: _Service
+    checkpoint_service: CheckpointService
+    peer_service: _Service
     server: grpc.aio.Server
     address: str
 
+    def committed(self) -> Version:
+        """The newest version that this node knows to be committed."""
+        return Version.from_wire(self.checkpoint_service.committed())
 
-class RehearsedGang:
+
+class InProcessGang:
     """Nodes on loopback; of the nodes that carry ranks, each one's buddy is the next in order of names."""
 
     def __init__(self, gang_id: str) -> None:
         self.gang_id = gang_id
-        self.nodes: dict[str, RehearsedNode] = {}
+        self.nodes: dict[str, InProcessNode] = {}
         self.generation = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -167,27 +173,27 @@ class RehearsedGang:
     async def add(self, *names: str) -> None:
         """Start nodes."""
         for name in names:
-            keeper = Keeper(self.gang_id, name, self.dial, lambda: None)
-            service, server = _Service(keeper), grpc.aio.server()
-            peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
+            checkpoint_service = CheckpointService(self.gang_id, name, self.dial, lambda: None)
+            peer_service, server = _Service(checkpoint_service), grpc.aio.server()
+            peer_pb2_grpc.add_PeerServiceServicer_to_server(peer_service, server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
-            self.nodes[name] = RehearsedNode(keeper, service, server, f"127.0.0.1:{port}")
+            self.nodes[name] = InProcessNode(checkpoint_service, peer_service, server, f"127.0.0.1:{port}")
 
     async def lose(self, name: str) -> None:
         """A node and its memory are gone."""
         node = self.nodes.pop(name)
         await node.server.stop(0)
-        await node.keeper.close()
+        await node.checkpoint_service.close()
 
     def begin(self, places: Mapping[int, str], restore: agent_pb2.RestorePlan | None = None) -> int:
         """Fence what ran and enlist every node for the next generation; returns its number."""
         for node in self.nodes.values():
-            node.keeper.fence(self.generation)
+            node.checkpoint_service.fence(self.generation)
         self.generation += 1
         order = self._order(places, restore)
         for node in self.nodes.values():
-            node.keeper.enlist(order)
+            node.checkpoint_service.enlist(order)
         return self.generation
 
     def _order(self, places: Mapping[int, str], restore: agent_pb2.RestorePlan | None) -> agent_pb2.Order:
@@ -204,23 +210,23 @@ class RehearsedGang:
 
     def socket(self, rank: int, node: str) -> int:
         """The descriptor of a rank's new line to its agent."""
-        return self.nodes[node].keeper.rank_socket(rank, self.generation).detach()
+        return self.nodes[node].checkpoint_service.rank_socket(rank, self.generation).detach()
 
-    def plan(self, version: Stamp, tier: int | None = None) -> agent_pb2.RestorePlan:
+    def plan(self, version: Version, tier: int | None = None) -> agent_pb2.RestorePlan:
         """All sources of a version that stand anywhere; of one tier where that is given."""
-        plan = agent_pb2.RestorePlan(version=version.version())
+        plan = agent_pb2.RestorePlan(version=version.to_wire())
         for name, node in self.nodes.items():
-            for shard in node.keeper.shards():
-                if Stamp.of(shard.version) == version and tier in (None, shard.tier):
+            for shard in node.checkpoint_service.shards():
+                if Version.from_wire(shard.version) == version and tier in (None, shard.tier):
                     plan.sources.add(rank=shard.rank, tier=shard.tier, node=name, digest=shard.digest)
         return plan
 
-    def newest(self, world_size: int) -> Stamp | None:
+    def newest(self, world_size: int) -> Version | None:
         """The newest version of which every rank's shard stands somewhere."""
-        ranks: dict[Stamp, set[int]] = {}
+        ranks: dict[Version, set[int]] = {}
         for node in self.nodes.values():
-            for shard in node.keeper.shards():
-                ranks.setdefault(Stamp.of(shard.version), set()).add(shard.rank)
+            for shard in node.checkpoint_service.shards():
+                ranks.setdefault(Version.from_wire(shard.version), set()).add(shard.rank)
         return max((s for s, have in ranks.items() if len(have) == world_size), default=None)
 
     async def close(self) -> None:

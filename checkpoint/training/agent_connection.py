@@ -36,7 +36,7 @@ _SLOTS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Where a rank starts: afresh (step 0), from `shard` (its bytes, a private view), or from a durable folder."""
 
     step: int = 0
@@ -45,7 +45,7 @@ class Start:
     durable_path: str = ""
 
 
-class AgentLink:
+class AgentConnection:
     """The rank's end.
 
     Args:
@@ -68,14 +68,14 @@ class AgentLink:
         self.stop_reason = ""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "AgentLink | None":
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "AgentConnection | None":
         """The line that the agent left in MUSTER_AGENT_FD; None outside Muster."""
         if "MUSTER_AGENT_FD" not in environ:
             return None
         stack_file.offer()
         return cls(int(environ["MUSTER_AGENT_FD"]), int(environ["RANK"]), int(environ["MUSTER_GENERATION"]))
 
-    def join(self) -> Start:
+    def join(self) -> StartPoint:
         """Say who this is, and wait for the state to start from.
 
         Raises:
@@ -242,17 +242,17 @@ class AgentLink:
         self._free.clear()
 
 
-def _start(restore: AgentRestore, fds: list[int]) -> Start:
+def _start(restore: AgentRestore, fds: list[int]) -> StartPoint:
     try:
         if restore.refused:
             raise RestoreError(restore.refused)
         if not restore.HasField("version"):
-            return Start(durable_path=restore.durable_path)
+            return StartPoint(durable_path=restore.durable_path)
         if len(fds) != 1:
             raise CheckpointError(f"the agent sent {len(fds)} descriptors with the state, not 1")
         # Private: torch wants writable memory, and the slot itself must not change.
         private = mmap.mmap(fds[0], restore.bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        return Start(restore.version.step, restore.version.generation, memoryview(private))
+        return StartPoint(restore.version.step, restore.version.generation, memoryview(private))
     finally:
         for fd in fds:
             os.close(fd)

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from muster.checkpoint.format import durable_folders as disk
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import resume
-from muster.checkpoint.training.agent_connection import AgentLink, Start
+from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.checkpoint.training.planned_stop import Stop
 from muster.checkpoint.training.publication import Publication, agree, place
-from muster.checkpoint.training.shard_plan import Outgrown, Plan, signature
-from muster.checkpoint.training.snapshot import Snapshots
-from muster.checkpoint.training.training_state import STRUCTURE, Captured, Leaf, States
-from muster.checkpoint.training.wait_budget import Waiting
+from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
+from muster.checkpoint.training.snapshot import SnapshotWriter
+from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, Leaf, TrainingState
+from muster.checkpoint.training.wait_budget import WaitBudget
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Checkpoint:
         every: int = 1,
         per_rank: Collection[str] | None = None,
         wait_share: float = 0.05,
-        link: AgentLink | None = None,
+        link: AgentConnection | None = None,
         **states: Any,
     ) -> None:
         if every < 1:
@@ -70,11 +70,11 @@ class Checkpoint:
         if not 0 <= wait_share <= 1:
             raise CheckpointError(f"wait_share={wait_share}: a share of the time, 0 (never wait) to 1")
         self._every = every
-        self._waiting = Waiting(wait_share)
-        self._states = States(states, per_rank)
-        self._link = link or AgentLink.from_environment()
-        self._snapshots: Snapshots | None = None
-        self._plan: Plan | None = None
+        self._waiting = WaitBudget(wait_share)
+        self._states = TrainingState(states, per_rank)
+        self._connection = link or AgentConnection.from_environment()
+        self._snapshots: SnapshotWriter | None = None
+        self._plan: ShardPlan | None = None
         self._room: dict[str, int] = {}
         self._stop: Stop | None = None
         self._phases: list[str] = []
@@ -96,7 +96,7 @@ class Checkpoint:
             RestoreError: there is a state to start from, and it can't be had. CheckpointError: it doesn't fit.
         """
         with self.phase(RESTORING):
-            start = self._link.join() if self._link else Start()
+            start = self._connection.join() if self._connection else StartPoint()
         folder = _source(start, str(durable or ""))
         if start.shard is None and folder is None:
             return 0
@@ -106,7 +106,7 @@ class Checkpoint:
         log.info("starting after step %d, from %s", step, "memory" if start.shard is not None else folder)
         return step
 
-    def _load(self, start: Start, folder: Path | None) -> int:
+    def _load(self, start: StartPoint, folder: Path | None) -> int:
         rank, _ = place()
         if start.shard is None:
             assert folder is not None
@@ -136,18 +136,18 @@ class Checkpoint:
         Returns:
             True: go on. False: a planned stop; the state is kept, leave with status 0.
         """
-        if self._link is None or not self._link.alive:
+        if self._connection is None or not self._connection.alive:
             return True
-        self._link.listen()
+        self._connection.listen()
         stop = self._stops(n)
         if final or stop or n % self._every == 0:
             self._snapshot(n, LAST_SLOT_S if final or stop else 0.0)
         else:
-            self._link.progress(n)
+            self._connection.progress(n)
         if final:
             self._enter(LAST_PHASE)
         if stop:
-            log.info("stopping after step %d: %s", n, self._link.stop_reason)
+            log.info("stopping after step %d: %s", n, self._connection.stop_reason)
         return not stop
 
     @contextmanager
@@ -169,79 +169,79 @@ class Checkpoint:
 
     def close(self) -> None:
         """Let go of the agent; the state that it has stays kept."""
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _enter(self, phase: str) -> None:
         self._phases.append(phase)
         self._declare()
 
     def _declare(self) -> None:
-        if self._link is not None:
-            self._link.declare(self._phases[-1] if self._phases else "")
+        if self._connection is not None:
+            self._connection.declare(self._phases[-1] if self._phases else "")
 
     def _stops(self, n: int) -> bool:
-        assert self._link is not None
+        assert self._connection is not None
         if self._stop is None:
             self._stop = Stop(*place())
-        return self._stop.due(bool(self._link.stop_reason), n)
+        return self._stop.due(bool(self._connection.stop_reason), n)
 
     def _snapshot(self, n: int, wait_s: float) -> None:
         """Copy the present state into a free slot; where none comes in time, say that it is skipped.
 
         `wait_s`: any slot will do, and is waited for so long; 0: the step is kept in turn, as `_granted` says.
         """
-        assert self._link is not None
+        assert self._connection is not None
         # Said before the copy: whoever waits for the first step need not wait for planning.
-        self._link.progress(n)
+        self._connection.progress(n)
         captured = self._states.capture(place()[0], n)
         # Before anything that differs from rank to rank: where names or shapes are new, all ranks must plan.
         if self._plan is None or self._plan.signature != signature(captured.leaves):
             self._lay_out(captured, agree([*captured.leaves, Leaf(tuple(STRUCTURE.split(".")), None)]))
             wait_s = max(wait_s, FIRST_SLOT_S)
         if not self._write(n, captured, wait_s):
-            self._link.progress(n, skipped=True)
+            self._connection.progress(n, skipped=True)
 
-    def _write(self, n: int, captured: Captured, wait_s: float) -> bool:
+    def _write(self, n: int, captured: CapturedState, wait_s: float) -> bool:
         """Fill a slot; False where none is free."""
-        assert self._link is not None
+        assert self._connection is not None
         every = self._every
         while self._snapshots is not None:
-            slot = self._link.any_slot(n, every, wait_s) if wait_s else self._granted(n)
+            slot = self._connection.any_slot(n, every, wait_s) if wait_s else self._granted(n)
             if slot is None:
                 return False
             try:
                 self._snapshots.write(slot, captured.leaves)
-            except Outgrown as grown:
+            except ObjectOutgrown as grown:
                 name, size = grown.args
                 self._room[name] = 2 * size
                 # What is published stays the same, so this is no other rank's affair.
                 self._lay_out(captured, self._snapshots.plan.publication)
                 wait_s = max(wait_s, FIRST_SLOT_S)
                 continue
-            self._link.filled(slot, n)
+            self._connection.filled(slot, n)
             return True
         return False
 
     def _granted(self, n: int) -> int | None:
         """The slot for step `n`; a commit under way is waited for, for a while."""
-        assert self._link is not None
+        assert self._connection is not None
         asked_at = time.monotonic()
-        slot = self._link.granted_slot(n, self._every, self._waiting.left_s(asked_at))
+        slot = self._connection.granted_slot(n, self._every, self._waiting.left_s(asked_at))
         self._waiting.spent(time.monotonic() - asked_at)
         return slot
 
-    def _lay_out(self, captured: Captured, publication: Publication) -> None:
+    def _lay_out(self, captured: CapturedState, publication: Publication) -> None:
         """Lay the state out and get slots for it."""
-        assert self._link is not None
-        self._plan = Plan(captured, publication, self._room)
-        refused = self._link.ask_slots(self._plan.bytes, self._plan.header)
+        assert self._connection is not None
+        self._plan = ShardPlan(captured, publication, self._room)
+        refused = self._connection.ask_slots(self._plan.bytes, self._plan.header)
         if refused:
             log.error("no snapshots: %s", refused)
-        self._snapshots = None if refused else Snapshots(self._plan, self._link.slots)
+        self._snapshots = None if refused else SnapshotWriter(self._plan, self._connection.slots)
 
 
-def _source(start: Start, durable: str) -> Path | None:
+def _source(start: StartPoint, durable: str) -> Path | None:
     """The durable checkpoint to load; None: there is none, or a state in memory."""
     if start.shard is not None:
         return None
@@ -279,11 +279,11 @@ def _folder(path: str) -> Path | None:
     """
     if not path:
         return None
-    named, found = disk.label_of(Path(path).name), disk.newest(Path(path))
+    named, found = disk.parse_folder_name(Path(path).name), disk.newest_checkpoint(Path(path))
     if found is not None or named is None:
         return found
-    beside = disk.newest(Path(path).parent, named.gang) if named.gang else None
-    label = disk.label_of(beside.name) if beside is not None else None
-    if label is None or label.stamp <= named.stamp:
+    beside = disk.newest_checkpoint(Path(path).parent, named.gang) if named.gang else None
+    label = disk.parse_folder_name(beside.name) if beside is not None else None
+    if label is None or label.version <= named.version:
         raise CheckpointError(f"{path} is no whole checkpoint: it has no {disk.METADATA}")
     return beside

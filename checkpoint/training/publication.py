@@ -107,7 +107,7 @@ def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dic
                 return f"rank {rank} holds several shards of {item.index.fqn}: only DTensors are supported"
             mine[item.index.fqn] = count
             storage[item.index] = _StorageInfo(
-                durable_folders.file_name(rank), layout.offset_mark(count), layout.length_mark(count)
+                durable_folders.rank_file_name(rank), layout.offset_placeholder(count), layout.length_placeholder(count)
             )
             count += 1
         numbers.append(mine)

@@ -18,16 +18,16 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import torch_items
-from muster.checkpoint.training.training_state import STEP, STRUCTURE, States
+from muster.checkpoint.training.training_state import STEP, STRUCTURE, TrainingState
 
 
-def from_shard(states: States, shard: memoryview, rank: int) -> int:
+def from_shard(states: TrainingState, shard: memoryview, rank: int) -> int:
     """Load a rank's own shard.
 
     Returns:
         The number of finished steps.
     """
-    directory = pickle.loads(layout.read_skeleton(shard))
+    directory = pickle.loads(layout.read_leaf_directory(shard))
     tensors, spread, objects = directory["tensors"], directory["spread"], directory["objects"]
     whole = torch.frombuffer(shard, dtype=torch.uint8)
     meshes = _meshes(states)
@@ -50,11 +50,11 @@ def from_shard(states: States, shard: memoryview, rank: int) -> int:
     return int(value_of(STEP))
 
 
-def _is_model(states: States, name: str) -> bool:
+def _is_model(states: TrainingState, name: str) -> bool:
     return isinstance(states.shared.get(name.split(".", 1)[0]), torch.nn.Module)
 
 
-def _meshes(states: States) -> list[Any]:
+def _meshes(states: TrainingState) -> list[Any]:
     """The device meshes in use: a shard can't be laid over any other."""
     found = []
     for target in states.shared.values():
@@ -74,7 +74,7 @@ def _global(value: torch.Tensor, spread: tuple[Any, ...], meshes: list[Any]) -> 
     raise CheckpointError(f"no model lies over a mesh of shape {mesh_shape} named {names}, as when the state was kept")
 
 
-def from_folder(states: States, folder: Path, rank: int) -> int:
+def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
     """Load a durable checkpoint; its world size may be another.
 
     Returns:
@@ -105,10 +105,10 @@ def from_folder(states: States, folder: Path, rank: int) -> int:
 
     shape = wanted[STRUCTURE] if STRUCTURE in wanted else _foreign_structure(metadata, states)
     states.reinstate(shape, wanted.__getitem__, own_of)
-    return int(wanted[STEP]) if STEP in wanted else durable_folders.step_of(folder)
+    return int(wanted[STEP]) if STEP in wanted else durable_folders.finished_steps_of(folder)
 
 
-def _target(name: str, entry: Any, present: dict[str, Any], states: States) -> Any:
+def _target(name: str, entry: Any, present: dict[str, Any], states: TrainingState) -> Any:
     """Memory for a tensor to be read into; a model's own, laid out as the model's."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
@@ -121,7 +121,7 @@ def _target(name: str, entry: Any, present: dict[str, Any], states: States) -> A
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def _parameter_of(name: str, states: States) -> torch.Tensor | None:
+def _parameter_of(name: str, states: TrainingState) -> torch.Tensor | None:
     """The parameter that a tensor of an optimizer's state belongs to."""
     owner, *path = name.split(".")
     optimizer = states.shared.get(owner)
@@ -140,7 +140,7 @@ def _read(reader: FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) 
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def _foreign_structure(metadata: Metadata, states: States) -> dict[str, Any]:
+def _foreign_structure(metadata: Metadata, states: TrainingState) -> dict[str, Any]:
     """The structure of a checkpoint that Muster didn't write: as its paths say."""
     paths = metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata}
     shape: dict[str, Any] = {}

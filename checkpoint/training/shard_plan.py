@@ -15,21 +15,21 @@ from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import state_tree, torch_items
 from muster.checkpoint.training.publication import Publication
-from muster.checkpoint.training.training_state import STRUCTURE, Captured, Leaf
+from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, Leaf
 
 _OBJECT_ROOM = 256
 
 
-class Outgrown(Exception):
+class ObjectOutgrown(Exception):
     """An object no longer fits its place: lay out anew."""
 
 
 @dataclass(frozen=True)
-class TensorPlace:
+class TensorLocation:
     """A tensor's item: it begins at `offset`; `like` is what stands around the data."""
 
     offset: int
-    like: torch_items.Template
+    like: torch_items.TensorTemplate
 
     @property
     def data(self) -> int:
@@ -38,7 +38,7 @@ class TensorPlace:
 
 
 @dataclass(frozen=True)
-class ObjectPlace:
+class ObjectLocation:
     """An object's place: 8 bytes of length at `offset`, then `room` bytes."""
 
     offset: int
@@ -70,7 +70,7 @@ def local(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-class Plan:
+class ShardPlan:
     """The layout of one rank.
 
     Args:
@@ -79,19 +79,19 @@ class Plan:
         room: least room for an object, by name; for those that have grown.
     """
 
-    def __init__(self, captured: Captured, publication: Publication, room: Mapping[str, int]) -> None:
+    def __init__(self, captured: CapturedState, publication: Publication, room: Mapping[str, int]) -> None:
         self.signature = signature(captured.leaves)
         self.publication = publication
         self.constants = {STRUCTURE: torch_items.dump_object(state_tree.structure(captured.shared))}
         leaves = captured.leaves
-        self.tensors: dict[str, TensorPlace] = {}
-        self.objects: dict[str, ObjectPlace] = {}
+        self.tensors: dict[str, TensorLocation] = {}
+        self.objects: dict[str, ObjectLocation] = {}
         self.cut = self._place_tensors(leaves)
         self.header = self._place_objects(leaves, room)
         self._order = [self.objects.get(leaf.name) for leaf in leaves]
         self._tail = (self._index(), self._directory(leaves), publication.metadata)
         body = self.header + sum(map(len, self._tail))
-        self.bytes = layout.align(body) + layout.FOOTER_BYTES
+        self.bytes = layout.align_up(body) + layout.FOOTER_BYTES
 
     def _place_tensors(self, leaves: list[Leaf]) -> int:
         edge = 0
@@ -102,8 +102,10 @@ class Plan:
             if leaves[number].value.layout != torch.strided:
                 raise CheckpointError(f"{state_tree.name(path)} is no strided tensor: only those can be kept")
             if first == number:
-                self.tensors[state_tree.name(path)] = TensorPlace(edge, torch_items.template(dtype, tuple(shape)))
-                edge = layout.align(edge + self.tensors[state_tree.name(path)].like.bytes)
+                self.tensors[state_tree.name(path)] = TensorLocation(
+                    edge, torch_items.tensor_template(dtype, tuple(shape))
+                )
+                edge = layout.align_up(edge + self.tensors[state_tree.name(path)].like.bytes)
             else:
                 self.tensors[state_tree.name(path)] = self.tensors[leaves[first].name]
         return edge
@@ -117,8 +119,8 @@ class Plan:
                     2 * len(torch_items.dump_object(leaf.value)), _OBJECT_ROOM, room.get(leaf.name, 0)
                 )
         for name, size in sizes.items():
-            self.objects[name] = ObjectPlace(edge, size)
-            edge = layout.align(edge + layout.LENGTH_BYTES + size)
+            self.objects[name] = ObjectLocation(edge, size)
+            edge = layout.align_up(edge + layout.LENGTH_BYTES + size)
         return edge
 
     def _index(self) -> bytes:
@@ -126,10 +128,10 @@ class Plan:
         for name, number in self.publication.numbers.items():
             if name in self.tensors:
                 place = self.tensors[name]
-                rows.append(layout.Published(number, place.offset, place.like.bytes))
+                rows.append(layout.PublishedItem(number, place.offset, place.like.bytes))
             else:
-                rows.append(layout.Published(number, self.objects[name].offset, None))
-        return layout.Index(self.publication.rank, self.publication.world_size, tuple(rows)).dump()
+                rows.append(layout.PublishedItem(number, self.objects[name].offset, None))
+        return layout.ShardIndex(self.publication.rank, self.publication.world_size, tuple(rows)).dump()
 
     def _directory(self, leaves: list[Leaf]) -> bytes:
         """Where every leaf stands, for restoring from the slot itself."""
@@ -167,7 +169,7 @@ class Plan:
             if place is not None:
                 data = torch_items.dump_object(leaf.value)
                 if len(data) > place.room:
-                    raise Outgrown(leaf.name, len(data))
+                    raise ObjectOutgrown(leaf.name, len(data))
                 layout.write_object(slot, place.offset, data)
 
 

@@ -3,11 +3,11 @@
 import torch
 
 from muster.checkpoint.training import state_tree
-from muster.checkpoint.training.shard_plan import Plan, local
+from muster.checkpoint.training.shard_plan import ShardPlan, local
 from muster.checkpoint.training.training_state import Leaf
 
 
-class Snapshots:
+class SnapshotWriter:
     """The slots of one plan.
 
     Args:
@@ -15,7 +15,7 @@ class Snapshots:
         slots: their bytes, as the agent gave them.
     """
 
-    def __init__(self, plan: Plan, slots: list[memoryview]) -> None:
+    def __init__(self, plan: ShardPlan, slots: list[memoryview]) -> None:
         self.plan = plan
         self._slots = slots
         self._laid: set[int] = set()

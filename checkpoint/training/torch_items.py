@@ -22,7 +22,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LAST_PICKLE = pickle.dumps([], 2)
 
 
-class Template(NamedTuple):
+class TensorTemplate(NamedTuple):
     """What stands around a tensor's raw bytes."""
 
     head: bytes
@@ -36,7 +36,7 @@ class Template(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
+def tensor_template(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorTemplate:
     """The item of a contiguous tensor without its data."""
     nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
     # By way of bytes: not every dtype can be filled, and every replica must write the same.
@@ -49,7 +49,7 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
     written = file.getbuffer()
     _, name, extra = _LOCAL_HEADER.unpack_from(written, record.header_offset)
     start = record.header_offset + _LOCAL_HEADER.size + name + extra
-    return Template(bytes(written[:start]), nbytes, bytes(written[start + nbytes :]))
+    return TensorTemplate(bytes(written[:start]), nbytes, bytes(written[start + nbytes :]))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedState:
     """A state at one moment: its leaves (tensors are the live ones, not copies), and the shared nest they came from."""
 
     leaves: list[Leaf]
@@ -63,7 +63,7 @@ def bare(model: Any) -> Any:
             return model
 
 
-class States:
+class TrainingState:
     """The user's objects.
 
     Args:
@@ -92,14 +92,14 @@ class States:
         self.shared: dict[str, Any] = {k: bare(v) for k, v in named.items() if k not in own}
         self.own: dict[str, Any] = {k: bare(v) for k, v in named.items() if k in own}
 
-    def capture(self, rank: int, step: int) -> "Captured":
+    def capture(self, rank: int, step: int) -> "CapturedState":
         """Every leaf of the present state: the shared ones first, then this rank's own."""
         shared = {key: value.state_dict() for key, value in self.shared.items()}
         found = [Leaf(path, value) for path, value in state_tree.leaves(shared)]
         found.append(Leaf(("muster", "step"), step))
         found += [Leaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.own.items()]
         found.append(Leaf(("ranks", str(rank), "generators"), random_generators.capture()))
-        return Captured(found, shared)
+        return CapturedState(found, shared)
 
     def reinstate(self, shape: Any, value_of: Callable[[str], Any], own_of: Callable[[str], Any]) -> None:
         """Load a state.

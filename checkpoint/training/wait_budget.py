@@ -7,13 +7,13 @@ waiting has an allowance: it is spent by waiting and comes back as a share of al
 
 from dataclasses import dataclass
 
-MOST_S = 1.0
+MAX_BUDGET_S = 1.0
 """The allowance is never more. Where a node answers nobody, whether its gang makes steps all the same tells if it is
 lost: witnesses need 2 s to find that out, and a commit that the node holds up must not stop the gang for as long."""
 
 
 @dataclass
-class Waiting:
+class WaitBudget:
     """One rank's allowance, in seconds of a monotonic clock.
 
     Args:
@@ -22,7 +22,7 @@ class Waiting:
     """
 
     share: float
-    most_s: float = MOST_S
+    most_s: float = MAX_BUDGET_S
     _spent_s: float = 0.0
     _at: float | None = None
 

@@ -19,9 +19,9 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from muster.checkpoint.format.errors import BadShard
+from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.memory.slots import SEALS
+from muster.checkpoint.store.memory.slots import MEMFD_SEALS
 from muster.checkpoint.store.replication import transfer
 from muster.daemon.host import packets
 from muster.daemon.host.kept_memory_client import MOST_SHARDS, ask, call
@@ -67,7 +67,7 @@ class Handover:
         shards = newest_first(keeper.own_shards())[:MOST_SHARDS]
         if not self._path or not shards:
             return
-        newest = max(generation, *(shard.stamp.generation for shard in shards))
+        newest = max(generation, *(shard.version.generation for shard in shards))
         request = {"keep": {"gang_id": self._gang, "slurm_job_id": self._job, "generation": newest}}
         self._left = True
         with ExitStack() as held:
@@ -123,11 +123,11 @@ class Handover:
 
     def _describe(self, shards: Sequence[Shard]) -> int:
         """A memfd with the shards' descriptions; the caller closes it."""
-        kept = KeptShards(shards=[transfer.offer_of(self._gang, self._node, shard) for shard in shards])
+        kept = KeptShards(shards=[transfer.make_offer(self._gang, self._node, shard) for shard in shards])
         index = os.memfd_create(f"muster-{self._gang}-kept", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with open(index, "wb", closefd=False) as file:
             file.write(kept.SerializeToString())
-        fcntl.fcntl(index, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_WRITE)
+        fcntl.fcntl(index, fcntl.F_ADD_SEALS, MEMFD_SEALS | fcntl.F_SEAL_WRITE)
         return index
 
     async def take(self, keeper: Keeper) -> int:
@@ -170,7 +170,7 @@ class Handover:
 
 def newest_first(shards: Sequence[Shard]) -> list[Shard]:
     """A version of which a shard is missing is of no use: where not all fit, the newest is whole."""
-    return sorted(shards, key=lambda shard: shard.stamp, reverse=True)
+    return sorted(shards, key=lambda shard: shard.version, reverse=True)
 
 
 def _limit_s(memfds: Sequence[int]) -> float:
@@ -182,8 +182,8 @@ async def _verified(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequen
     """Have the keeper take in each shard, all at once: its threads share the work."""
     tasks = (keeper.take_back(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
     for offer, error in zip(offers, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
-        version = transfer.stamp_of(offer)
-        if isinstance(error, BadShard):
+        version = transfer.version_of_offer(offer)
+        if isinstance(error, CorruptShard):
             log.error("rank %d's shard of %s, which the run before has left, is bad: %s", offer.rank, version, error)
         elif error is not None:
             raise error
@@ -208,4 +208,4 @@ def _close(fds: Iterable[int]) -> None:
 
 
 def _words(shards: Sequence[Shard]) -> str:
-    return ", ".join(f"rank {shard.rank} at {shard.stamp}" for shard in shards)
+    return ", ".join(f"rank {shard.rank} at {shard.version}" for shard in shards)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from muster.checkpoint.store.checkpoint_service import Keeper
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent import agent_log, durable_dir_check
 from muster.daemon.agent.agent import Agent, Setting
 from muster.daemon.agent.batch.batch_process import Remote
@@ -150,9 +150,9 @@ def _own_address(towards: str) -> str:
 
 
 async def _serve(setting: Setting) -> int:
-    def make_keeper(channels: Channels, changed: Callable[[], None]) -> Keeper:
+    def make_keeper(channels: Channels, changed: Callable[[], None]) -> CheckpointService:
         refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
-        return Keeper(setting.own.gang, setting.own.node, channels.dial, changed, refused)
+        return CheckpointService(setting.own.gang, setting.own.node, channels.dial, changed, refused)
 
     def make_pool(changed: Callable[[], None]) -> Pool:
         restarts, given = setting.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")

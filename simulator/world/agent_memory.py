@@ -1,4 +1,4 @@
-"""The shards that one agent keeps, and its part in committing versions (the real `commit.Ballot` counts).
+"""The shards that one agent keeps, and its part in committing versions (the real `CommitTracker` counts).
 
 A shard is what its rank wrote: its digest names rank, generation and step, so a mixture shows.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.commit.commit_tracker import Ballot, Verdict
+from muster.checkpoint.format import versions
+from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.daemon.coordinator.core.state.events import Shard, Version
 from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 
@@ -30,7 +30,7 @@ class Memory:
         self._agent = agent
         self._kept: dict[tuple[int, bool, Version], str] = {}
         self._shown: tuple[Shard, ...] | None = ()
-        self._ballot = Ballot(0, frozenset())
+        self._tracker = CommitTracker(0, frozenset())
         self._order = Order()
         self._next_step = 0
         self._answered = 0
@@ -82,7 +82,7 @@ class Memory:
             return
         self._order = order
         nodes = frozenset(place.node for place in order.places)
-        self._ballot = Ballot(order.generation, nodes)
+        self._tracker = CommitTracker(order.generation, nodes)
         self._next_step = self._answered = 0
 
     def keep(self, generation: int, step: int, ranks: list[int]) -> None:
@@ -129,42 +129,41 @@ class Memory:
     def count(self, node: str, version: Version, skipped: bool) -> bool:
         """A node stands twice at a version, or never will. False: that is not taken."""
         agent = self._agent
-        if version.generation != self._ballot.generation or version.generation <= agent.fenced:
+        if version.generation != self._tracker.generation or version.generation <= agent.fenced:
             return False
         now = max((r.step for r in agent.ranks.values()), default=0)
-        vote = self._ballot.skipped if skipped else self._ballot.stored
-        verdict = vote(node, Stamp(version.generation, version.step), now)
-        if verdict is not None:
-            if not verdict.void:
+        vote = self._tracker.skipped if skipped else self._tracker.stored
+        decision = vote(node, versions.Version(version.generation, version.step), now)
+        if decision is not None:
+            if not decision.void:
                 agent.world.laws.committed(agent, self._order, version)
             for member in self._order.members:
-                agent.later(agent.world.network.delay(), self._notify, member.node, verdict)
+                agent.later(agent.world.network.delay(), self._notify, member.node, decision)
         return True
 
-    def _notify(self, node: str, verdict: Verdict) -> None:
+    def _notify(self, node: str, decision: CommitDecision) -> None:
         agent = self._agent
-        if verdict.stamp.generation <= agent.fenced or self._ballot.next_step > verdict.next_step:
+        if decision.version.generation <= agent.fenced or self._tracker.next_step > decision.next_step:
             return
         other = agent.world.peer(agent, node)
         if other is None:
-            agent.later(_AGAIN_S, self._notify, node, verdict)
+            agent.later(_AGAIN_S, self._notify, node, decision)
         else:
-            other.memory.hear(verdict)
+            other.memory.hear(decision)
 
-    def hear(self, verdict: Verdict) -> None:
+    def hear(self, decision: CommitDecision) -> None:
         """A version is committed, or void."""
         agent = self._agent
-        stamp = verdict.stamp
-        version = Version(stamp.generation, stamp.step)
-        if stamp.generation <= agent.fenced:
+        version = Version(*decision.version)
+        if version.generation <= agent.fenced:
             return
-        if stamp.generation == self._order.generation:
-            self._next_step = max(self._next_step, verdict.next_step)
-        committed = Version(*verdict.committed)
+        if version.generation == self._order.generation:
+            self._next_step = max(self._next_step, decision.next_step)
+        committed = Version(*decision.committed)
         if committed > (self.committed or Version(0, 0)):
             self.committed = committed
             self._drop(committed)
-        if verdict.void:
+        if decision.void:
             for key in [k for k in self._kept if self._is_void(k[2], version)]:
                 del self._kept[key]
         self._shown = None

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from muster.checkpoint.format.versions import Stamp  # noqa: E402
-from muster.checkpoint.testing.gang_in_one_process import RehearsedGang  # noqa: E402
+from muster.checkpoint.format.versions import Version  # noqa: E402
+from muster.checkpoint.testing.gang_in_one_process import InProcessGang  # noqa: E402
 from muster.v1 import agent_pb2  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is")]
@@ -57,7 +57,7 @@ class Training:
             "ranks": dict.fromkeys(range(world), -1),
         }  # fmt: skip
 
-    async def start(self, gang: RehearsedGang | None = None, places: dict[int, str] = HOMES) -> None:
+    async def start(self, gang: InProcessGang | None = None, places: dict[int, str] = HOMES) -> None:
         if gang is not None:
             self.job["generation"] = gang.generation
             self.job["ranks"] = {rank: gang.socket(rank, node) for rank, node in places.items()}
@@ -86,8 +86,8 @@ class Training:
 
 
 @pytest.fixture
-async def gang() -> AsyncIterator[RehearsedGang]:
-    gang = RehearsedGang("g")
+async def gang() -> AsyncIterator[InProcessGang]:
+    gang = InProcessGang("g")
     await gang.add(*HOMES.values())
     yield gang
     for training in list(Training.running):
@@ -95,11 +95,11 @@ async def gang() -> AsyncIterator[RehearsedGang]:
     await gang.close()
 
 
-def committed(gang: RehearsedGang) -> int:
-    return min(node.keeper.committed().step for node in gang.nodes.values())
+def committed(gang: InProcessGang) -> int:
+    return min(node.checkpoint_service.committed().step for node in gang.nodes.values())
 
 
-async def recover(gang: RehearsedGang, places: dict[int, str], training: Training) -> Stamp:
+async def recover(gang: InProcessGang, places: dict[int, str], training: Training) -> Version:
     newest = gang.newest(4)
     assert newest is not None
     gang.begin(places, gang.plan(newest))
@@ -109,7 +109,7 @@ async def recover(gang: RehearsedGang, places: dict[int, str], training: Trainin
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_run_with_faults_ends_with_the_bits_of_one_without(
-    gang: RehearsedGang, tmp_path: Path, mode: str
+    gang: InProcessGang, tmp_path: Path, mode: str
 ) -> None:
     straight = Training(tmp_path, 60, mode)
     await straight.start()
@@ -139,13 +139,13 @@ async def test_a_run_with_faults_ends_with_the_bits_of_one_without(
     assert await training.result() == expected
 
 
-async def test_a_stop_is_made_by_all_ranks_after_the_same_step(gang: RehearsedGang, tmp_path: Path) -> None:
+async def test_a_stop_is_made_by_all_ranks_after_the_same_step(gang: InProcessGang, tmp_path: Path) -> None:
     training = Training(tmp_path, 5000, "ddp")
     gang.begin(HOMES)
     await training.start(gang)
     await until(lambda: committed(gang) >= 3)
     for node in gang.nodes.values():
-        node.keeper.stop_ranks("maintenance")
+        node.checkpoint_service.stop_ranks("maintenance")
         await asyncio.sleep(0.05)
     steps = {int(line.split()[1]) for line in await training.result()}
     assert len(steps) == 1
@@ -155,18 +155,18 @@ async def test_a_stop_is_made_by_all_ranks_after_the_same_step(gang: RehearsedGa
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_flush_loads_with_plain_torch_and_at_another_world_size(
-    gang: RehearsedGang, tmp_path: Path, mode: str
+    gang: InProcessGang, tmp_path: Path, mode: str
 ) -> None:
     training = Training(tmp_path, 12, mode)
     gang.begin(HOMES)
     await training.start(gang)
     await training.result()
     await until(lambda: committed(gang) == 12)
-    version = Stamp(1, 12)
-    order = agent_pb2.FlushOrder(serial=1, version=version.version(), reason="test")
+    version = Version(1, 12)
+    order = agent_pb2.FlushOrder(serial=1, version=version.to_wire(), reason="test")
     order.sources.extend(gang.plan(version, agent_pb2.TIER_OWN).sources)
     durable = tmp_path / "durable"
-    await asyncio.gather(*(n.keeper.flush(order, str(durable)) for n in gang.nodes.values()))
+    await asyncio.gather(*(n.checkpoint_service.flush(order, str(durable)) for n in gang.nodes.values()))
     folder = durable / "step_00000012_g1_g"
 
     sys.path.insert(0, str(SCRIPT.parent))

@@ -20,10 +20,10 @@ torch.set_num_threads(1)
 
 from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
 from muster.checkpoint.format import layout  # noqa: E402
-from muster.checkpoint.store.checkpoint_service import Keeper  # noqa: E402
+from muster.checkpoint.store.checkpoint_service import CheckpointService  # noqa: E402
 from muster.checkpoint.training import torch_items  # noqa: E402
-from muster.checkpoint.training.agent_connection import AgentLink  # noqa: E402
-from muster.checkpoint.training.wait_budget import Waiting  # noqa: E402
+from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
+from muster.checkpoint.training.wait_budget import WaitBudget  # noqa: E402
 from muster.v1 import agent_pb2, common_pb2  # noqa: E402
 
 pytestmark = [
@@ -42,15 +42,15 @@ class Agent:
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.generation = 0
-        self.links: list[AgentLink] = []
+        self.links: list[AgentConnection] = []
         self.declared: list[str] = []
-        self.keeper: Keeper = self.call(self._make)
+        self.checkpoint_service: CheckpointService = self.call(self._make)
 
-    def _make(self) -> Keeper:
-        return Keeper("g", "n0", lambda address: pytest.fail(f"no peer {address}"), self._changed)
+    def _make(self) -> CheckpointService:
+        return CheckpointService("g", "n0", lambda address: pytest.fail(f"no peer {address}"), self._changed)
 
     def _changed(self) -> None:
-        self.declared.append(self.keeper.phases().get(0, ""))
+        self.declared.append(self.checkpoint_service.phases().get(0, ""))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         async def run() -> Any:
@@ -59,21 +59,21 @@ class Agent:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
 
-    def link(self) -> AgentLink:
+    def link(self) -> AgentConnection:
         """Fence, plan the newest shard, and start the next generation's rank."""
-        self.call(self.keeper.fence, self.generation)
+        self.call(self.checkpoint_service.fence, self.generation)
         self.generation += 1
         order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation)
         order.members.add(node="n0", peer_address="-")
         order.places.add(rank=0, node="n0")
-        shards = self.call(self.keeper.shards)
+        shards = self.call(self.checkpoint_service.shards)
         if shards:
             newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
             order.restore.version.CopyFrom(newest.version)
             order.restore.sources.add(rank=0, tier=newest.tier, node="n0", digest=newest.digest)
-        self.call(self.keeper.enlist, order)
-        end = self.call(self.keeper.rank_socket, 0, self.generation)
-        self.links.append(AgentLink(end.detach(), 0, self.generation))
+        self.call(self.checkpoint_service.enlist, order)
+        end = self.call(self.checkpoint_service.rank_socket, 0, self.generation)
+        self.links.append(AgentConnection(end.detach(), 0, self.generation))
         return self.links[-1]
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -83,19 +83,19 @@ class Agent:
             time.sleep(0.001)
 
     def await_committed(self, step: int) -> None:
-        self.until(lambda: self.keeper.committed().step == step)
+        self.until(lambda: self.checkpoint_service.committed().step == step)
 
     def flush(self, step: int, folder: Path) -> Path:
         version = common_pb2.Version(generation=self.generation, step=step)
         order = agent_pb2.FlushOrder(serial=1, version=version, reason="test")
         order.sources.add(rank=0, tier=agent_pb2.TIER_OWN, node="n0")
-        self.call(self.keeper.flush, order, str(folder))
+        self.call(self.checkpoint_service.flush, order, str(folder))
         return folder / f"step_{step:08}_g{self.generation}_g"
 
     def close(self) -> None:
         for link in self.links:
             link.close()
-        self.call(self.keeper.close)
+        self.call(self.checkpoint_service.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
@@ -139,7 +139,7 @@ class Cursor:
 
 
 class Job:
-    def __init__(self, link: AgentLink | None, seed: int = 0, **options: Any) -> None:
+    def __init__(self, link: AgentConnection | None, seed: int = 0, **options: Any) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
         self.model = Tied()
@@ -183,7 +183,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
     for n in range(1, 13):
         straight.train(n)
 
-    job = Job(agent.link())
+    job = Job(agent.connection())
     assert job.checkpoint.restore() == 0
     for n in range(1, 8):
         job.train(n)
@@ -192,7 +192,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
     job.train(8)  # lost with the process
     job.checkpoint.close()
 
-    again = Job(agent.link(), seed=99)
+    again = Job(agent.connection(), seed=99)
     assert again.checkpoint.restore() == 7
     for n in range(8, 13):
         again.train(n)
@@ -204,7 +204,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
 
 
 def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
     job.train(1)
     weight = job.model.low.weight
@@ -213,7 +213,7 @@ def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
     job.checkpoint.step(1)
     agent.await_committed(1)
     job.checkpoint.close()
-    again = Job(agent.link(), seed=5)
+    again = Job(agent.connection(), seed=5)
     assert again.checkpoint.restore() == 1
     after = again.optimizer.state[again.model.low.weight]["exp_avg"]
     assert after.dtype == torch.float32
@@ -222,7 +222,7 @@ def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
 
 
 def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent, tmp_path: Path) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1, final=True)
@@ -235,7 +235,7 @@ def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent,
 
 
 def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
     for n in (1, 2, 3):
         job.train(n)
@@ -265,7 +265,7 @@ def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
     for n in range(1, 5):
         job.train(n)
@@ -306,7 +306,7 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wait_share", [0.0, 0.05])
 def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent: Agent, wait_share: float) -> None:
-    job = Job(agent.link(), wait_share=wait_share)
+    job = Job(agent.connection(), wait_share=wait_share)
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1)
@@ -326,13 +326,13 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent
 
 
 def test_a_step_that_is_due_while_the_last_commit_is_under_way_waits_for_it(agent: Agent) -> None:
-    job = Job(agent.link())
-    job.checkpoint._waiting = Waiting(1.0, most_s=20.0)  # however slow the machine is
+    job = Job(agent.connection())
+    job.checkpoint._waiting = WaitBudget(1.0, most_s=20.0)  # however slow the machine is
     job.checkpoint.restore()
     for n in range(1, 40):
         job.train(n)
         job.checkpoint.step(n)
-        assert agent.keeper.committed().step >= n - 1
+        assert agent.checkpoint_service.committed().step >= n - 1
     agent.await_committed(39)
     job.checkpoint.close()
 
@@ -345,24 +345,24 @@ def test_numbers_that_cannot_be_are_refused_by_name(bad: dict[str, Any]) -> None
 
 
 def test_only_every_nth_step_is_kept(agent: Agent) -> None:
-    job = Job(agent.link(), every=3)
+    job = Job(agent.connection(), every=3)
     job.checkpoint.restore()
     for n in range(1, 8):
         job.train(n)
         job.checkpoint.step(n)
         if n % 3 == 0:
             agent.await_committed(n)
-    assert agent.keeper.committed().step == 6
-    agent.until(lambda: agent.keeper.progress() == {0: 7})
+    assert agent.checkpoint_service.committed().step == 6
+    agent.until(lambda: agent.checkpoint_service.progress() == {0: 7})
     job.checkpoint.close()
 
 
 def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
-    job = Job(agent.link(), every=100)
+    job = Job(agent.connection(), every=100)
     job.checkpoint.restore()
     job.train(1)
     assert job.checkpoint.step(1)
-    agent.call(agent.keeper.stop_ranks, "maintenance")
+    agent.call(agent.checkpoint_service.stop_ranks, "maintenance")
     job.train(2)
     assert not job.checkpoint.step(2)
     agent.await_committed(2)
@@ -370,35 +370,35 @@ def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
 
 
 def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent: Agent) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
 
     def fail_while_saving() -> None:
         with job.checkpoint.phase("saving"):
-            agent.until(lambda: agent.keeper.phases() == {0: "saving"})
+            agent.until(lambda: agent.checkpoint_service.phases() == {0: "saving"})
             raise ValueError("no")
 
     with job.checkpoint.phase("evaluation"):
-        agent.until(lambda: agent.keeper.phases() == {0: "evaluation"})
+        agent.until(lambda: agent.checkpoint_service.phases() == {0: "evaluation"})
         with pytest.raises(ValueError, match="no"):
             fail_while_saving()
-        agent.until(lambda: agent.keeper.phases() == {0: "evaluation"})
-    agent.until(lambda: agent.keeper.phases() == {0: ""})
+        agent.until(lambda: agent.checkpoint_service.phases() == {0: "evaluation"})
+    agent.until(lambda: agent.checkpoint_service.phases() == {0: ""})
     with pytest.raises(CheckpointError, match="a phase needs a name"), job.checkpoint.phase(" "):
         pass
     job.train(1)
     job.checkpoint.step(1, final=True)
-    agent.until(lambda: agent.keeper.phases() == {0: "after the last step"})
+    agent.until(lambda: agent.checkpoint_service.phases() == {0: "after the last step"})
     with job.checkpoint.phase("saving"):
-        agent.until(lambda: agent.keeper.phases() == {0: "saving"})
-    agent.until(lambda: agent.keeper.phases() == {0: "after the last step"})
+        agent.until(lambda: agent.checkpoint_service.phases() == {0: "saving"})
+    agent.until(lambda: agent.checkpoint_service.phases() == {0: "after the last step"})
     job.checkpoint.close()
-    Job(agent.link()).checkpoint.restore()
-    agent.until(lambda: agent.keeper.phases() == {0: ""})
+    Job(agent.connection()).checkpoint.restore()
+    agent.until(lambda: agent.checkpoint_service.phases() == {0: ""})
 
 
 def test_a_rank_that_waits_for_its_state_says_so(agent: Agent) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
     agent.until(lambda: agent.declared == ["restoring its state", ""])
     job.checkpoint.close()
@@ -411,11 +411,11 @@ def test_outside_muster_a_phase_is_a_block_like_any_other() -> None:
 
 
 def test_an_agent_that_dies_does_not_end_the_training(agent: Agent) -> None:
-    job = Job(agent.link())
+    job = Job(agent.connection())
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1)
-    agent.call(agent.keeper.fence, 1)
+    agent.call(agent.checkpoint_service.fence, 1)
     for n in (2, 3):
         job.train(n)
         assert job.checkpoint.step(n)
@@ -437,10 +437,10 @@ def test_objects_without_state_are_named() -> None:
 def test_an_item_is_what_torch_load_reads(dtype: Any, shape: tuple[int, ...]) -> None:
     raw = torch.randint(0, 2, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8)
     value = raw.view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)
-    like = torch_items.template(dtype, shape)
+    like = torch_items.tensor_template(dtype, shape)
     body = bytes(raw.flatten().tolist())
     loaded = torch.load(io.BytesIO(like.head + body + like.tail), weights_only=True)
     assert loaded.dtype == dtype
     assert loaded.shape == value.shape
     assert loaded.view(torch.uint8).tolist() == value.view(torch.uint8).tolist() if shape else True
-    assert len(like.head) % layout.ALIGN == 0
+    assert len(like.head) % layout.ITEM_ALIGNMENT_BYTES == 0

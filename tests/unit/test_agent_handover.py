@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.format.errors import BadShard
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.checkpoint_service import Keeper
+from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.memory.slots import Memory
+from muster.checkpoint.store.memory.slots import SealedMemory
 from muster.checkpoint.store.replication import transfer
-from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.training.agent_connection import AgentLink
+from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
+from muster.checkpoint.training.agent_connection import AgentConnection
 from muster.daemon.agent.memory_handover import Handover, newest_first
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.node.kept_memory.kept_memory_store import Depot
@@ -49,13 +49,13 @@ async def musterd(path: Path) -> AsyncIterator[Depot]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-class Run(RehearsedGang):
+class Run(InProcessGang):
     """One run of the job: keepers on n0 and n1, each with a musterd that outlives it."""
 
     def __init__(self, folder: Path, generation: int = 0) -> None:
         super().__init__(GANG)
         self.folder, self.generation = folder, generation
-        self.ranks: dict[int, RehearsedRank] = {}
+        self.ranks: dict[int, TorchlessRank] = {}
 
     def handover(self, name: str) -> Handover:
         return Handover(GANG, name, JOB, str(self.folder / name))
@@ -64,7 +64,7 @@ class Run(RehearsedGang):
         await self.add(*PLACES.values())
         for name, node in self.nodes.items():
             handover = self.handover(name)
-            await handover.take(node.keeper)
+            await handover.take(node.checkpoint_service)
             handover.confirm()
         return self
 
@@ -73,7 +73,7 @@ class Run(RehearsedGang):
 
     async def leave(self) -> None:
         for name, node in self.nodes.items():
-            await self.handover(name).leave(node.keeper, self.generation)
+            await self.handover(name).leave(node.checkpoint_service, self.generation)
 
     async def train(self, *steps: int) -> None:
         """A generation that commits these steps."""
@@ -83,14 +83,14 @@ class Run(RehearsedGang):
         for step in steps:
             for rank, one in self.ranks.items():
                 assert await asyncio.to_thread(one.step, step, shared(rank, step), b"own", 5.0)
-            while any(Stamp.of(n.keeper.committed()).step < step for n in self.nodes.values()):  # noqa: ASYNC110
+            while any(n.committed().step < step for n in self.nodes.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         for one in self.ranks.values():
-            one.link.close()
+            one.connection.close()
 
     async def join(self, rank: int, name: str) -> tuple[int, dict[str, bytes]]:
         """Where a rank starts: the step, and what it had kept; it has slots then."""
-        one = RehearsedRank(AgentLink(self.socket(rank, name), rank, self.generation), rank, len(PLACES))
+        one = TorchlessRank(AgentConnection(self.socket(rank, name), rank, self.generation), rank, len(PLACES))
         self.ranks[rank] = one
         start = await asyncio.to_thread(one.join)
         assert not await asyncio.to_thread(one.layout, SHARED)
@@ -99,7 +99,8 @@ class Run(RehearsedGang):
     def held(self) -> dict[str, list[tuple[int, int, int]]]:
         """(rank, tier, step) of what stands on each node."""
         return {
-            name: [(s.rank, s.tier, s.version.step) for s in node.keeper.shards()] for name, node in self.nodes.items()
+            name: [(s.rank, s.tier, s.version.step) for s in node.checkpoint_service.shards()]
+            for name, node in self.nodes.items()
         }
 
 
@@ -120,15 +121,15 @@ async def test_the_next_run_goes_on_from_memory(folder: Path) -> None:
         await first.leave()
     async with Run(folder, generation=1) as second:
         assert second.held() == {"n0": [(0, TIER_OWN, 2)], "n1": [(1, TIER_OWN, 2)]}
-        assert second.newest(2) == Stamp(1, 2)
+        assert second.newest(2) == Version(1, 2)
         # The ranks may well sit elsewhere.
-        second.begin({0: "n1", 1: "n0"}, second.plan(Stamp(1, 2)))
+        second.begin({0: "n1", 1: "n0"}, second.plan(Version(1, 2)))
         for rank, name in ((0, "n1"), (1, "n0")):
             step, found = await second.join(rank, name)
             assert (step, found["own"]) == (2, b"own")
             assert found["shared"][:SHARED] == shared(rank, 2)
         for one in second.ranks.values():
-            one.link.close()
+            one.connection.close()
 
 
 async def test_it_is_taken_back_once(folder: Path) -> None:
@@ -136,7 +137,7 @@ async def test_it_is_taken_back_once(folder: Path) -> None:
         await first.train(1)
         await first.leave()
     async with Run(folder, 1) as second:
-        assert second.newest(2) == Stamp(1, 1)
+        assert second.newest(2) == Version(1, 1)
     async with Run(folder, 1) as third:
         assert third.held() == {"n0": [], "n1": []}
 
@@ -147,14 +148,14 @@ async def test_what_was_taken_back_and_never_used_is_left_again(folder: Path) ->
         await first.leave()
     for _ in range(2):
         async with Run(folder, 1) as later:
-            assert later.newest(2) == Stamp(1, 1)
+            assert later.newest(2) == Version(1, 1)
             await later.leave()
 
 
 async def test_damaged_memory_does_not_count(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1)
-        fd = os.dup(first.nodes["n1"].keeper.own_shards()[0].memory.fd)
+        fd = os.dup(first.nodes["n1"].checkpoint_service.own_shards()[0].memory.fd)
         await first.leave()
     os.pwrite(fd, b"?", 4 << 20)
     os.close(fd)
@@ -174,18 +175,18 @@ async def test_without_musterd_everything_goes_on_without(tmp_path: Path) -> Non
 async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1)
-        keeper = first.nodes["n0"].keeper
-        (shard,) = keeper.own_shards()
-        other = Keeper("another", "n0", first.dial, lambda: None)
-        offers = [transfer.offer_of(GANG, "n0", shard) for _ in range(3)]
+        checkpoint_service = first.nodes["n0"].checkpoint_service
+        (shard,) = checkpoint_service.own_shards()
+        other = CheckpointService("another", "n0", first.dial, lambda: None)
+        offers = [transfer.make_offer(GANG, "n0", shard) for _ in range(3)]
         offers[1].bytes -= 1
         offers[2].pieces[0].digest = bytes(16)
-        for offer, taker in zip(offers, (other, keeper, keeper), strict=True):
-            with pytest.raises(BadShard):
+        for offer, taker in zip(offers, (other, checkpoint_service, checkpoint_service), strict=True):
+            with pytest.raises(CorruptShard):
                 await taker.take_back(offer, os.dup(shard.memory.fd))
         loose = os.memfd_create("loose", os.MFD_CLOEXEC)
-        with pytest.raises(BadShard, match="can still grow"):
-            await keeper.take_back(offers[0], loose)
+        with pytest.raises(CorruptShard, match="can still grow"):
+            await checkpoint_service.take_back(offers[0], loose)
         await other.close()
 
 
@@ -193,17 +194,17 @@ async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Pat
 
 RANK = """
     import os, pickle, time
-    from muster.checkpoint.format.layout import length_mark, offset_mark
-    from muster.checkpoint.training.agent_connection import AgentLink
-    from muster.checkpoint.testing.gang_in_one_process import RehearsedRank, contents
-    items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
-    rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)
+    from muster.checkpoint.format.layout import length_placeholder, offset_placeholder
+    from muster.checkpoint.training.agent_connection import AgentConnection
+    from muster.checkpoint.testing.gang_in_one_process import TorchlessRank, contents
+    items = pickle.dumps([(n, offset_placeholder(n), length_placeholder(n)) for n in (0, 100)], 4)
+    rank = TorchlessRank(AgentConnection.from_environment(), 0, 1, items)
     start = rank.join()
     print(os.getpid(), start.step, contents(start.shard)["own"].decode() if start.shard else "afresh", flush=True)
     rank.layout(1 << 20)
     assert rank.step(start.step + 7, b"kept", b"mine", wait_s=30.0)
-    while rank.link.alive and not rank.link.stop_reason:
-        rank.link.listen()
+    while rank.connection.alive and not rank.connection.stop_reason:
+        rank.connection.listen()
         time.sleep(0.01)
 """
 
@@ -275,7 +276,7 @@ async def test_a_planned_stops_memory_is_left_before_the_job_is_written(gang: Ga
 
 
 def test_where_not_all_shards_fit_the_newest_version_is_whole() -> None:
-    pages = Memory("pages", 1)
-    shards = [Shard(n, Stamp(1, s), TIER_OWN, (), b"", pages, lambda: None) for n in range(40) for s in (6, 7)]
-    assert {shard.stamp.step for shard in newest_first(shards)[:40]} == {7}
+    pages = SealedMemory("pages", 1)
+    shards = [Shard(n, Version(1, s), TIER_OWN, (), b"", pages, lambda: None) for n in range(40) for s in (6, 7)]
+    assert {shard.version.step for shard in newest_first(shards)[:40]} == {7}
     pages.close()

@@ -129,12 +129,12 @@ async def test_a_crash_is_told_with_the_last_lines(gang: Gang) -> None:
 
 LAST_STEP = """
     import os, time
-    from muster.checkpoint.training.agent_connection import AgentLink
-    from muster.checkpoint.testing.gang_in_one_process import RehearsedRank
-    rank = RehearsedRank(AgentLink.from_environment(), 0, 1)
+    from muster.checkpoint.training.agent_connection import AgentConnection
+    from muster.checkpoint.testing.gang_in_one_process import TorchlessRank
+    rank = TorchlessRank(AgentConnection.from_environment(), 0, 1)
     rank.join()
     rank.layout(256 << 20)
-    rank.link.any_slot(7, 1, 30.0)
+    rank.connection.any_slot(7, 1, 30.0)
     print(os.getpid(), flush=True)
     while not os.path.exists("go"):
         time.sleep(0.01)
@@ -158,11 +158,11 @@ async def test_an_end_in_good_order_is_told_with_the_last_step_that_was_kept(gan
 
 KEPT = """
     import os, pickle, time
-    from muster.checkpoint.format.layout import length_mark, offset_mark
-    from muster.checkpoint.training.agent_connection import AgentLink
-    from muster.checkpoint.testing.gang_in_one_process import RehearsedRank
-    items = pickle.dumps([(n, offset_mark(n), length_mark(n)) for n in (0, 100)], 4)
-    rank = RehearsedRank(AgentLink.from_environment(), 0, 1, items)
+    from muster.checkpoint.format.layout import length_placeholder, offset_placeholder
+    from muster.checkpoint.training.agent_connection import AgentConnection
+    from muster.checkpoint.testing.gang_in_one_process import TorchlessRank
+    items = pickle.dumps([(n, offset_placeholder(n), length_placeholder(n)) for n in (0, 100)], 4)
+    rank = TorchlessRank(AgentConnection.from_environment(), 0, 1, items)
     rank.join()
     rank.layout(1 << 20)
     assert rank.step(7, b"kept", b"", wait_s=30.0)

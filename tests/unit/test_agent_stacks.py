@@ -24,8 +24,8 @@ WAITS = """
 """
 JOINS = """
     import os, time
-    from muster.checkpoint.training.agent_connection import AgentLink
-    link = AgentLink.from_environment()
+    from muster.checkpoint.training.agent_connection import AgentConnection
+    link = AgentConnection.from_environment()
     print(os.getpid(), flush=True)
     time.sleep(100)
 """

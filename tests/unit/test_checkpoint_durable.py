@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoint.format import durable_folders
-from muster.checkpoint.format.durable_folders import Label, label_of, label_of_aside
+from muster.checkpoint.format.durable_folders import ParsedFolderName, parse_folder_name, parse_temporary_folder_name
 from muster.checkpoint.format.errors import CheckpointError
-from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_version
 from muster.daemon.coordinator.core.recovery.flushing import durable_path
+from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.events import GangSpec
 
 
 def whole(folder: Path, name: str, completed: int, **manifest: object) -> Path:
@@ -28,57 +29,62 @@ def whole(folder: Path, name: str, completed: int, **manifest: object) -> Path:
 
 
 @pytest.mark.parametrize("gang", ["tiny-0a1b2c3d", "a_g1_b.7.tmp", "step_00000001_g1"])
-def test_a_name_says_which_version_of_which_gang_it_is(gang: str) -> None:
-    label = Label(Stamp(4, 123), gang)
-    assert label_of(durable_folders.folder_name(*label)) == label
-    assert label_of_aside(durable_folders.aside_name(*label, serial=7)) == (label, 7)
-    assert label_of(durable_folders.aside_name(*label, serial=7)) is None
-    assert label_of_aside(durable_folders.folder_name(*label)) is None
+def test_a_folder_name_holds_version_and_gang(gang: str) -> None:
+    label = ParsedFolderName(Version(4, 123), gang)
+    assert parse_folder_name(durable_folders.folder_name(*label)) == label
+    assert parse_temporary_folder_name(durable_folders.temporary_folder_name(*label, serial=7)) == (label, 7)
+    assert parse_folder_name(durable_folders.temporary_folder_name(*label, serial=7)) is None
+    assert parse_temporary_folder_name(durable_folders.folder_name(*label)) is None
 
 
-def test_names_of_before_are_read() -> None:
-    assert label_of("step_00000123_g4") == Label(Stamp(4, 123), "")
-    assert label_of_aside(".step_00000123_g4.tmp") is None, "whose it is is not said: it is nobody's to sweep"
-    assert label_of("notes") is None
+def test_folder_names_without_a_gang_are_read() -> None:
+    assert parse_folder_name("step_00000123_g4") == ParsedFolderName(Version(4, 123), "")
+    assert parse_temporary_folder_name(".step_00000123_g4.tmp") is None, (
+        "its gang is unknown, so that no gang may remove it"
+    )
+    assert parse_folder_name("notes") is None
 
 
 def test_the_coordinator_gives_a_folder_the_name_that_its_agents_do() -> None:
     gang = Gang("tiny-0a1b2c3d", 1, 1000, "tiny", GangSpec(2, 0, durable_dir="/d"), "", 0.0)
-    assert durable_path(gang, Version(4, 123)) == f"/d/{durable_folders.folder_name(Stamp(4, 123), 'tiny-0a1b2c3d')}"
+    assert (
+        durable_path(gang, events.Version(4, 123))
+        == f"/d/{durable_folders.folder_name(Version(4, 123), 'tiny-0a1b2c3d')}"
+    )
 
 
 def test_the_newest_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_path: Path) -> None:
     whole(tmp_path, "step_00000300_g1_a", 30)
     newest = whole(tmp_path, "step_00000100_g3_a", 20)
     (tmp_path / "step_00000900_g9_a").mkdir()
-    assert durable_folders.newest(tmp_path) == newest
-    assert durable_folders.newest(newest) == newest
+    assert durable_folders.newest_checkpoint(tmp_path) == newest
+    assert durable_folders.newest_checkpoint(newest) == newest
 
 
 def test_between_gangs_what_was_completed_last_is_the_newest(tmp_path: Path) -> None:
     """A job with two faults ended at step 100; the next one went on from there to step 300."""
     first = whole(tmp_path, "step_00000100_g3_a", 10)
     second = whole(tmp_path, "step_00000300_g1_b", 20)
-    assert durable_folders.newest(tmp_path) == second
-    assert durable_folders.newest(tmp_path, "a") == first
-    assert durable_folders.newest(tmp_path, "c") is None
+    assert durable_folders.newest_checkpoint(tmp_path) == second
+    assert durable_folders.newest_checkpoint(tmp_path, "a") == first
+    assert durable_folders.newest_checkpoint(tmp_path, "c") is None
 
 
 def test_folders_of_before_belong_to_the_gang_that_their_manifest_names(tmp_path: Path) -> None:
     old = whole(tmp_path, "step_00000400_g2", 10, step=400, gang="a")
     whole(tmp_path, "step_00000300_g1_a", 20)
-    assert durable_folders.newest(tmp_path) == durable_folders.newest(tmp_path, "a") == old
+    assert durable_folders.newest_checkpoint(tmp_path) == durable_folders.newest_checkpoint(tmp_path, "a") == old
     unknown = whole(tmp_path, "step_00000001_g0", 30)
-    assert durable_folders.newest(tmp_path) == unknown
+    assert durable_folders.newest_checkpoint(tmp_path) == unknown
 
 
 def test_a_step_is_told_by_the_manifest_or_the_name(tmp_path: Path) -> None:
-    assert durable_folders.step_of(whole(tmp_path, "renamed", 1, step=7)) == 7
-    assert durable_folders.step_of(whole(tmp_path, "step_00000008_g1_a", 1)) == 8
+    assert durable_folders.finished_steps_of(whole(tmp_path, "renamed", 1, step=7)) == 7
+    assert durable_folders.finished_steps_of(whole(tmp_path, "step_00000008_g1_a", 1)) == 8
     broken = whole(tmp_path, "broken", 1)
     (broken / durable_folders.MANIFEST).write_text("[]")
     with pytest.raises(CheckpointError, match="doesn't say which step"):
-        durable_folders.step_of(broken)
+        durable_folders.finished_steps_of(broken)
 
 
 def test_what_another_gang_said_is_never_forgotten(tmp_path: Path) -> None:

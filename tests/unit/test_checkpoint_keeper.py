@@ -17,39 +17,39 @@ import pytest
 
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError, RestoreError
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.checkpoint_service import Keeper
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
 from muster.checkpoint.store.memory.pieces import digest_of, shard_digest
 from muster.checkpoint.store.memory.shards import Piece
-from muster.checkpoint.testing.gang_in_one_process import RehearsedGang, RehearsedRank, contents
-from muster.checkpoint.training.agent_connection import AgentLink, Start
+from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
+from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
 
 SHARED = (9 << 20) + 77
 GANG = "g1"
 
 
-class Gang(RehearsedGang):
+class Gang(InProcessGang):
     """A rehearsed gang with its ranks."""
 
     def __init__(self, gang_id: str = GANG) -> None:
         super().__init__(gang_id)
-        self.ranks: dict[int, RehearsedRank] = {}
+        self.ranks: dict[int, TorchlessRank] = {}
         self.serial = 0
 
     async def run(
         self, places: dict[int, str], restore: agent_pb2.RestorePlan | None = None, size: int = SHARED
-    ) -> dict[int, Start]:
+    ) -> dict[int, StartPoint]:
         """Start a generation, let every rank join; with `size` they get slots too."""
         for rank in self.ranks.values():
-            rank.link.close()
+            rank.connection.close()
         self.begin(places, restore)
         body = pickle.dumps([_marks(n) for n in (0, *(100 + r for r in places))], 4)
         self.ranks, starts = {}, {}
         for rank, name in places.items():
-            link = AgentLink(self.socket(rank, name), rank, self.generation)
-            self.ranks[rank] = RehearsedRank(link, rank, len(places), b"" if rank else body)
+            link = AgentConnection(self.socket(rank, name), rank, self.generation)
+            self.ranks[rank] = TorchlessRank(link, rank, len(places), b"" if rank else body)
         for rank, one in self.ranks.items():
             starts[rank] = await asyncio.to_thread(one.join)
         if size:
@@ -66,16 +66,16 @@ class Gang(RehearsedGang):
         """All ranks finish a step and keep it where it is the one to keep; those in `skip` have no slot for it."""
         for rank, one in self.ranks.items():
             if rank in skip:
-                one.link.progress(step, skipped=True)
+                one.connection.progress(step, skipped=True)
             else:
                 await asyncio.to_thread(one.step, step, shared(rank), own(rank, step))
 
-    async def committed(self, stamp: Stamp) -> None:
-        await until(lambda: all(Stamp.of(n.keeper.committed()) == stamp for n in self.nodes.values()))
+    async def committed(self, version: Version) -> None:
+        await until(lambda: all(n.committed() == version for n in self.nodes.values()))
 
 
 def _marks(number: int) -> tuple[str, int, int]:
-    return (f"item{number}", layout.offset_mark(number), layout.length_mark(number))
+    return (f"item{number}", layout.offset_placeholder(number), layout.length_placeholder(number))
 
 
 def own(rank: int, step: int) -> bytes:
@@ -115,7 +115,7 @@ async def rehearsed(gang_id: str = GANG) -> AsyncIterator[Gang]:
     gang = Gang(gang_id)
     yield gang
     for rank in gang.ranks.values():
-        rank.link.close()
+        rank.connection.close()
     await gang.close()
 
 
@@ -127,7 +127,7 @@ async def gang() -> AsyncIterator[Gang]:
 
 def held(gang: Gang, node: str) -> set[tuple[int, int, int, int]]:
     """(tier, rank, generation, step) of what stands on a node."""
-    shards = gang.nodes[node].keeper.shards()
+    shards = gang.nodes[node].checkpoint_service.shards()
     return {(s.tier, s.rank, s.version.generation, s.version.step) for s in shards}
 
 
@@ -138,35 +138,35 @@ FOUR = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
 async def test_a_fresh_gang_starts_afresh(gang: Gang) -> None:
     await gang.add("n0", "n1")
     starts = await gang.run({0: "n0", 1: "n1"})
-    assert starts == {0: Start(), 1: Start()}
+    assert starts == {0: StartPoint(), 1: StartPoint()}
 
 
 async def test_a_step_is_committed_when_every_shard_stands_twice(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     assert held(gang, "n1") == {(OWN, 1, 1, 1), (BUDDY, 0, 1, 1)}
     for step in (2, 3, 4):
         await gang.step(step, sharded(step))
-        await gang.committed(Stamp(1, step))
+        await gang.committed(Version(1, step))
     assert held(gang, "n1") == {(OWN, 1, 1, 4), (BUDDY, 0, 1, 4)}
-    assert gang.nodes["n2"].keeper.progress() == {2: 4}
+    assert gang.nodes["n2"].checkpoint_service.progress() == {2: 4}
 
 
 async def test_a_declared_phase_is_its_ranks_until_it_is_over_or_another_generation_begins(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
-    keeper = gang.nodes["n1"].keeper
-    gang.ranks[1].link.declare("e" * 100)
-    await until(lambda: keeper.phases() == {1: "e" * 64})
-    assert gang.nodes["n0"].keeper.phases() == {}
-    gang.ranks[1].link.declare("")
-    await until(lambda: keeper.phases() == {1: ""})
-    gang.ranks[1].link.declare("evaluation")
-    await until(lambda: keeper.phases() == {1: "evaluation"})
+    checkpoint_service = gang.nodes["n1"].checkpoint_service
+    gang.ranks[1].connection.declare("e" * 100)
+    await until(lambda: checkpoint_service.phases() == {1: "e" * 64})
+    assert gang.nodes["n0"].checkpoint_service.phases() == {}
+    gang.ranks[1].connection.declare("")
+    await until(lambda: checkpoint_service.phases() == {1: ""})
+    gang.ranks[1].connection.declare("evaluation")
+    await until(lambda: checkpoint_service.phases() == {1: "evaluation"})
     await gang.run({0: "n0", 1: "n1"})
-    assert keeper.phases() == {}
+    assert checkpoint_service.phases() == {}
 
 
 async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
@@ -174,25 +174,25 @@ async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
     await gang.run(FOUR)
     for step in range(1, 5):
         await gang.step(step, replica(step))
-        await gang.committed(Stamp(1, step))
-    sent = [n.service.sent_bytes for n in gang.nodes.values()]
+        await gang.committed(Version(1, step))
+    sent = [n.peer_service.sent_bytes for n in gang.nodes.values()]
     assert 0 < max(sent) < 5 * (1 << 17), sent
-    assert not any(n.service.puts for n in gang.nodes.values()), "short pieces go along with the offer"
+    assert not any(n.peer_service.puts for n in gang.nodes.values()), "short pieces go along with the offer"
 
 
 async def test_shards_that_differ_travel_whole(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
-    assert all(n.service.sent_bytes > SHARED for n in gang.nodes.values())
+    await gang.committed(Version(1, 1))
+    assert all(n.peer_service.sent_bytes > SHARED for n in gang.nodes.values())
 
 
 async def test_one_node_commits_alone(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0", 1: "n0"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     assert held(gang, "n0") == {(OWN, 0, 1, 1), (OWN, 1, 1, 1)}
 
 
@@ -202,16 +202,16 @@ async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> Non
     first, second = gang.ranks[0], gang.ranks[1]
     await asyncio.to_thread(first.step, 1, replica(1)(0), own(0, 1), 5.0)
     await until(lambda: (OWN, 0, 1, 1) in held(gang, "n0"))
-    assert first.link.any_slot(2, 1, 0) is None, "one step at a time"
+    assert first.connection.any_slot(2, 1, 0) is None, "one step at a time"
     await asyncio.to_thread(second.step, 1, replica(1)(1), own(1, 1), 5.0)
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
-    assert first.link.any_slot(3, 1, 0) is None, "step 1 is the committed one and must stay"
+    assert first.connection.any_slot(3, 1, 0) is None, "step 1 is the committed one and must stay"
     assert (OWN, 0, 1, 1) in held(gang, "n0")
     await asyncio.to_thread(second.step, 2, replica(2)(1), own(1, 2), 5.0)
-    await gang.committed(Stamp(1, 2))
-    assert await asyncio.to_thread(first.link.any_slot, 3, 1, 5.0) is not None
+    await gang.committed(Version(1, 2))
+    assert await asyncio.to_thread(first.connection.any_slot, 3, 1, 5.0) is not None
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -219,17 +219,17 @@ async def test_steps_that_a_rank_misses_are_void_and_block_nobody(gang: Gang, la
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     for step in range(2, 8):
         await gang.pass_by(step, replica(step), skip=(late,))
-    assert gang.nodes["n1"].keeper.committed().step == 1
+    assert gang.nodes["n1"].checkpoint_service.committed().step == 1
     step = 8
-    while gang.nodes["n1"].keeper.committed().step == 1:
+    while gang.nodes["n1"].checkpoint_service.committed().step == 1:
         await gang.pass_by(step, replica(step))
         step += 1
         assert step < 1000
     await gang.step(step, replica(step))
-    await gang.committed(Stamp(1, step))
+    await gang.committed(Version(1, step))
     assert {h[3] for node in gang.nodes for h in held(gang, node)} == {step}
 
 
@@ -237,18 +237,18 @@ async def test_a_rank_that_skips_a_later_step_than_the_one_that_all_keep_stops_n
     places = {0: "n0", 1: "n1", 2: "n2"}
     await gang.add(*places.values())
     await gang.run(places)
-    gang.nodes["n1"].service.deaf = True
+    gang.nodes["n1"].peer_service.deaf = True
     await gang.step(1, replica(1))
-    await until(lambda: all(Stamp.of(gang.nodes[n].keeper.committed()) == Stamp(1, 1) for n in ("n0", "n2")))
+    await until(lambda: all(gang.nodes[n].committed() == Version(1, 1) for n in ("n0", "n2")))
     await gang.pass_by(2, replica(2), skip=(1,))
     # n0 holds rank 2's copy of step 2, most of it borrowed from rank 0's slot.
     await until(lambda: {(OWN, 0, 1, 2), (BUDDY, 2, 1, 2)} <= held(gang, "n0"))
-    gang.nodes["n1"].service.deaf = False
-    await until(lambda: Stamp.of(gang.nodes["n1"].keeper.committed()) == Stamp(1, 1))
-    gang.ranks[1].link.progress(3, skipped=True)
+    gang.nodes["n1"].peer_service.deaf = False
+    await until(lambda: Version.from_wire(gang.nodes["n1"].checkpoint_service.committed()) == Version(1, 1))
+    gang.ranks[1].connection.progress(3, skipped=True)
     await until(lambda: held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 2, 1, 1)})
     step = 3
-    while min(n.keeper.committed().step for n in gang.nodes.values()) == 1:
+    while min(n.checkpoint_service.committed().step for n in gang.nodes.values()) == 1:
         step += 1
         assert step < 1000, "no step is committed any more"
         await gang.pass_by(step, replica(step % 8))
@@ -259,13 +259,13 @@ async def test_the_last_step_is_kept_also_where_a_rank_has_missed_one_unheard(ga
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     first, second = gang.ranks[0], gang.ranks[1]
-    await until(lambda: first.link.granted_slot(2, 1) is not None)
+    await until(lambda: first.connection.granted_slot(2, 1) is not None)
     assert await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2))
     last = [asyncio.to_thread(one.step, 3, replica(3)(r), own(r, 3), 10.0) for r, one in ((0, first), (1, second))]
     assert await asyncio.gather(*last) == [True, True]
-    await gang.committed(Stamp(1, 3))
+    await gang.committed(Version(1, 3))
 
 
 async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang: Gang) -> None:
@@ -276,7 +276,7 @@ async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang
     while len(kept) <= 5:
         step += 1
         await gang.pass_by(step, lambda rank, step=step: bytes([step % 256]) * (1 << 20))
-        kept.add(gang.nodes["n3"].keeper.committed().step)
+        kept.add(gang.nodes["n3"].checkpoint_service.committed().step)
         assert step < 5000, kept
 
 
@@ -292,20 +292,20 @@ async def test_ranks_that_wait_for_the_commit_before_keep_every_step(gang: Gang)
             )
         )
         assert all(kept), step
-        assert gang.nodes["n0"].keeper.committed().step >= step - 1
-    await gang.committed(Stamp(1, 29))
+        assert gang.nodes["n0"].checkpoint_service.committed().step >= step - 1
+    await gang.committed(Version(1, 29))
 
 
 async def test_a_commit_that_does_not_come_is_waited_for_only_so_long(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
-    gang.nodes["n1"].service.flowing.clear()
+    gang.nodes["n1"].peer_service.flowing.clear()
     for rank, one in gang.ranks.items():
         assert await asyncio.to_thread(one.step, 1, sharded(1)(rank), own(rank, 1), 5.0)
     first = gang.ranks[0]
     assert not await asyncio.to_thread(first.step, 2, sharded(2)(0), own(0, 2), 0.02, in_turn=True)
-    gang.nodes["n1"].service.flowing.set()
-    await gang.committed(Stamp(1, 1))
+    gang.nodes["n1"].peer_service.flowing.set()
+    await gang.committed(Version(1, 1))
     # All that waited for step 2 would have been told to keep it; rank 0 has gone on, so a later one is named.
     assert await asyncio.to_thread(first.step, 3, sharded(3)(0), own(0, 3), 5.0, in_turn=True)
 
@@ -314,46 +314,46 @@ async def test_who_did_not_hear_of_a_commit_is_told_again(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
-    gang.nodes["n1"].service.deaf = True
+    await gang.committed(Version(1, 1))
+    gang.nodes["n1"].peer_service.deaf = True
     await gang.step(2, replica(2))
-    await until(lambda: gang.nodes["n0"].keeper.committed().step == 2)
+    await until(lambda: gang.nodes["n0"].checkpoint_service.committed().step == 2)
     for step in range(3, 6):
         await gang.pass_by(step, replica(step))
-    assert gang.nodes["n1"].keeper.committed().step == 1
-    gang.nodes["n1"].service.deaf = False
+    assert gang.nodes["n1"].checkpoint_service.committed().step == 1
+    gang.nodes["n1"].peer_service.deaf = False
     step = 6
-    while gang.nodes["n1"].keeper.committed().step < 6:
+    while gang.nodes["n1"].checkpoint_service.committed().step < 6:
         await gang.pass_by(step, replica(step))
         step += 1
         assert step < 1000
 
 
 async def test_memory_checkpoints_that_are_off_are_refused_in_words(gang: Gang) -> None:
-    keeper = Keeper(GANG, "alone", gang.dial, lambda: None, "job.toml says so")
-    keeper.enlist(
+    checkpoint_service = CheckpointService(GANG, "alone", gang.dial, lambda: None, "job.toml says so")
+    checkpoint_service.enlist(
         agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, places=[agent_pb2.RankPlace(rank=0, node="alone")])
     )
-    link = AgentLink(keeper.rank_socket(0, 1).detach(), 0, 1)
-    rank = RehearsedRank(link, 0, 1)
-    assert await asyncio.to_thread(rank.join) == Start()
+    link = AgentConnection(checkpoint_service.rank_socket(0, 1).detach(), 0, 1)
+    rank = TorchlessRank(link, 0, 1)
+    assert await asyncio.to_thread(rank.join) == StartPoint()
     assert await asyncio.to_thread(rank.layout, SHARED) == "job.toml says so"
     assert link.any_slot(1, 1, 0) is None
     link.close()
-    await keeper.close()
+    await checkpoint_service.close()
 
 
 async def test_a_rank_that_runs_outside_its_slot_is_ignored(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
-    link = gang.ranks[0].link
+    link = gang.ranks[0].connection
     link.filled(7, 1)
     slot = link.any_slot(1, 1, 5.0)
     assert slot is not None
     link.slots[slot][-64:] = bytes(64)
     link.filled(slot, 1)
     await gang.step(2, replica(2))
-    await gang.committed(Stamp(1, 2))
+    await gang.committed(Version(1, 2))
     assert held(gang, "n0") == {(OWN, 0, 1, 2)}
 
 
@@ -362,15 +362,15 @@ async def test_ranks_are_restored_where_they_stood(gang: Gang) -> None:
     await gang.run(FOUR)
     for step in (1, 2):
         await gang.step(step, sharded(step))
-        await gang.committed(Stamp(1, step))
-    starts = await gang.run(FOUR, gang.plan(Stamp(1, 2)))
+        await gang.committed(Version(1, step))
+    starts = await gang.run(FOUR, gang.plan(Version(1, 2)))
     for rank, start in starts.items():
         assert (start.step, start.generation) == (2, 1)
         assert start.shard is not None
         assert contents(start.shard)["own"] == own(rank, 2)
         assert contents(start.shard)["shared"].startswith(sharded(2)(rank))
     await gang.step(3, sharded(3))
-    await gang.committed(Stamp(2, 3))
+    await gang.committed(Version(2, 3))
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 3)}
 
 
@@ -379,19 +379,19 @@ async def test_a_lost_nodes_rank_is_restored_on_a_spare_from_its_buddy(gang: Gan
     await gang.run(FOUR)
     for step in (1, 2):
         await gang.step(step, replica(step))
-        await gang.committed(Stamp(1, step))
+        await gang.committed(Version(1, step))
     await gang.lose("n0")
     places = {**FOUR, 0: "spare"}
-    starts = await gang.run(places, gang.plan(Stamp(1, 2)))
+    starts = await gang.run(places, gang.plan(Version(1, 2)))
     assert starts[0].shard is not None
     assert contents(starts[0].shard) == {
-        "shared": replica(2)(0).ljust(layout.align(SHARED), b"\0"),
+        "shared": replica(2)(0).ljust(layout.align_up(SHARED), b"\0"),
         "own": own(0, 2),
     }
     assert (OWN, 0, 1, 2) in held(gang, "spare")
     for step in (3, 4, 5):
         await gang.step(step, replica(step))
-        await gang.committed(Stamp(2, step))
+        await gang.committed(Version(2, step))
 
 
 @pytest.mark.parametrize("shared", [replica, sharded])
@@ -402,28 +402,28 @@ async def test_what_a_swap_has_left_standing_once_stands_twice_again_before_the_
     places = {0: "n0", 1: "n1", 2: "n2"}
     await gang.run(places)
     await gang.step(1, shared(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     await gang.lose("n1")
     moved = {**places, 1: "n1-spare"}
-    await gang.run(moved, gang.plan(Stamp(1, 1)))
-    sent = {name: node.service.sent_bytes for name, node in gang.nodes.items()}
+    await gang.run(moved, gang.plan(Version(1, 1)))
+    sent = {name: node.peer_service.sent_bytes for name, node in gang.nodes.items()}
     for rank in gang.ranks.values():
-        rank.link.progress(2)  # and no snapshot for long
+        rank.connection.progress(2)  # and no snapshot for long
     await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n1-spare"))
     # The two others' copies stand where they stood, and replicas need no bytes but their own objects.
-    much = gang.nodes["n1-spare"].service.sent_bytes > 1 << 20
+    much = gang.nodes["n1-spare"].peer_service.sent_bytes > 1 << 20
     assert much == (shared is sharded)
-    assert {n: gang.nodes[n].service.puts for n in gang.nodes} == {"n0": much, "n2": much, "n1-spare": much}
-    assert gang.nodes["n0"].service.sent_bytes - sent["n0"] < 1 << 18
+    assert {n: gang.nodes[n].peer_service.puts for n in gang.nodes} == {"n0": much, "n2": much, "n1-spare": much}
+    assert gang.nodes["n0"].peer_service.sent_bytes - sent["n0"] < 1 << 18
     await gang.lose("n0")
-    starts = await gang.run({**moved, 0: "n2"}, gang.plan(Stamp(1, 1)))
+    starts = await gang.run({**moved, 0: "n2"}, gang.plan(Version(1, 1)))
     for rank, start in starts.items():
         assert start.shard is not None
         assert contents(start.shard)["own"] == own(rank, 1)
         assert contents(start.shard)["shared"].startswith(shared(1)(rank))
     for step in (3, 4):
         await gang.step(step, shared(step))
-        await gang.committed(Stamp(3, step))
+        await gang.committed(Version(3, step))
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(3, 4)}
 
 
@@ -431,13 +431,13 @@ async def test_a_restored_version_travels_from_a_node_only_once_its_ranks_have_m
     await gang.add(*FOUR.values(), "x1", "x3")
     await gang.run(FOUR, size=1 << 20)
     await gang.step(1, small)
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     # The ring is n0, n2, x1, x3 now.
-    await gang.run({0: "n0", 1: "x1", 2: "n2", 3: "x3"}, gang.plan(Stamp(1, 1)), size=1 << 20)
-    gang.ranks[0].link.progress(2)
+    await gang.run({0: "n0", 1: "x1", 2: "n2", 3: "x3"}, gang.plan(Version(1, 1)), size=1 << 20)
+    gang.ranks[0].connection.progress(2)
     await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n2"))
     assert (BUDDY, 2, 1, 1) not in held(gang, "x1")
-    gang.ranks[2].link.progress(2)
+    gang.ranks[2].connection.progress(2)
     await until(lambda: (BUDDY, 2, 1, 1) in held(gang, "x1"))
     assert (BUDDY, 1, 1, 1) not in held(gang, "x3")
 
@@ -446,24 +446,24 @@ async def test_a_commit_ends_the_travels_of_the_restored_version(gang: Gang) -> 
     await gang.add("n0", "n1", "spare")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     await gang.lose("n1")
-    await gang.run({0: "n0", 1: "spare"}, gang.plan(Stamp(1, 1)))
-    spare = gang.nodes["spare"].service
+    await gang.run({0: "n0", 1: "spare"}, gang.plan(Version(1, 1)))
+    spare = gang.nodes["spare"].peer_service
     spare.flowing.clear()
     for rank in gang.ranks.values():
-        rank.link.progress(2)
+        rank.connection.progress(2)
     await until(lambda: spare.puts == 1)
-    keeper = gang.nodes["n0"].keeper
-    version = Stamp(2, 3).version()
+    checkpoint_service = gang.nodes["n0"].checkpoint_service
+    version = Version(2, 3).to_wire()
     notice = peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=version, next_step=4, committed=version)
     await gang.dial(gang.nodes["n0"].address).Committed(notice)
     await until(lambda: spare.cut == 1)
-    assert Stamp.of(keeper.committed()) == Stamp(2, 3)
+    assert Version.from_wire(checkpoint_service.committed()) == Version(2, 3)
 
 
 async def test_memory_for_copies_is_kept_only_for_those_whose_buddy_a_node_is(gang: Gang) -> None:
-    def copies() -> int:
+    def replica_builder() -> int:
         return len(re.findall(r"memfd:muster-g1-r\d+-b", Path("/proc/self/maps").read_text()))
 
     await gang.add("n0", "n1", "n2", "n3", "n4", "n5")
@@ -474,8 +474,8 @@ async def test_memory_for_copies_is_kept_only_for_those_whose_buddy_a_node_is(ga
         for _ in range(3):
             step += 1
             await gang.step(step, small)
-            await gang.committed(Stamp(gang.generation, step))
-    assert copies() <= 2 * 3
+            await gang.committed(Version(gang.generation, step))
+    assert replica_builder() <= 2 * 3
 
 
 async def test_two_ranks_a_node_move_together(gang: Gang) -> None:
@@ -484,17 +484,17 @@ async def test_two_ranks_a_node_move_together(gang: Gang) -> None:
     await gang.run(places)
     for step in (1, 2, 3):
         await gang.step(step, sharded(step))
-        await gang.committed(Stamp(1, step))
+        await gang.committed(Version(1, step))
     assert held(gang, "n1") == {(OWN, 2, 1, 3), (OWN, 3, 1, 3), (BUDDY, 0, 1, 3), (BUDDY, 1, 1, 3)}
     await gang.lose("n1")
     moved = {**places, 2: "spare", 3: "spare"}
-    starts = await gang.run(moved, gang.plan(Stamp(1, 3)))
+    starts = await gang.run(moved, gang.plan(Version(1, 3)))
     for rank, start in starts.items():
         assert start.shard is not None
         assert contents(start.shard)["own"] == own(rank, 3)
     for step in (4, 5):
         await gang.step(step, sharded(step))
-        await gang.committed(Stamp(2, step))
+        await gang.committed(Version(2, step))
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 5)}
 
 
@@ -502,15 +502,15 @@ async def test_a_rank_that_moves_to_its_buddys_node_needs_no_network(gang: Gang)
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     await gang.lose("n0")
-    starts = await gang.run({0: "n1", 1: "n1"}, gang.plan(Stamp(1, 1)))
+    starts = await gang.run({0: "n1", 1: "n1"}, gang.plan(Version(1, 1)))
     assert starts[0].shard is not None
     assert contents(starts[0].shard)["shared"].startswith(sharded(1)(0))
     assert (OWN, 0, 1, 1) in held(gang, "n1")
     for step in (2, 3):
         await gang.step(step, sharded(step))
-        await gang.committed(Stamp(2, step))
+        await gang.committed(Version(2, step))
 
 
 async def test_the_first_commit_of_a_generation_deletes_later_steps_of_the_one_before(gang: Gang) -> None:
@@ -518,13 +518,13 @@ async def test_the_first_commit_of_a_generation_deletes_later_steps_of_the_one_b
     places = {0: "n0", 1: "n1"}
     await gang.run(places)
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     await asyncio.to_thread(gang.ranks[0].step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
-    await gang.run(places, gang.plan(Stamp(1, 1)))
+    await gang.run(places, gang.plan(Version(1, 1)))
     assert (OWN, 0, 1, 2) not in held(gang, "n0"), "its slot is wanted by the new generation"
     await gang.step(2, replica(2))
-    await gang.committed(Stamp(2, 2))
+    await gang.committed(Version(2, 2))
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 2)}
 
 
@@ -532,12 +532,12 @@ async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     gang.ranks[0].write(0, replica(1)(0), own(0, 1))
-    slot = gang.ranks[1].link.any_slot(1, 1, 5.0)
+    slot = gang.ranks[1].connection.any_slot(1, 1, 5.0)
     assert slot is not None
     gang.ranks[1].write(slot, replica(1)(1), own(1, 1))
-    gang.ranks[1].link.filled(slot, 1)
+    gang.ranks[1].connection.filled(slot, 1)
     for node in gang.nodes.values():
-        node.keeper.fence(1)
+        node.checkpoint_service.fence(1)
     await until(lambda: (OWN, 1, 1, 1) in held(gang, "n1"))
     assert held(gang, "n0") == set()
 
@@ -545,14 +545,14 @@ async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang:
 async def test_a_rank_that_has_filled_a_slot_leaves_its_keeper_behind_until_that_stands(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
-    keeper = gang.nodes["n0"].keeper
-    assert not keeper.behind(0, 1)
+    checkpoint_service = gang.nodes["n0"].checkpoint_service
+    assert not checkpoint_service.behind(0, 1)
     # On this thread: the keeper's loop has had no time to hear of it.
     assert gang.ranks[0].step(1, replica(1)(0), own(0, 1), wait_s=5.0)
-    assert keeper.behind(0, 1)
-    assert not keeper.behind(0, 2)
+    assert checkpoint_service.behind(0, 1)
+    assert not checkpoint_service.behind(0, 2)
     assert held(gang, "n0") == set()
-    await until(lambda: not keeper.behind(0, 1))
+    await until(lambda: not checkpoint_service.behind(0, 1))
     assert held(gang, "n0") == {(OWN, 0, 1, 1)}
 
 
@@ -560,15 +560,15 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
-    gang.nodes["n1"].keeper.fence(1)
+    await gang.committed(Version(1, 1))
+    gang.nodes["n1"].checkpoint_service.fence(1)
     peer = gang.dial(gang.nodes["n1"].address)
     late = common_pb2.Version(generation=1, step=9)
     notice = await peer.Committed(peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=late))
     assert "fenced generation 1" in notice.refused
     need = await peer.Offer(peer_pb2.ShardOffer(gang_id=GANG, node="n0", rank=0, version=late))
     assert "fenced" in need.refused
-    assert Stamp.of(gang.nodes["n1"].keeper.committed()) == Stamp(1, 1)
+    assert Version.from_wire(gang.nodes["n1"].checkpoint_service.committed()) == Version(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -582,7 +582,7 @@ async def test_pieces_that_arrive_damaged_or_astray_or_short_are_refused(
     await gang.run({0: "n0", 1: "n1"}, size=0)
     pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
     offer = peer_pb2.ShardOffer(
-        gang_id=GANG, node="n0", version=Stamp(1, 1).version(), bytes=11, digest=shard_digest(pieces)
+        gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
     )
     offer.pieces.add(offset=0, length=11, digest=pieces[0].digest)
 
@@ -603,7 +603,7 @@ async def test_short_pieces_that_arrive_damaged_are_refused(gang: Gang, data: by
     await gang.run({0: "n0", 1: "n1"}, size=0)
     pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
     offer = peer_pb2.ShardOffer(
-        gang_id=GANG, node="n0", version=Stamp(1, 1).version(), bytes=11, digest=shard_digest(pieces)
+        gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
     )
     offer.pieces.add(offset=0, length=11, digest=pieces[0].digest, data=data)
     need = await gang.dial(gang.nodes["n1"].address).Offer(offer)
@@ -626,9 +626,9 @@ async def test_a_flipped_byte_in_a_slot_is_found_and_the_buddys_copy_used(gang: 
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
-    plan = gang.plan(Stamp(1, 1))
-    slot = gang.ranks[2].link.slots[0]
+    await gang.committed(Version(1, 1))
+    plan = gang.plan(Version(1, 1))
+    slot = gang.ranks[2].connection.slots[0]
     slot[5 << 20] ^= 1
     starts = await gang.run(FOUR, plan, size=0)
     assert starts[2].shard is not None
@@ -640,10 +640,10 @@ async def test_a_state_that_no_source_gives_is_refused_and_never_replaced_by_ano
     places = {0: "n0", 1: "n1"}
     await gang.run(places)
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
-    plan = gang.plan(Stamp(1, 1), tier=OWN)
+    await gang.committed(Version(1, 1))
+    plan = gang.plan(Version(1, 1), tier=OWN)
     plan.durable_path = "/nowhere/step_00000007_g1_g1"
-    gang.ranks[1].link.slots[0][0] ^= 1
+    gang.ranks[1].connection.slots[0][0] ^= 1
     with pytest.raises(RestoreError, match=r"rank 1's state at step 1 of generation 1 can't be had: n1: 1 of"):
         await gang.run(places, plan)
     assert (OWN, 1, 1, 1) not in held(gang, "n1"), "a bad shard is offered no more"
@@ -653,9 +653,9 @@ async def test_a_piece_that_changed_in_a_copy_is_not_sent(gang: Gang) -> None:
     await gang.add("n0", "n1", "spare")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
-    plan = gang.plan(Stamp(1, 1), tier=BUDDY)
-    gang.ranks[1].link.slots[0][3] ^= 1
+    await gang.committed(Version(1, 1))
+    plan = gang.plan(Version(1, 1), tier=BUDDY)
+    gang.ranks[1].connection.slots[0][3] ^= 1
     await gang.lose("n0")
     with pytest.raises(RestoreError, match=r"n1: DATA_LOSS"):
         await gang.run({0: "spare", 1: "n1"}, plan)
@@ -664,10 +664,10 @@ async def test_a_piece_that_changed_in_a_copy_is_not_sent(gang: Gang) -> None:
 
 async def test_a_durable_folder_of_the_same_version_may_take_a_shards_place(gang: Gang) -> None:
     await gang.add("n0")
-    plan = agent_pb2.RestorePlan(version=Stamp(3, 8).version(), durable_path="/d/step_00000008_g3_g1")
+    plan = agent_pb2.RestorePlan(version=Version(3, 8).to_wire(), durable_path="/d/step_00000008_g3_g1")
     plan.sources.add(rank=0, node="n0", tier=OWN)
     starts = await gang.run({0: "n0"}, plan, size=0)
-    assert starts[0] == Start(durable_path="/d/step_00000008_g3_g1")
+    assert starts[0] == StartPoint(durable_path="/d/step_00000008_g3_g1")
     plan.durable_path = "/d/step_00000008_g3_other"
     with pytest.raises(RestoreError, match="its memory holds no such shard"):
         await gang.run({0: "n0"}, plan, size=0)
@@ -677,22 +677,22 @@ async def test_slots_grow_when_a_state_has_outgrown_them(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     for one in gang.ranks.values():
         assert not await asyncio.to_thread(one.layout, SHARED, 1 << 20)
     assert held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 1, 1, 1)}, "the committed state stays meanwhile"
     for step in (2, 3, 4):
         await gang.step(step, replica(step))
-        await gang.committed(Stamp(1, step))
+        await gang.committed(Version(1, step))
 
 
 async def test_stop_reaches_every_rank(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0", 1: "n0"}, size=0)
-    gang.nodes["n0"].keeper.stop_ranks("maintenance")
+    gang.nodes["n0"].checkpoint_service.stop_ranks("maintenance")
     for rank in gang.ranks.values():
-        rank.link.listen()
-        assert rank.link.stop_reason == "maintenance"
+        rank.connection.listen()
+        assert rank.connection.stop_reason == "maintenance"
 
 
 async def test_an_agent_that_leaves_frees_all_memory(gang: Gang) -> None:
@@ -705,24 +705,24 @@ async def test_an_agent_that_leaves_frees_all_memory(gang: Gang) -> None:
     await gang.run({0: "n0", 1: "n1"})
     for step in (1, 2, 3):
         await gang.step(step, sharded(step))
-        await gang.committed(Stamp(1, step))
+        await gang.committed(Version(1, step))
     assert mapped() - before
     for rank in gang.ranks.values():
-        rank.link.close()
+        rank.connection.close()
     gang.ranks.clear()
     await gang.lose("n0")
     await gang.lose("n1")
     await until(lambda: not mapped() - before)
 
 
-def flush_order(gang: Gang, version: Stamp, tier: int = OWN) -> agent_pb2.FlushOrder:
+def flush_order(gang: Gang, version: Version, tier: int = OWN) -> agent_pb2.FlushOrder:
     gang.serial += 1
     plan = gang.plan(version, tier)
-    return agent_pb2.FlushOrder(serial=gang.serial, version=version.version(), sources=plan.sources, reason="a test")
+    return agent_pb2.FlushOrder(serial=gang.serial, version=version.to_wire(), sources=plan.sources, reason="a test")
 
 
 async def flush_all(gang: Gang, order: agent_pb2.FlushOrder, folder: Path) -> None:
-    work: list[Awaitable[None]] = [n.keeper.flush(order, str(folder)) for n in gang.nodes.values()]
+    work: list[Awaitable[None]] = [n.checkpoint_service.flush(order, str(folder)) for n in gang.nodes.values()]
     await asyncio.gather(*work)
 
 
@@ -733,34 +733,34 @@ async def test_a_flush_writes_every_published_item_where_the_metadata_says(
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(7, replica(7))
-    await gang.committed(Stamp(1, 7))
-    await flush_all(gang, flush_order(gang, Stamp(1, 7), tier), tmp_path / "durable")
+    await gang.committed(Version(1, 7))
+    await flush_all(gang, flush_order(gang, Version(1, 7), tier), tmp_path / "durable")
     folder = tmp_path / "durable/step_00000007_g1_g1"
     assert sorted(p.name for p in (tmp_path / "durable").iterdir()) == [folder.name]
     assert sorted(p.name for p in folder.iterdir()) == sorted(
-        [durable_folders.METADATA, durable_folders.MANIFEST, *(durable_folders.file_name(r) for r in FOUR)]
+        [durable_folders.METADATA, durable_folders.MANIFEST, *(durable_folders.rank_file_name(r) for r in FOUR)]
     )
     items = {name: (offset, length) for name, offset, length in pickle.loads((folder / ".metadata").read_bytes())}
     offset, length = items["item0"]
     assert (folder / "__0_0.distcp").read_bytes()[offset : offset + length] == replica(7)(0)
     for rank in FOUR:
         offset, length = items[f"item{100 + rank}"]
-        assert (folder / durable_folders.file_name(rank)).read_bytes()[offset : offset + length] == own(rank, 7)
+        assert (folder / durable_folders.rank_file_name(rank)).read_bytes()[offset : offset + length] == own(rank, 7)
     manifest = json.loads((folder / "manifest.json").read_bytes())
     assert (manifest["step"], manifest["generation"], manifest["world_size"]) == (7, 1, 4)
-    assert durable_folders.newest(tmp_path / "durable") == folder
-    assert durable_folders.step_of(folder) == 7
+    assert durable_folders.newest_checkpoint(tmp_path / "durable") == folder
+    assert durable_folders.finished_steps_of(folder) == 7
 
 
 async def test_a_flush_of_a_version_that_never_stood_says_so(gang: Gang, tmp_path: Path) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
     await gang.step(1, replica(1))
-    await gang.committed(Stamp(1, 1))
-    order = flush_order(gang, Stamp(1, 1))
+    await gang.committed(Version(1, 1))
+    order = flush_order(gang, Version(1, 1))
     order.version.step = 9
     with pytest.raises(FlushError, match="n0 holds no shard of rank 0 at step 9"):
-        await gang.nodes["n0"].keeper.flush(order, str(tmp_path))
+        await gang.nodes["n0"].checkpoint_service.flush(order, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -782,27 +782,29 @@ async def test_a_flush_of_a_running_gang_writes_one_version_of_all_ranks(gang: G
     barrier = asyncio.Barrier(4)
     running = [asyncio.create_task(rank_runs(rank)) for rank in FOUR]
     for round in (1, 2, 3):
-        before = gang.nodes["n2"].keeper.committed().step
-        await until(lambda before=before: min(n.keeper.committed().step for n in gang.nodes.values()) > before + 3)
-        order = agent_pb2.FlushOrder(serial=round, version=Stamp(1, 1).version(), reason="asked for")
+        before = gang.nodes["n2"].checkpoint_service.committed().step
+        await until(
+            lambda before=before: min(n.checkpoint_service.committed().step for n in gang.nodes.values()) > before + 3
+        )
+        order = agent_pb2.FlushOrder(serial=round, version=Version(1, 1).to_wire(), reason="asked for")
         for rank, node in FOUR.items():
             order.sources.add(rank=rank, node=node, tier=OWN)
 
         async def arrives(name: str, late_s: float, order: agent_pb2.FlushOrder = order) -> None:
             await asyncio.sleep(late_s)
-            await gang.nodes[name].keeper.flush(order, str(tmp_path))
+            await gang.nodes[name].checkpoint_service.flush(order, str(tmp_path))
 
         await asyncio.gather(*(arrives(name, 0.03 * i) for i, name in enumerate(FOUR.values())))
-    end = gang.nodes["n0"].keeper.progress()[0] + 20
+    end = gang.nodes["n0"].checkpoint_service.progress()[0] + 20
     await asyncio.gather(*running)
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == 3
     for folder in folders:
-        step = durable_folders.step_of(folder)
+        step = durable_folders.finished_steps_of(folder)
         items = {name: (a, b) for name, a, b in pickle.loads((folder / ".metadata").read_bytes())}
         for rank in FOUR:
             offset, length = items[f"item{100 + rank}"]
-            written = (folder / durable_folders.file_name(rank)).read_bytes()
+            written = (folder / durable_folders.rank_file_name(rank)).read_bytes()
             assert written[offset : offset + length] == own(rank, step), "no mix of steps"
         assert (folder / "__0_0.distcp").read_bytes()[: 1 << 20] == data[step % 8]
 
@@ -812,19 +814,19 @@ async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Pat
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
-    order = flush_order(gang, Stamp(1, 1))
-    aside = tmp_path / durable_folders.aside_name(Stamp(1, 1), GANG, order.serial)
+    await gang.committed(Version(1, 1))
+    order = flush_order(gang, Version(1, 1))
+    aside = tmp_path / durable_folders.temporary_folder_name(Version(1, 1), GANG, order.serial)
     aside.mkdir()
     (aside / f"__{full}_0.distcp").symlink_to("/dev/full")
     results = await asyncio.gather(
-        *(n.keeper.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
+        *(n.checkpoint_service.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
     )
     assert f"{tmp_path} is full (No space left on device): free space there" in str(results[full])
     assert isinstance(results[0], FlushError)
     assert list(tmp_path.iterdir()) == []
     # Once there is room, the same version can still be flushed: it stands.
-    await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+    await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
 
 
@@ -832,7 +834,7 @@ async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, 
     await gang.add("n0")
     await gang.run({0: "n0"})
     await gang.step(5, replica(5))
-    await gang.committed(Stamp(1, 5))
+    await gang.committed(Version(1, 5))
     gang.serial = 6
     spared = {
         ".step_00000002_g2_g1.6.tmp",
@@ -844,7 +846,7 @@ async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, 
     }
     for name in {*spared, ".step_00000003_g1_g1.4.tmp", ".step_00000005_g1_g1.6.tmp", ".flush-g1-3"}:
         (tmp_path / name).mkdir()
-    await flush_all(gang, flush_order(gang, Stamp(1, 5)), tmp_path)
+    await flush_all(gang, flush_order(gang, Version(1, 5)), tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {*spared, "step_00000005_g1_g1"}
 
 
@@ -855,8 +857,8 @@ async def test_jobs_that_share_a_folder_keep_their_checkpoints_apart(tmp_path: P
             await gang.add("n0", "n1")
             await gang.run({0: "n0", 1: "n1"})
             await gang.step(1, replica(run))
-            await gang.committed(Stamp(1, 1))
-            await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+            await gang.committed(Version(1, 1))
+            await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     folders = sorted(tmp_path.iterdir())
     assert [p.name for p in folders] == ["step_00000001_g1_tiny-1", "step_00000001_g1_tiny-2"]
     for run, folder in enumerate(folders, 1):
@@ -869,15 +871,15 @@ async def test_a_version_that_is_flushed_again_stays_and_anything_else_in_its_pl
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
+    await gang.committed(Version(1, 1))
     final = tmp_path / "step_00000001_g1_g1"
     for _ in range(2):
-        await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+        await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
         assert list(tmp_path.iterdir()) == [final]
     said = (final / durable_folders.MANIFEST).read_bytes()
     (final / durable_folders.MANIFEST).write_bytes(said.replace(b'"world_size": 2', b'"world_size": 3'))
     with pytest.raises(FlushError, match="is there already, and is not step 1 of generation 1 of gang g1 as it stands"):
-        await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+        await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     assert list(tmp_path.iterdir()) == [final]
     assert b'"world_size": 3' in (final / durable_folders.MANIFEST).read_bytes()
 
@@ -889,16 +891,16 @@ async def test_a_newer_flush_of_the_same_version_supersedes_the_one_under_way(
     await gang.add(*FOUR.values())
     await gang.run(FOUR, size=1 << 20)
     await gang.step(1, small)
-    await gang.committed(Stamp(1, 1))
-    older = asyncio.gather(flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path), return_exceptions=True)
+    await gang.committed(Version(1, 1))
+    older = asyncio.gather(flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path), return_exceptions=True)
     if under_way:
         await until(lambda: any(tmp_path.glob(under_way)))
-    await flush_all(gang, flush_order(gang, Stamp(1, 1)), tmp_path)
+    await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     (ended,) = await older
     assert ended is None or (isinstance(ended, FlushError) and "given up" in str(ended))
     await until(lambda: [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"])
     for rank in FOUR:
-        data = (tmp_path / "step_00000001_g1_g1" / durable_folders.file_name(rank)).read_bytes()
+        data = (tmp_path / "step_00000001_g1_g1" / durable_folders.rank_file_name(rank)).read_bytes()
         assert own(rank, 1) in data
 
 
@@ -906,15 +908,15 @@ async def test_a_flush_that_waits_for_others_ends_when_a_newer_one_is_ordered(ga
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=1 << 20)
     await gang.step(1, small)
-    await gang.committed(Stamp(1, 1))
-    one, two, three = (flush_order(gang, Stamp(1, 1)) for _ in range(3))
-    waiting = asyncio.create_task(gang.nodes["n0"].keeper.flush(one, str(tmp_path)))
+    await gang.committed(Version(1, 1))
+    one, two, three = (flush_order(gang, Version(1, 1)) for _ in range(3))
+    waiting = asyncio.create_task(gang.nodes["n0"].checkpoint_service.flush(one, str(tmp_path)))
     await until(lambda: any(tmp_path.glob(".flush-*/*")))
     await flush_all(gang, three, tmp_path)
     with pytest.raises(FlushError, match="a newer flush was ordered"):
         await waiting
     with pytest.raises(FlushError, match="flush 2 is given up: flush 3, a newer one"):
-        await gang.nodes["n0"].keeper.flush(two, str(tmp_path))
+        await gang.nodes["n0"].checkpoint_service.flush(two, str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
 
 
@@ -922,11 +924,11 @@ async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=1 << 20)
     await gang.step(1, small)
-    await gang.committed(Stamp(1, 1))
-    older, newer = flush_order(gang, Stamp(1, 1)), flush_order(gang, Stamp(1, 1))
+    await gang.committed(Version(1, 1))
+    older, newer = flush_order(gang, Version(1, 1)), flush_order(gang, Version(1, 1))
     for source in newer.sources:
         source.node = "n1"
-    waiting = asyncio.create_task(gang.nodes["n0"].keeper.flush(older, str(tmp_path)))
+    waiting = asyncio.create_task(gang.nodes["n0"].checkpoint_service.flush(older, str(tmp_path)))
     await until(lambda: any(tmp_path.glob(".flush-*/*")))
     await flush_all(gang, newer, tmp_path)
     with pytest.raises(FlushError, match="a newer flush was ordered"):
@@ -936,7 +938,9 @@ async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(
 
 async def test_a_writer_whose_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
     said, superseded = flush_version.folder_of(tmp_path, GANG, 1), threading.Event()
-    part = flush_part.Part(Stamp(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded)
+    part = flush_part.FlushPart(
+        Version(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded
+    )
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
         flush_part.write(part, [])
     assert list(tmp_path.iterdir()) == []
@@ -946,11 +950,11 @@ async def test_a_slot_that_changed_is_not_flushed(gang: Gang, tmp_path: Path) ->
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
-    await gang.committed(Stamp(1, 1))
-    gang.ranks[1].link.slots[0][9] ^= 4
-    order = flush_order(gang, Stamp(1, 1))
+    await gang.committed(Version(1, 1))
+    gang.ranks[1].connection.slots[0][9] ^= 4
+    order = flush_order(gang, Version(1, 1))
     results = await asyncio.gather(
-        *(n.keeper.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
+        *(n.checkpoint_service.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
     )
     assert [type(r) for r in results] == [FlushError, FlushError]
     assert any("rank 1's shard of step 1 of generation 1 has changed in memory" in str(r) for r in results)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.format import layout
-from muster.checkpoint.format.errors import BadShard
-from muster.checkpoint.format.layout import Footer, Index, Published
-from muster.checkpoint.store.memory.pieces import cover, cuts, digest_of, digest_pieces, shard_digest
+from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.layout import Footer, PublishedItem, ShardIndex
+from muster.checkpoint.store.memory.pieces import digest_of, digest_pieces, piece_ranges, pieces_cover, shard_digest
 from muster.checkpoint.store.memory.shards import Piece
 from muster.checkpoint.store.replication import transfer
 from muster.v1 import peer_pb2
@@ -30,35 +30,35 @@ def test_a_footer_is_read_back() -> None:
     [Footer(600, 512, 0, 0, 0), Footer(0, 900, 40, 0, 0), Footer(0, 0, 937, 0, 0), Footer(0, 2000, 0, 0, 0)],
 )
 def test_offsets_outside_the_shard_are_refused(footer: Footer) -> None:
-    with pytest.raises(BadShard, match="don't fit into 1000 bytes"):
+    with pytest.raises(CorruptShard, match="don't fit into 1000 bytes"):
         layout.read_footer(shard(footer=footer))
 
 
 @pytest.mark.parametrize("size", [0, 63, 64, 1000])
 def test_other_bytes_are_no_shard(size: int) -> None:
-    with pytest.raises(BadShard, match="no shard"):
+    with pytest.raises(CorruptShard, match="no shard"):
         layout.read_footer(memoryview(bytes(size)))
 
 
 def test_the_parts_at_the_header_are_found() -> None:
-    index = Index(3, 8, (Published(1, 64, 900), Published(2, 4096, None)))
+    index = ShardIndex(3, 8, (PublishedItem(1, 64, 900), PublishedItem(2, 4096, None)))
     parts = (index.dump(), b"skeleton", b"metadata")
     view = memoryview(bytearray(2048))
     view[1024 : 1024 + sum(map(len, parts))] = b"".join(parts)
     layout.write_footer(view, Footer(512, 1024, *map(len, parts)))
     assert layout.read_index(view) == index
-    assert layout.read_skeleton(view) == b"skeleton"
-    assert layout.read_durable(view) == b"metadata"
+    assert layout.read_leaf_directory(view) == b"skeleton"
+    assert layout.read_durable_metadata(view) == b"metadata"
 
 
 def test_an_object_has_its_true_length() -> None:
     view = memoryview(bytearray(256))
     layout.write_object(view, 64, b"longer")
     layout.write_object(view, 64, b"short")
-    assert layout.extent(view, Published(0, 64, None)) == b"short"
-    assert layout.extent(view, Published(0, 72, 3)) == b"sho"
+    assert layout.published_bytes(view, PublishedItem(0, 64, None)) == b"short"
+    assert layout.published_bytes(view, PublishedItem(0, 72, 3)) == b"sho"
     view[64:72] = b"\xff" * 8
-    with pytest.raises(BadShard, match="claims"):
+    with pytest.raises(CorruptShard, match="claims"):
         layout.read_object(view, 64)
 
 
@@ -67,17 +67,20 @@ places = st.tuples(st.integers(0, 2**62), st.integers(0, 2**62))
 
 @given(st.lists(places, max_size=40))
 def test_marks_take_any_offset_and_length(given_places: list[tuple[int, int]]) -> None:
-    rows = [(f"item {n}", layout.offset_mark(n), layout.length_mark(n), n, "MST") for n in range(len(given_places))]
-    filled = layout.fill_marks(pickle.dumps(rows, 4), dict(enumerate(given_places)))
+    rows = [
+        (f"item {n}", layout.offset_placeholder(n), layout.length_placeholder(n), n, "MST")
+        for n in range(len(given_places))
+    ]
+    filled = layout.fill_placeholders(pickle.dumps(rows, 4), dict(enumerate(given_places)))
     assert pickle.loads(filled) == [(f"item {n}", *p, n, "MST") for n, p in enumerate(given_places)]
 
 
 def test_marks_and_places_must_be_of_one_plan() -> None:
-    body = pickle.dumps([layout.offset_mark(4), layout.length_mark(4)], 4)
-    with pytest.raises(BadShard, match="no shard holds item 4"):
-        layout.fill_marks(body, {})
-    with pytest.raises(BadShard, match=r"items \[5\] are not in the durable metadata"):
-        layout.fill_marks(body, {4: (0, 0), 5: (0, 0)})
+    body = pickle.dumps([layout.offset_placeholder(4), layout.length_placeholder(4)], 4)
+    with pytest.raises(CorruptShard, match="no shard holds item 4"):
+        layout.fill_placeholders(body, {})
+    with pytest.raises(CorruptShard, match=r"items \[5\] are not in the durable metadata"):
+        layout.fill_placeholders(body, {4: (0, 0), 5: (0, 0)})
 
 
 sizes = st.integers(1, 40 << 20)
@@ -85,8 +88,8 @@ sizes = st.integers(1, 40 << 20)
 
 @given(sizes, st.lists(st.integers(0, 41 << 20), max_size=4))
 def test_pieces_cover_a_shard_and_end_at_its_borders(size: int, borders: list[int]) -> None:
-    found = [Piece(offset, length, bytes(16)) for offset, length in cuts(size, borders)]
-    assert cover(size, found)
+    found = [Piece(offset, length, bytes(16)) for offset, length in piece_ranges(size, borders)]
+    assert pieces_cover(size, found)
     ends = {p.offset for p in found} | {size}
     assert {b for b in borders if b < size} <= ends
 
@@ -116,13 +119,13 @@ def offer(*pieces: Piece, size: int) -> peer_pb2.ShardOffer:
     ],
 )
 def test_an_offer_that_does_not_add_up_is_refused(pieces: list[tuple[int, int]], size: int) -> None:
-    with pytest.raises(BadShard, match="the offer of rank 2 from n1 contradicts itself"):
-        transfer.pieces_of(offer(*(Piece(a, b, bytes(16)) for a, b in pieces), size=size))
+    with pytest.raises(CorruptShard, match="the offer of rank 2 from n1 contradicts itself"):
+        transfer.pieces_of_offer(offer(*(Piece(a, b, bytes(16)) for a, b in pieces), size=size))
 
 
 def test_an_offer_whose_digest_is_another_is_refused() -> None:
     said = offer(Piece(0, 10, digest_of(memoryview(bytes(10)))), size=10)
-    assert transfer.pieces_of(said)
+    assert transfer.pieces_of_offer(said)
     said.digest = bytes(16)
-    with pytest.raises(BadShard):
-        transfer.pieces_of(said)
+    with pytest.raises(CorruptShard):
+        transfer.pieces_of_offer(said)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.memory.shards import Piece, Shard, Shelf
-from muster.checkpoint.store.memory.slots import Memory, NoMemory, Slots, room
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.shards import Piece, Shard, ShardStore
+from muster.checkpoint.store.memory.slots import NoMemoryLeft, SealedMemory, SlotPool, available_bytes
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
 
 def test_nobody_can_shrink_or_grow_a_slot() -> None:
-    memory = Memory("muster-g-r0-s1", 8192)
+    memory = SealedMemory("muster-g-r0-s1", 8192)
     try:
         for size in (0, 4096, 16384):
             with pytest.raises(PermissionError):
@@ -26,13 +26,13 @@ def test_nobody_can_shrink_or_grow_a_slot() -> None:
 
 
 def test_a_slot_bears_its_name() -> None:
-    memory = Memory("muster-g-r3-s2", 4096)
+    memory = SealedMemory("muster-g-r3-s2", 4096)
     assert os.readlink(f"/proc/self/fd/{memory.fd}").startswith("/memfd:muster-g-r3-s2")
     memory.close()
 
 
 def test_a_restored_shard_can_only_be_read_through_its_descriptor() -> None:
-    memory = Memory("muster-g-r0-s1", 4096)
+    memory = SealedMemory("muster-g-r0-s1", 4096)
     descriptor = memory.read_only()
     try:
         with pytest.raises(PermissionError):
@@ -48,7 +48,7 @@ def test_a_restored_shard_can_only_be_read_through_its_descriptor() -> None:
 
 
 def test_sparse_memory_takes_pages_as_they_are_written_and_gives_them_back() -> None:
-    memory = Memory("muster-g-r0-b1", 64 << 20, sparse=True)
+    memory = SealedMemory("muster-g-r0-b1", 64 << 20, sparse=True)
     assert os.fstat(memory.fd).st_blocks == 0
     memory.view[: 8 << 20] = bytes(8 << 20)
     assert os.fstat(memory.fd).st_blocks * 512 == 8 << 20
@@ -58,8 +58,8 @@ def test_sparse_memory_takes_pages_as_they_are_written_and_gives_them_back() -> 
 
 
 def test_more_than_there_is_is_refused_in_words() -> None:
-    with pytest.raises(NoMemory, match=r"huge needs 1048576 MiB, and \d+ MiB are left to this job on this node"):
-        Memory("huge", 1 << 40)
+    with pytest.raises(NoMemoryLeft, match=r"huge needs 1048576 MiB, and \d+ MiB are left to this job on this node"):
+        SealedMemory("huge", 1 << 40)
 
 
 def proc(tmp_path: Path, available_kb: int, group: str = "/job") -> Path:
@@ -80,11 +80,11 @@ def test_room_is_what_node_and_job_both_leave(tmp_path: Path, limit: str, left: 
     (group / "memory.stat").write_text("anon 0\nfile 5096\nshmem 1000\n")
     folder = tmp_path / "proc"
     folder.mkdir()
-    assert room(proc(folder, 1024, f"/{where}"), tmp_path / "cgroup") == left
+    assert available_bytes(proc(folder, 1024, f"/{where}"), tmp_path / "cgroup") == left
 
 
 def test_room_without_a_limit_is_the_nodes(tmp_path: Path) -> None:
-    assert room(proc(tmp_path, 2), tmp_path / "nothing") == 2048
+    assert available_bytes(proc(tmp_path, 2), tmp_path / "nothing") == 2048
 
 
 class Rank:
@@ -92,7 +92,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.freed: list[int] = []
-        self.slots = Slots("g", self.freed.append)
+        self.slots = SlotPool("g", self.freed.append)
 
     def deal(self, size: int = 4096) -> list[int]:
         fresh = [self.slots.make(0, size) for _ in range(2 - self.slots.fitting(0, size))]
@@ -139,18 +139,18 @@ def test_a_full_slot_is_not_filled_again() -> None:
 
 
 def shard(gone: list[str], word: str, tier: int = TIER_OWN, step: int = 1) -> Shard:
-    memory = Memory(word, 4096, sparse=True)
+    memory = SealedMemory(word, 4096, sparse=True)
     pieces = (Piece(0, 4096, word.encode()),)
-    return Shard(0, Stamp(1, step), tier, pieces, bytes(16), memory, lambda: gone.append(word))
+    return Shard(0, Version(1, step), tier, pieces, bytes(16), memory, lambda: gone.append(word))
 
 
 def test_a_shard_goes_when_its_last_holder_lets_go() -> None:
     gone: list[str] = []
-    shelf = Shelf(lambda: None)
+    shard_store = ShardStore(lambda: None)
     own = shard(gone, "own")
-    shelf.put(own)
+    shard_store.put(own)
     with own.held():
-        shelf.drop(lambda s: True, "test")
+        shard_store.drop(lambda s: True, "test")
         assert gone == []
     assert gone == ["own"]
     with pytest.raises(RuntimeError, match="given back"):
@@ -159,28 +159,28 @@ def test_a_shard_goes_when_its_last_holder_lets_go() -> None:
 
 def test_a_lender_stays_as_long_as_the_copy() -> None:
     gone: list[str] = []
-    shelf = Shelf(lambda: None)
+    shard_store = ShardStore(lambda: None)
     own, copy = shard(gone, "own"), shard(gone, "copy", TIER_BUDDY)
     copy.borrowed[0] = (own.hold(), 0)
     own.memory.view[:3] = b"abc"
     assert bytes(copy.piece(0)[:3]) == b"abc"
-    shelf.put(own)
-    shelf.put(copy)
-    shelf.drop(lambda s: s.tier == TIER_OWN, "test")
+    shard_store.put(own)
+    shard_store.put(copy)
+    shard_store.drop(lambda s: s.tier == TIER_OWN, "test")
     assert gone == []
-    shelf.drop(lambda s: True, "test")
+    shard_store.drop(lambda s: True, "test")
     assert gone == ["copy", "own"]
 
 
 def test_a_bad_lender_takes_its_borrowers_along() -> None:
     gone: list[str] = []
     changes: list[int] = []
-    shelf = Shelf(lambda: changes.append(1))
+    shard_store = ShardStore(lambda: changes.append(1))
     own, copy, other = shard(gone, "own"), shard(gone, "copy", TIER_BUDDY), shard(gone, "other", TIER_BUDDY, 2)
     copy.borrowed[0] = (own.hold(), 0)
     for one in (own, copy, other):
-        shelf.put(one)
-    shelf.quarantine(own, "test")
-    assert shelf.all() == [other]
+        shard_store.put(one)
+    shard_store.quarantine(own, "test")
+    assert shard_store.all() == [other]
     assert sorted(gone) == ["copy", "own"]
     assert len(changes) == 4

@@ -168,8 +168,8 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
 
 TRAINS = """
 import os, time
-from muster.checkpoint.training.agent_connection import AgentLink
-link = AgentLink.from_environment()
+from muster.checkpoint.training.agent_connection import AgentConnection
+link = AgentConnection.from_environment()
 link.join()
 step = 0
 while step < 3 or os.environ["MUSTER_GENERATION"] == "1":

@@ -28,7 +28,7 @@ from muster.slurm.hooks import prolog
 from muster.v1.memory_pb2 import KeepMemory
 
 PAGE = 1 << 16
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 OWNER = Owner(7, 1000)
@@ -94,7 +94,7 @@ def test_what_is_left_anew_takes_the_place_of_what_was_left() -> None:
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 
-def memfd(fill: bytes = b"x", seals: int = SEALS) -> int:
+def memfd(fill: bytes = b"x", seals: int = MEMFD_SEALS) -> int:
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, fill * PAGE)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -316,7 +316,7 @@ async def test_only_sealed_memory_is_kept(node: Node, pair: tuple[int, int]) -> 
     grows = memfd(seals=fcntl.F_SEAL_SHRINK)
     for strange in (reading, grows):
         assert "only memfds" in await node.leave(pair[0], strange)
-    fixed = memfd(seals=SEALS | fcntl.F_SEAL_WRITE)
+    fixed = memfd(seals=MEMFD_SEALS | fcntl.F_SEAL_WRITE)
     glance = os.open(f"/proc/self/fd/{pair[1]}", os.O_RDONLY)
     for unfit in (fixed, glance):
         assert "no page can be given back" in await node.leave(pair[0], unfit)

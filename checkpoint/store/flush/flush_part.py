@@ -23,8 +23,8 @@ from pathlib import Path
 import xxhash
 
 from muster.checkpoint.format import durable_folders, layout
-from muster.checkpoint.format.errors import BadShard, FlushError
-from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.format.errors import CorruptShard, FlushError
+from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import bad_pieces
 from muster.checkpoint.store.memory.shards import Shard
 
@@ -38,7 +38,7 @@ _WRITE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Note:
+class RankFileNote:
     """What a rank's file holds; `items` is (number, offset, length) of each published item in it."""
 
     rank: int
@@ -50,14 +50,14 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Part:
+class FlushPart:
     """This node's share of a flush, the `serial`-th of the gang.
 
     `leads`: this node puts the whole in place; `said`: where the leader's word stands until the flush is over;
     `superseded`: set when it shall be given up.
     """
 
-    stamp: Stamp
+    version: Version
     serial: int
     folder: Path
     gang_id: str
@@ -69,12 +69,12 @@ class Part:
     @property
     def aside(self) -> Path:
         """Where the files are written."""
-        return self.folder / durable_folders.aside_name(self.stamp, self.gang_id, self.serial)
+        return self.folder / durable_folders.temporary_folder_name(self.version, self.gang_id, self.serial)
 
     @property
     def final(self) -> Path:
         """The folder once it is whole."""
-        return self.folder / durable_folders.folder_name(self.stamp, self.gang_id)
+        return self.folder / durable_folders.folder_name(self.version, self.gang_id)
 
     def note(self, rank: int) -> Path:
         """The note beside a rank's file."""
@@ -95,7 +95,7 @@ class Part:
             raise FlushError(f"flush {self.serial} is given up: a newer one was ordered")
 
 
-def write(part: Part, shards: Iterable[Shard]) -> None:
+def write(part: FlushPart, shards: Iterable[Shard]) -> None:
     """Write the files and notes of this node's `shards`, each verified first.
 
     Raises:
@@ -108,11 +108,11 @@ def write(part: Part, shards: Iterable[Shard]) -> None:
         for shard in shards:
             part.check()
             if bad_pieces(shard):
-                raise BadShard(f"rank {shard.rank}'s shard of {shard.stamp} has changed in memory")
+                raise CorruptShard(f"rank {shard.rank}'s shard of {shard.version} has changed in memory")
             _write_rank(part, shard, _flat(shard), written)
         if part.abandoned():
             raise FlushError(_ABANDONED)
-    except (OSError, BadShard, FlushError) as error:
+    except (OSError, CorruptShard, FlushError) as error:
         gone = isinstance(error, FileNotFoundError) and not part.aside.is_dir()
         _take_away(part, written)
         raise FlushError(_ABANDONED if gone else words(error, part.folder)) from error
@@ -136,9 +136,9 @@ def _flat(shard: Shard) -> memoryview:
     return memoryview(b"".join(shard.piece(n) for n in range(len(shard.pieces))))
 
 
-def _write_rank(part: Part, shard: Shard, view: memoryview, written: list[Path]) -> None:
+def _write_rank(part: FlushPart, shard: Shard, view: memoryview, written: list[Path]) -> None:
     index = layout.read_index(view)
-    path = part.aside / durable_folders.file_name(shard.rank)
+    path = part.aside / durable_folders.rank_file_name(shard.rank)
     digest = xxhash.xxh3_128()
     items: list[tuple[int, int, int]] = []
     at: dict[int, int] = {}
@@ -146,7 +146,7 @@ def _write_rank(part: Part, shard: Shard, view: memoryview, written: list[Path])
     with path.open("wb") as file:
         written.append(path)
         for item in index.published:
-            data = layout.extent(view, item)
+            data = layout.published_bytes(view, item)
             if item.offset not in at:
                 at[item.offset] = edge
                 edge += len(data)
@@ -157,7 +157,7 @@ def _write_rank(part: Part, shard: Shard, view: memoryview, written: list[Path])
             items.append((item.number, at[item.offset], len(data)))
         file.flush()
         os.fsync(file.fileno())
-    note = Note(shard.rank, index.world_size, shard.digest.hex(), edge, digest.hexdigest(), items)
+    note = RankFileNote(shard.rank, index.world_size, shard.digest.hex(), edge, digest.hexdigest(), items)
     written += (_fresh(part.note(shard.rank)), part.note(shard.rank))
     _write_whole(part.note(shard.rank), json.dumps(asdict(note)).encode())
 
@@ -176,7 +176,7 @@ def _fresh(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-def _take_away(part: Part, written: Iterable[Path]) -> None:
+def _take_away(part: FlushPart, written: Iterable[Path]) -> None:
     """Remove this node's files; tell a leader that waits for them."""
     try:
         for path in written:
@@ -196,7 +196,7 @@ def remove(aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Path:
+def publish(part: FlushPart, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Path:
     """The leader's share: wait for every rank's note, write metadata and manifest, rename.
 
     Args:
@@ -212,60 +212,60 @@ def publish(part: Part, first: Shard, timeout_s: float = PARTS_TIMEOUT_S) -> Pat
     """
     try:
         view = _flat(first)
-        world_size, metadata = layout.read_index(view).world_size, layout.read_durable(view)
+        world_size, metadata = layout.read_index(view).world_size, layout.read_durable_metadata(view)
         notes = _await_notes(part, world_size, timeout_s)
         places = {number: (offset, length) for note in notes for number, offset, length in note.items}
-        _write_whole(part.aside / durable_folders.METADATA, layout.fill_marks(metadata, places))
+        _write_whole(part.aside / durable_folders.METADATA, layout.fill_placeholders(metadata, places))
         manifest = _manifest(part, notes)
         _write_whole(part.aside / durable_folders.MANIFEST, manifest.dump())
         for note in notes:
             part.note(note.rank).unlink()
             if not note.items:
-                (part.aside / durable_folders.file_name(note.rank)).unlink()
+                (part.aside / durable_folders.rank_file_name(note.rank)).unlink()
         _sync_folder(part.aside)
         _rename(part, manifest)
-    except (OSError, BadShard) as error:
+    except (OSError, CorruptShard) as error:
         raise FlushError(words(error, part.folder)) from error
     _sweep(part)
     return part.final
 
 
-def _await_notes(part: Part, world_size: int, timeout_s: float) -> list[Note]:
+def _await_notes(part: FlushPart, world_size: int, timeout_s: float) -> list[RankFileNote]:
     end = time.monotonic() + timeout_s
-    notes: dict[int, Note] = {}
+    notes: dict[int, RankFileNote] = {}
     while True:
         part.check()
         names = set(os.listdir(part.aside))
         for rank in range(world_size):
             if rank not in notes and part.note(rank).name in names:
                 fields = json.loads(part.note(rank).read_bytes())
-                notes[rank] = Note(**{**fields, "items": [tuple(row) for row in fields["items"]]})
+                notes[rank] = RankFileNote(**{**fields, "items": [tuple(row) for row in fields["items"]]})
         if len(notes) == world_size:
             return [notes[rank] for rank in range(world_size)]
         if part.failed.name in names:
-            raise FlushError(f"a node could not write its part of {part.stamp}: its own agent says why")
+            raise FlushError(f"a node could not write its part of {part.version}: its own agent says why")
         if time.monotonic() > end:
             absent = [rank for rank in range(world_size) if rank not in notes]
             raise FlushError(f"ranks {absent} were not written to {part.folder} within {timeout_s:.0f} s")
         part.superseded.wait(_POLL_S)
 
 
-def _manifest(part: Part, notes: list[Note]) -> durable_folders.Manifest:
+def _manifest(part: FlushPart, notes: list[RankFileNote]) -> durable_folders.Manifest:
     ranks = {
         str(n.rank): {
             "shard_digest": n.shard_digest,
-            "file": durable_folders.file_name(n.rank) if n.items else None,
+            "file": durable_folders.rank_file_name(n.rank) if n.items else None,
             "file_bytes": n.file_bytes,
             "file_xxh3_128": n.file_digest,
         }
         for n in notes
     }
     return durable_folders.Manifest(
-        part.stamp.step, part.stamp.generation, len(notes), part.gang_id, part.reason, ranks
+        part.version.step, part.version.generation, len(notes), part.gang_id, part.reason, ranks
     )
 
 
-def _rename(part: Part, manifest: durable_folders.Manifest) -> None:
+def _rename(part: FlushPart, manifest: durable_folders.Manifest) -> None:
     try:
         part.aside.rename(part.final)
     except OSError as error:
@@ -273,7 +273,7 @@ def _rename(part: Part, manifest: durable_folders.Manifest) -> None:
             raise
         if not manifest.describes(part.final):
             raise FlushError(
-                f"{part.final} is there already, and is not {part.stamp} of gang {part.gang_id} as it stands in "
+                f"{part.final} is there already, and is not {part.version} of gang {part.gang_id} as it stands in "
                 "memory: move it away, or name another durable_dir"
             ) from error
         # An earlier flush has written this version: these very bytes.
@@ -290,12 +290,12 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sweep(part: Part) -> None:
+def _sweep(part: FlushPart) -> None:
     """Remove what earlier flushes of this gang left when their agents died; never what a newer one writes."""
     for path in part.folder.iterdir():
-        found = durable_folders.label_of_aside(path.name)
+        found = durable_folders.parse_temporary_folder_name(path.name)
         if found is None:
             continue
         label, serial = found
-        if label.gang == part.gang_id and label.stamp <= part.stamp and serial < part.serial:
+        if label.gang == part.gang_id and label.version <= part.version and serial < part.serial:
             shutil.rmtree(path, ignore_errors=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checkpoint.format.errors import FlushError
-from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.format.versions import Version
 
 ALL_TIMEOUT_S = 60.0
 
@@ -31,7 +31,7 @@ def folder_of(durable: Path, gang_id: str, serial: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Talk:
+class VersionExchange:
     """What one agent needs to agree with the others on what a flush writes.
 
     `folder`: where they say what they hold; `nodes`: all that do; `superseded`: set when the flush shall be given up.
@@ -43,7 +43,7 @@ class Talk:
     superseded: threading.Event
 
 
-def agree(talk: Talk, held: Stamp, timeout_s: float = ALL_TIMEOUT_S) -> Stamp:
+def agree(talk: VersionExchange, held: Version, timeout_s: float = ALL_TIMEOUT_S) -> Version:
     """Say what this node holds, wait for all others, return the newest. Blocks: run it in a thread.
 
     Raises:
@@ -64,7 +64,7 @@ def agree(talk: Talk, held: Stamp, timeout_s: float = ALL_TIMEOUT_S) -> Stamp:
         raise
 
 
-def _await_all(talk: Talk, timeout_s: float) -> Stamp:
+def _await_all(talk: VersionExchange, timeout_s: float) -> Version:
     end = time.monotonic() + timeout_s
     while True:
         heard = dict(_parse(name) for name in os.listdir(talk.folder))
@@ -77,9 +77,9 @@ def _await_all(talk: Talk, timeout_s: float) -> Stamp:
             raise FlushError("given up: a newer flush was ordered")
 
 
-def _parse(name: str) -> tuple[str, Stamp]:
+def _parse(name: str) -> tuple[str, Version]:
     generation, step, node = name.split("-", 2)
-    return node, Stamp(int(generation), int(step))
+    return node, Version(int(generation), int(step))
 
 
 def forget(durable: Path, gang_id: str, serial: int) -> None:

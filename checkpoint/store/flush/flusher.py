@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from muster.checkpoint.format.errors import FlushError
-from muster.checkpoint.format.versions import Stamp
+from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_version
-from muster.checkpoint.store.memory.shards import Shard, Shelf
+from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.daemon.host.worker_threads import Workers
 from muster.v1.agent_pb2 import FlushOrder
 
@@ -31,10 +31,17 @@ class Flusher:
         work: threads.
     """
 
-    def __init__(self, gang_id: str, node: str, shelf: Shelf, committed: Callable[[], Stamp], work: Workers) -> None:
+    def __init__(
+        self,
+        gang_id: str,
+        node: str,
+        shard_store: ShardStore,
+        committed: Callable[[], Version],
+        work: Workers,
+    ) -> None:
         self._gang_id = gang_id
         self._node = node
-        self._shelf = shelf
+        self._shard_store = shard_store
         self._committed = committed
         self._work = work
         self._newest = 0
@@ -67,19 +74,19 @@ class Flusher:
         if not mine:
             return
         said = flush_version.folder_of(folder, self._gang_id, order.serial)
-        talk = flush_version.Talk(said, self._node, frozenset(writers.values()), superseded)
+        talk = flush_version.VersionExchange(said, self._node, frozenset(writers.values()), superseded)
         leads = writers.get(0) == self._node
-        part: flush_part.Part | None = None
+        part: flush_part.FlushPart | None = None
         try:
             with ExitStack() as held:
-                stamp, shards = await self._choose(order, mine, talk, held)
-                part = flush_part.Part(
-                    stamp, order.serial, folder, self._gang_id, order.reason, leads, said, superseded
+                version, shards = await self._choose(order, mine, talk, held)
+                part = flush_part.FlushPart(
+                    version, order.serial, folder, self._gang_id, order.reason, leads, said, superseded
                 )
                 await self._work(flush_part.write, part, shards)
                 if leads:
                     final = await self._work(flush_part.publish, part, shards[0])
-                    log.info("flushed %s to %s: %s", stamp, final, order.reason)
+                    log.info("flushed %s to %s: %s", version, final, order.reason)
         finally:
             if leads:
                 # Before the files: who still writes looks for these words afterwards.
@@ -88,30 +95,30 @@ class Flusher:
                     await self._work(flush_part.remove, part.aside)
 
     async def _choose(
-        self, order: FlushOrder, mine: list[int], talk: flush_version.Talk, held: ExitStack
-    ) -> tuple[Stamp, list[Shard]]:
+        self, order: FlushOrder, mine: list[int], talk: flush_version.VersionExchange, held: ExitStack
+    ) -> tuple[Version, list[Shard]]:
         """The version to write and this node's shards of it: the order's, or a newer one if the gang has gone on."""
-        stamp = Stamp.of(order.version)
-        gone = any(self._shelf.find(rank, stamp) is None for rank in mine)
-        if gone and self._committed() > stamp:
-            stamp = self._committed()
+        version = Version.from_wire(order.version)
+        gone = any(self._shard_store.find(rank, version) is None for rank in mine)
+        if gone and self._committed() > version:
+            version = self._committed()
         with ExitStack() as first:
-            shards = [first.enter_context(self._standing(rank, stamp).held()) for rank in mine]
+            shards = [first.enter_context(self._standing(rank, version).held()) for rank in mine]
             try:
-                newest = await self._work(flush_version.agree, talk, stamp)
+                newest = await self._work(flush_version.agree, talk, version)
             except OSError as error:
                 raise FlushError(flush_part.words(error, talk.folder.parent)) from error
-            if newest != stamp:
+            if newest != version:
                 shards = [self._standing(rank, newest) for rank in mine]
             # What was held until here and isn't written is let go: its ranks want the slots.
             for shard in shards:
                 held.enter_context(shard.held())
         return newest, shards
 
-    def _standing(self, rank: int, stamp: Stamp) -> Shard:
-        shard = self._shelf.find(rank, stamp)
+    def _standing(self, rank: int, version: Version) -> Shard:
+        shard = self._shard_store.find(rank, version)
         if shard is None:
             raise FlushError(
-                f"{self._node} holds no shard of rank {rank} at {stamp}: ask again for a version that stands"
+                f"{self._node} holds no shard of rank {rank} at {version}: ask again for a version that stands"
             )
         return shard

@@ -12,7 +12,7 @@ from muster.checkpoint.format.layout import PIECE_BYTES, read_footer
 from muster.checkpoint.store.memory.shards import Piece, Shard
 
 
-def cuts(size: int, borders: Iterable[int]) -> list[tuple[int, int]]:
+def piece_ranges(size: int, borders: Iterable[int]) -> list[tuple[int, int]]:
     """(offset, length) of every piece of a shard of `size` bytes, with cuts at `borders`."""
     edges = sorted({0, size, *(b for b in borders if 0 < b < size)})
     return [
@@ -32,12 +32,12 @@ def digest_pieces(shard: memoryview) -> tuple[Piece, ...]:
     """Cut a filled slot and digest every piece.
 
     Raises:
-        BadShard: the bytes aren't a shard.
+        CorruptShard: the bytes aren't a shard.
     """
     footer = read_footer(shard)
     return tuple(
         Piece(offset, length, digest_of(shard[offset : offset + length]))
-        for offset, length in cuts(len(shard), (footer.cut, footer.header))
+        for offset, length in piece_ranges(len(shard), (footer.cut, footer.header))
     )
 
 
@@ -46,7 +46,7 @@ def shard_digest(pieces: Sequence[Piece]) -> bytes:
     return digest_of(memoryview(b"".join(p.digest for p in pieces)))
 
 
-def cover(size: int, pieces: Sequence[Piece]) -> bool:
+def pieces_cover(size: int, pieces: Sequence[Piece]) -> bool:
     """Whether the pieces lie side by side and fill `size` bytes: asked before a peer's words touch memory."""
     edge = 0
     for piece in pieces:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.memory.slots import Memory
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.slots import SealedMemory
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, ShardStatus, Tier
 
 log = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ class Shard:
     """
 
     rank: int
-    stamp: Stamp
+    version: Version
     tier: "Tier.ValueType"
     pieces: tuple[Piece, ...]
     digest: bytes
-    memory: Memory
+    memory: SealedMemory
     give_back: Callable[[], None]
     borrowed: dict[int, tuple["Shard", int]] = field(default_factory=dict)
     """Lender and its piece, by number of the piece here; the lender is held."""
@@ -65,7 +65,7 @@ class Shard:
             RuntimeError: the memory has gone back already.
         """
         if not self._holders:
-            raise RuntimeError(f"rank {self.rank}'s shard of {self.stamp} has been given back")
+            raise RuntimeError(f"rank {self.rank}'s shard of {self.version} has been given back")
         self._holders += 1
         return self
 
@@ -91,14 +91,14 @@ class Shard:
     def status(self) -> ShardStatus:
         """As the coordinator hears of it."""
         return ShardStatus(
-            rank=self.rank, version=self.stamp.version(), tier=self.tier, bytes=self.bytes, digest=self.digest.hex()
+            rank=self.rank, version=self.version.to_wire(), tier=self.tier, bytes=self.bytes, digest=self.digest.hex()
         )
 
 
-Key = tuple["Tier.ValueType", int, Stamp]
+Key = tuple["Tier.ValueType", int, Version]
 
 
-class Shelf:
+class ShardStore:
     """All whole shards of this node."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -107,23 +107,23 @@ class Shelf:
 
     def put(self, shard: Shard) -> None:
         """Take a shard in; one that stood in its place is released."""
-        before = self._shards.get((shard.tier, shard.rank, shard.stamp))
-        self._shards[shard.tier, shard.rank, shard.stamp] = shard
+        before = self._shards.get((shard.tier, shard.rank, shard.version))
+        self._shards[shard.tier, shard.rank, shard.version] = shard
         if before is not None:
             before.release()
         self._changed()
 
-    def find(self, rank: int, stamp: Stamp) -> Shard | None:
+    def find(self, rank: int, version: Version) -> Shard | None:
         """The shard of a rank at a version: the rank's own slot before a buddy's copy."""
-        return self._shards.get((TIER_OWN, rank, stamp)) or self._shards.get((TIER_BUDDY, rank, stamp))
+        return self._shards.get((TIER_OWN, rank, version)) or self._shards.get((TIER_BUDDY, rank, version))
 
-    def own(self, rank: int, stamp: Stamp) -> Shard | None:
+    def own(self, rank: int, version: Version) -> Shard | None:
         """The shard in a slot of this node."""
-        return self._shards.get((TIER_OWN, rank, stamp))
+        return self._shards.get((TIER_OWN, rank, version))
 
-    def copy(self, rank: int, stamp: Stamp) -> Shard | None:
+    def copy(self, rank: int, version: Version) -> Shard | None:
         """The copy that this node keeps for another."""
-        return self._shards.get((TIER_BUDDY, rank, stamp))
+        return self._shards.get((TIER_BUDDY, rank, version))
 
     def all(self) -> list[Shard]:
         """Every shard, by tier, rank and version."""
@@ -134,12 +134,12 @@ class Shelf:
         gone = [key for key, shard in self._shards.items() if wanted(shard)]
         for key in gone:
             shard = self._shards.pop(key)
-            log.debug("rank %d's shard of %s goes: %s", shard.rank, shard.stamp, why)
+            log.debug("rank %d's shard of %s goes: %s", shard.rank, shard.version, why)
             shard.release()
         if gone:
             self._changed()
 
     def quarantine(self, shard: Shard, why: str) -> None:
         """Take off a shard whose bytes are not what they were, and all that borrow from it."""
-        log.error("rank %d's shard of %s is bad and is no longer offered: %s", shard.rank, shard.stamp, why)
+        log.error("rank %d's shard of %s is bad and is no longer offered: %s", shard.rank, shard.version, why)
         self.drop(lambda s: s is shard or any(lender is shard for lender, _ in s.borrowed.values()), why)

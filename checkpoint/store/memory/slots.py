@@ -14,19 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.checkpoint.format.errors import BadShard
+from muster.checkpoint.format.errors import CorruptShard
 
-SLOTS = 2
+SLOTS_PER_RANK = 2
 
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Of every memfd that others may map: none of them can make it end sooner than it says."""
 
 
-class NoMemory(Exception):
+class NoMemoryLeft(Exception):
     """There is no room for a memfd of the size that is wanted, in words."""
 
 
-class Memory:
+class SealedMemory:
     """A sealed memfd and this process's view of it."""
 
     def __init__(self, name: str, size: int, *, sparse: bool = False) -> None:
@@ -38,40 +38,40 @@ class Memory:
             sparse: take pages as they are written, not at once.
 
         Raises:
-            NoMemory: the system, or the job's limit, has no room.
+            NoMemoryLeft: the system, or the job's limit, has no room.
         """
         self.fd = -1
-        left = room()
+        left = available_bytes()
         if not sparse and size > left:
-            raise NoMemory(f"{name} needs {size >> 20} MiB, and {left >> 20} MiB are left to this job on this node")
+            raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {left >> 20} MiB are left to this job on this node")
         self.size = size
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
             if not sparse:
                 os.posix_fallocate(self.fd, 0, size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, MEMFD_SEALS)
             self._map = mmap.mmap(self.fd, size)
         except OSError as error:
-            raise NoMemory(f"{name} of {size >> 20} MiB: {error.strerror}") from error
+            raise NoMemoryLeft(f"{name} of {size >> 20} MiB: {error.strerror}") from error
         self.view = memoryview(self._map)
 
     @classmethod
-    def adopt(cls, fd: int) -> "Memory":
+    def adopt(cls, fd: int) -> "SealedMemory":
         """One that another process of this user has made; owns `fd` from now on.
 
         Raises:
-            BadShard: it isn't sealed as it was made, so that reading it could be the end of this process.
+            CorruptShard: it isn't sealed as it was made, so that reading it could be the end of this process.
         """
         memory = cls.__new__(cls)
         memory.fd = fd
         try:
-            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
-                raise BadShard("a memfd that can still grow or shrink")
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & MEMFD_SEALS != MEMFD_SEALS:
+                raise CorruptShard("a memfd that can still grow or shrink")
             memory.size = os.fstat(fd).st_size
             memory._map = mmap.mmap(fd, memory.size)
         except (OSError, ValueError) as error:
-            raise BadShard(f"no memory can be had through descriptor {fd}: {error}") from error
+            raise CorruptShard(f"no memory can be had through descriptor {fd}: {error}") from error
         memory.view = memoryview(memory._map)
         return memory
 
@@ -100,7 +100,7 @@ class Memory:
         del self._map
 
 
-def room(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still take: what the node has, and what each cgroup around it leaves (v2)."""
     left = _available(proc / "meminfo")
     try:
@@ -131,7 +131,7 @@ def _available(meminfo: Path) -> int:
     for line in meminfo.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise NoMemory(f"{meminfo} has no MemAvailable: what is left can't be told")
+    raise NoMemoryLeft(f"{meminfo} has no MemAvailable: what is left can't be told")
 
 
 @dataclass(eq=False)
@@ -139,14 +139,14 @@ class Slot:
     """One memfd of a rank. `number` is None where the rank has been given others since: it goes once it is free."""
 
     rank: int
-    memory: Memory
+    memory: SealedMemory
     number: int | None
     full: bool
     fills: int = 0
     """How many times the rank has filled it since it was dealt."""
 
 
-class Slots:
+class SlotPool:
     """The slots of all ranks of this node.
 
     Args:
@@ -160,12 +160,12 @@ class Slots:
         self._slots: dict[int, list[Slot]] = {}
         self._made = 0
 
-    def make(self, rank: int, size: int) -> Memory:
-        """A new memory for a rank's slot; safe to call from a thread. Raises NoMemory."""
+    def make(self, rank: int, size: int) -> SealedMemory:
+        """A new memory for a rank's slot; safe to call from a thread. Raises NoMemoryLeft."""
         self._made += 1
-        return Memory(f"muster-{self._gang_id}-r{rank}-s{self._made}", size)
+        return SealedMemory(f"muster-{self._gang_id}-r{rank}-s{self._made}", size)
 
-    def adopt(self, rank: int, memory: Memory) -> Slot:
+    def adopt(self, rank: int, memory: SealedMemory) -> Slot:
         """Take in a memory that holds a state which the rank didn't write itself."""
         slot = Slot(rank, memory, None, full=True)
         self._slots.setdefault(rank, []).append(slot)
@@ -173,12 +173,12 @@ class Slots:
 
     def fitting(self, rank: int, size: int) -> int:
         """How many slots of this size the rank has already, two at most."""
-        return len([s for s in self._slots.get(rank, []) if s.memory.size == size][:SLOTS])
+        return len([s for s in self._slots.get(rank, []) if s.memory.size == size][:SLOTS_PER_RANK])
 
-    def deal(self, rank: int, size: int, fresh: list[Memory]) -> list[Slot]:
+    def deal(self, rank: int, size: int, fresh: list[SealedMemory]) -> list[Slot]:
         """The rank's two slots of `size` bytes: what it has, full ones first, then `fresh`. Others go when free."""
         before = self._slots.get(rank, [])
-        kept = sorted((s for s in before if s.memory.size == size), key=lambda s: not s.full)[:SLOTS]
+        kept = sorted((s for s in before if s.memory.size == size), key=lambda s: not s.full)[:SLOTS_PER_RANK]
         dealt = kept + [Slot(rank, memory, None, full=False) for memory in fresh]
         self._slots[rank] = dealt + [s for s in before if s not in kept]
         for number, slot in enumerate(dealt):

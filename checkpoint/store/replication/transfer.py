@@ -2,30 +2,30 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 
-from muster.checkpoint.format.errors import BadShard
-from muster.checkpoint.format.versions import Stamp
-from muster.checkpoint.store.memory.pieces import cover, digest_of, shard_digest
+from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.memory.pieces import digest_of, pieces_cover, shard_digest
 from muster.checkpoint.store.memory.shards import Piece, Shard
-from muster.checkpoint.store.memory.slots import Memory
+from muster.checkpoint.store.memory.slots import SealedMemory
 from muster.v1 import peer_pb2
 
 MESSAGE_BYTES = 512 << 10
 
-SHORT_BYTES = 128 << 10
+INLINE_PIECE_BYTES = 128 << 10
 """A piece of no more bytes goes along with the offer. A shard has three such at most, one before each border."""
 
 
-def offer_of(gang_id: str, node: str, shard: Shard, *, short: bool = False) -> peer_pb2.ShardOffer:
+def make_offer(gang_id: str, node: str, shard: Shard, *, short: bool = False) -> peer_pb2.ShardOffer:
     """Describe a shard: its version, its size and the digest of every piece; with `short`, the bytes of short ones too.
 
     Raises:
-        BadShard: a short piece is not what its digest says.
+        CorruptShard: a short piece is not what its digest says.
     """
     return peer_pb2.ShardOffer(
         gang_id=gang_id,
         node=node,
         rank=shard.rank,
-        version=shard.stamp.version(),
+        version=shard.version.to_wire(),
         bytes=shard.bytes,
         digest=shard.digest,
         pieces=[
@@ -33,38 +33,38 @@ def offer_of(gang_id: str, node: str, shard: Shard, *, short: bool = False) -> p
                 offset=piece.offset,
                 length=piece.length,
                 digest=piece.digest,
-                data=bytes(_verified(shard, n)) if short and piece.length <= SHORT_BYTES else b"",
+                data=bytes(_verified(shard, n)) if short and piece.length <= INLINE_PIECE_BYTES else b"",
             )
             for n, piece in enumerate(shard.pieces)
         ],
     )
 
 
-def short_of(offer: peer_pb2.ShardOffer) -> dict[int, bytes]:
+def inline_pieces(offer: peer_pb2.ShardOffer) -> dict[int, bytes]:
     """The bytes of pieces that came along with an offer, by the piece's number; not verified yet."""
     return {n: piece.data for n, piece in enumerate(offer.pieces) if piece.data}
 
 
-def pieces_of(offer: peer_pb2.ShardOffer) -> tuple[Piece, ...]:
+def pieces_of_offer(offer: peer_pb2.ShardOffer) -> tuple[Piece, ...]:
     """The pieces of an offer.
 
     Raises:
-        BadShard: they don't cover the shard, or don't give its digest.
+        CorruptShard: they don't cover the shard, or don't give its digest.
     """
     pieces = tuple(Piece(p.offset, p.length, p.digest) for p in offer.pieces)
     whole = all(len(p.data) in (0, p.length) for p in offer.pieces)
-    if not whole or not cover(offer.bytes, pieces) or shard_digest(pieces) != offer.digest:
-        raise BadShard(f"the offer of rank {offer.rank} from {offer.node} contradicts itself")
+    if not whole or not pieces_cover(offer.bytes, pieces) or shard_digest(pieces) != offer.digest:
+        raise CorruptShard(f"the offer of rank {offer.rank} from {offer.node} contradicts itself")
     return pieces
 
 
-async def messages(
+async def shard_messages(
     offer: peer_pb2.ShardOffer, shard: Shard, numbers: Iterable[int]
 ) -> AsyncIterator[peer_pb2.ShardData]:
     """The offer, then the numbered pieces of `shard`, each verified just before it leaves.
 
     Raises:
-        BadShard: a piece is not what its digest says.
+        CorruptShard: a piece is not what its digest says.
     """
     yield peer_pb2.ShardData(offer=offer)
     for n in numbers:
@@ -77,18 +77,20 @@ async def messages(
 def _verified(shard: Shard, number: int) -> memoryview:
     data = shard.piece(number)
     if digest_of(data) != shard.pieces[number].digest:
-        raise BadShard(f"piece {number} of rank {shard.rank}'s shard of {shard.stamp} has changed in memory")
+        raise CorruptShard(f"piece {number} of rank {shard.rank}'s shard of {shard.version} has changed in memory")
     return data
 
 
-async def receive(stream: AsyncIterable[peer_pb2.ShardData], memory: Memory, pieces: Sequence[Piece]) -> list[int]:
+async def receive_pieces(
+    stream: AsyncIterable[peer_pb2.ShardData], memory: SealedMemory, pieces: Sequence[Piece]
+) -> list[int]:
     """Write what comes into `memory`.
 
     Returns:
         Numbers of the pieces that came whole. They are not verified yet.
 
     Raises:
-        BadShard: data lies outside the shard.
+        CorruptShard: data lies outside the shard.
     """
     came: dict[int, int] = {}
     edges = [(p.offset, p.offset + p.length) for p in pieces]
@@ -100,12 +102,12 @@ async def receive(stream: AsyncIterable[peer_pb2.ShardData], memory: Memory, pie
         if not edges[current][0] <= start < edges[current][1]:
             current = next((n for n, (a, b) in enumerate(edges) if a <= start < b), len(edges))
         if current == len(edges) or end > edges[current][1]:
-            raise BadShard(f"bytes {start} to {end} are in no piece of the shard")
+            raise CorruptShard(f"bytes {start} to {end} are in no piece of the shard")
         memory.view[start:end] = message.data
         came[current] = came.get(current, 0) + len(message.data)
     return [n for n, count in came.items() if count == pieces[n].length]
 
 
-def stamp_of(offer: peer_pb2.ShardOffer) -> Stamp:
+def version_of_offer(offer: peer_pb2.ShardOffer) -> Version:
     """The version of an offer."""
-    return Stamp.of(offer.version)
+    return Version.from_wire(offer.version)

@@ -19,7 +19,7 @@ from threading import Lock
 
 from google.protobuf import json_format
 
-from muster.checkpoint.store.memory.slots import SEALS
+from muster.checkpoint.store.memory.slots import MEMFD_SEALS
 from muster.daemon.host.kept_memory_client import MOST_FDS
 from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
@@ -222,7 +222,7 @@ def _flaw(request: KeepMemory, fds: Sequence[int]) -> str:
         return f"a gang has to be named, in at most {GANG_NAME_MOST} printable characters"
     if not 2 <= len(fds) <= MOST_FDS:
         return f"{len(fds)} descriptors: one that describes the others, and at most {MOST_FDS - 1} of these"
-    if not all(_seals(fd) & SEALS == SEALS for fd in fds):
+    if not all(_seals(fd) & MEMFD_SEALS == MEMFD_SEALS for fd in fds):
         return "only memfds are kept, sealed against growing, shrinking and further seals"
     if not all(_is_writable(fd) for fd in fds[1:]):
         return "of memfds that can't be written to no page can be given back"
