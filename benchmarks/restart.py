@@ -33,7 +33,7 @@ async def answered(port: int, folder: Path) -> None:
 
 async def _serve(folder: Path) -> None:
     slurm = FakeSlurm(FakeCluster((), now=clock.wall))
-    slurm.silent_because = "a measurement"
+    slurm.unavailable_reason = "a measurement"
     credentials = SecretCredentials(folder / "secret")
     before = clock.monotonic()
     coordinator = await Coordinator.open(Settings("127.0.0.1:0", folder, slurm, credentials, Rights(frozenset())))

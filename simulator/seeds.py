@@ -193,7 +193,7 @@ class Run:
         return (
             coordinator.awake()
             and self._mended()
-            and not world.slurm.silent_because
+            and not world.slurm.unavailable_reason
             and not coordinator.core.state.owed
             and not coordinator.core.state.echoes
             and all(map(self._gang_settled, self._gangs))

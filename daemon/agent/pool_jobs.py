@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.daemon.host import clock
-from muster.slurm.client.batch_script import PoolJob, render_pool
+from muster.slurm.client.batch_script import PoolJob, render_pool_script
 from muster.slurm.client.errors import SlurmError
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 
@@ -39,11 +39,11 @@ _AS_THE_JOB = {
 class Sbatch(Protocol):
     """What is needed of the Slurm client."""
 
-    async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, deadline: float) -> int:
+    async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, timeout_s: float) -> int:
         """See muster.slurm.client.types.Slurm."""
         ...
 
-    async def cancel(self, job: int, *, deadline: float) -> None:
+    async def cancel(self, job: int, *, timeout_s: float) -> None:
         """See muster.slurm.client.types.Slurm."""
         ...
 
@@ -102,20 +102,22 @@ class Pool:
     async def _take_back(self, number: int) -> None:
         """Slurm took its time, and the request is over: nobody else knows of the job."""
         log.info("job %d, for a node of the shared pool, is wanted no more", number)
-        await self._sbatch.cancel(number, deadline=_CANCEL_S)
+        await self._sbatch.cancel(number, timeout_s=_CANCEL_S)
 
     async def _submit(self, request: PoolRequest) -> int:
         terms = self._terms
         folder = Path(terms.job.spec.run_dir)
         path = folder / f"{terms.job.gang}-pool{request.serial}.sbatch"
-        text = render_pool(terms.job, request.serial, [*self._as_the_job(request), *request.options], self._minutes())
+        text = render_pool_script(
+            terms.job, request.serial, [*self._as_the_job(request), *request.options], self._minutes()
+        )
         await asyncio.to_thread(path.write_text, text, "utf-8")
         environ = {
             name: value
             for name, value in terms.environ.items()
             if name in _OF_THE_SITE or not name.startswith(_OF_A_JOB)
         }
-        return await self._sbatch.submit(path, cwd=folder, env=environ, deadline=SBATCH_S)
+        return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_S)
 
     def _as_the_job(self, request: PoolRequest) -> Iterator[str]:
         given = {option.partition("=")[0] for option in (*self._terms.job.spec.node_options, *request.options)}

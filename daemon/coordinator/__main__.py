@@ -40,9 +40,9 @@ from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import CannotListen, check_address
 from muster.daemon.transport.identity import IdentityError
 from muster.slurm.client.backends.open import open_slurm
-from muster.slurm.client.backends.run_command import NEEDED, can_end
+from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.permit import Permit, unopposed
+from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.types import Slurm
 
 EXIT_UNAVAILABLE, EXIT_BUG, EXIT_JOURNAL = 69, 70, 74
@@ -100,7 +100,7 @@ async def _run(flags: argparse.Namespace) -> None:
     flags.state_dir = await asyncio.to_thread(_check_state_dir, flags)
     await _check_slurm_calls_can_end(flags)
     keeper = _lease_keeper(flags.state_dir) if flags.shared_state else None
-    permit = keeper.permit if keeper else unopposed
+    permit = keeper.permit if keeper else no_lease
     slurm = await _open_slurm(flags.slurm, permit)
     try:
         async with _lease_held(keeper, stop_requested):
@@ -140,14 +140,14 @@ def _check_state_dir(flags: argparse.Namespace) -> Path:
 
 async def _check_slurm_calls_can_end(flags: argparse.Namespace) -> None:
     """Raises SiteError: a call to Slurm could outlive the lease under which it was made."""
-    if flags.slurm == "fake" or await can_end():
+    if flags.slurm == "fake" or await can_limit_lifetime():
         return
     if flags.shared_state:
         raise site_config.SiteError(
-            f"with --shared-state calls to Slurm must not outlive this process, which needs {NEEDED}: install it, or "
-            "run one coordinator without a standby"
+            f"with --shared-state calls to Slurm must not outlive this process, which needs {LIFETIME_TOOLS}: "
+            "install it, or run one coordinator without a standby"
         )
-    _log.warning("calls to Slurm may outlive this process: to end them it needs %s", NEEDED)
+    _log.warning("calls to Slurm may outlive this process: to end them it needs %s", LIFETIME_TOOLS)
 
 
 def _lease_keeper(folder: Path) -> LeaseKeeper:
@@ -168,10 +168,11 @@ async def _lease_held(keeper: LeaseKeeper | None, stop_requested: asyncio.Event)
         keeper.stop()
 
 
-async def _open_slurm(kind: str, permit: Permit) -> Slurm:
+async def _open_slurm(kind: str, lease_guard: LeaseGuard) -> Slurm:
     if kind == "fake":
         return LocalSlurm()
-    return await open_slurm("cli" if kind == "cli" else "pyslurm", strict=kind == "pyslurm", permit=permit)
+    backend = "cli" if kind == "cli" else "pyslurm"
+    return await open_slurm(backend, strict=kind == "pyslurm", lease_guard=lease_guard)
 
 
 async def _serve(coordinator: Coordinator, stop_requested: asyncio.Event) -> None:

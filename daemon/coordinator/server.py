@@ -25,7 +25,7 @@ from muster.daemon.coordinator.slurm.watch import SlurmWatch
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
-from muster.slurm.client.permit import unopposed
+from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
@@ -47,7 +47,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy.load)
     heartbeat_s: float = 5.0
     resolve: Resolve = addresses_of
-    before_acting: Callable[[], object] = unopposed
+    before_acting: Callable[[], object] = no_lease
     lease_term: int = 0
 
 

@@ -25,7 +25,7 @@ from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, SlurmTimeout, SlurmUnavailable
 from muster.slurm.client.types import Slurm
 
-SBATCH_DEADLINE_S = 60.0
+SBATCH_TIMEOUT_S = 60.0
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _AGENT = "muster-agent"
 
@@ -142,7 +142,7 @@ async def _sbatch(slurm: Slurm, path: Path) -> int:
     # Slurm gives it only to jobs that were restarted: the first run of a job that another one submits would inherit it.
     environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
-        return await slurm.submit(path, cwd=Path.cwd(), env=environ, deadline=SBATCH_DEADLINE_S)
+        return await slurm.submit(path, cwd=Path.cwd(), env=environ, timeout_s=SBATCH_TIMEOUT_S)
     except SlurmTimeout as error:
         raise Unavailable(
             f"{error}", "it may have been queued: look with squeue --me before submitting again"
@@ -152,7 +152,7 @@ async def _sbatch(slurm: Slurm, path: Path) -> int:
     except NotPermitted as error:
         raise NotAllowed(str(error), "Nothing was queued") from None
     except SlurmRefused as error:
-        raise WrongInput(f"sbatch refused the job: {error.words}", "Nothing was queued") from None
+        raise WrongInput(f"sbatch refused the job: {error.message}", "Nothing was queued") from None
     finally:
         await slurm.aclose()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.launcher.errors import WrongInput
-from muster.slurm.client.batch_script import exports, quoted, srun_line
+from muster.slurm.client.batch_script import environment_lines, quote_directive, srun_command
 from muster.v1.common_pb2 import JobSpec
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def render(submission: Submission) -> str:
         *(f"#SBATCH {option}" for option in sbatch_options(submission)),
         "",
         "unset MUSTER_POOL MUSTER_RESTARTS",  # of a job that this one was submitted from
-        *exports(submission.gang, submission.coordinator, spec),
+        *environment_lines(submission.gang, submission.coordinator, spec),
         "",
-        f"exec {shlex.quote(submission.agent)} batch -- \\\n    {srun_line(submission.agent)}",
+        f"exec {shlex.quote(submission.agent)} batch -- \\\n    {srun_command(submission.agent)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -116,11 +116,11 @@ def sbatch_options(submission: Submission) -> Iterator[str]:
     # Requeued by the coordinator alone: with --no-kill Slurm does not do it by itself.
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
-    yield f"--output={quoted(spec.run_dir)}/slurm-%j.out"
-    yield from (f"--{key}={quoted(value)}" for key, value in _asked(job).items())
-    yield from map(quoted, job.slurm.options)
+    yield f"--output={quote_directive(spec.run_dir)}/slurm-%j.out"
+    yield from (f"--{key}={quote_directive(value)}" for key, value in _asked(job).items())
+    yield from map(quote_directive, job.slurm.options)
     if submission.options:
-        yield " ".join(map(quoted, submission.options))
+        yield " ".join(map(quote_directive, submission.options))
 
 
 def _asked(job: Job) -> dict[str, str]:

@@ -28,15 +28,15 @@ def stall_coordinator(world: World, gang: str) -> None:
 
 def slurm_mute(world: World, gang: str) -> None:
     """slurmctld does not answer."""
-    if not world.slurm.silent_because:
+    if not world.slurm.unavailable_reason:
         world.note("FAULT: Slurm is mute")
-        world.slurm.silent_because = "slurmctld is down"
+        world.slurm.unavailable_reason = "slurmctld is down"
         world.schedule.later(targets.a_while(world, 60.0), _slurm_answers, world)
 
 
 def _slurm_answers(world: World) -> None:
     world.note("Slurm answers")
-    world.slurm.silent_because = ""
+    world.slurm.unavailable_reason = ""
 
 
 def slurm_odd(world: World, gang: str) -> None:
@@ -89,7 +89,7 @@ def requeue_flag_off(world: World, gang: str) -> None:
 def batch_script(world: World, gang: str) -> None:
     """The batch script ends by itself, with an error."""
     job = world.jobs.running(gang)
-    if job is not None and world.cluster.finish(job.id, 1):
+    if job is not None and world.cluster.end_batch_script(job.id, 1):
         world.note(f"FAULT: the batch script of job {job.id} has ended with 1")
 
 

@@ -29,7 +29,7 @@ from muster.simulator.world.network import COORDINATOR, END, Stream
 from muster.simulator.world.slurm import DistantSlurm, drive
 from muster.simulator.world.violation import Violation
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
-from muster.slurm.client.types import DEFAULT_DEADLINE
+from muster.slurm.client.types import DEFAULT_TIMEOUT_S
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Coordinator(Process):
         except StopIteration:
             self.later(every_s, self._look, ask, every_s)
         else:
-            self.later(min(self._slurm_s(), DEFAULT_DEADLINE), self._go_on, looking, ask, every_s)
+            self.later(min(self._slurm_s(), DEFAULT_TIMEOUT_S), self._go_on, looking, ask, every_s)
 
     # -- agents --
 

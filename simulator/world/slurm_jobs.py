@@ -72,7 +72,7 @@ class Jobs:
 
     def submit_pool(self, post: Post, serial: int, options: Sequence[str]) -> events.PoolAnswer:
         """An agent asks for a node of the shared pool, which is the whole cluster."""
-        if self._world.slurm.silent_because or self._world.chance.random() < self.sbatch_fails:
+        if self._world.slurm.unavailable_reason or self._world.chance.random() < self.sbatch_fails:
             return events.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
         number = len(self._wanted) + 1
         self._wanted[number] = Wanted(post.gang, self._wanted[post.job].spec, None, serial, post.restarts)
@@ -223,7 +223,7 @@ class Jobs:
                 del self._batches[job.id, job.restart_count]
                 if self._runs(job):
                     world.laws.batch_leaves(gang, self._seen[job.id])
-                    world.cluster.finish(job.id, gang.exit_code)
+                    world.cluster.end_batch_script(job.id, gang.exit_code)
                 return
         world.schedule.later(_ASK_S, self._batch, job)
 
@@ -245,7 +245,7 @@ class Jobs:
         mine = agent if agent is not None and agent.post.job == job.id else None
         waits = world.schedule.now - (job.start_time or 0.0) < _LAUNCHED_S and node not in self.never_start
         if world.machines[node].kernel and not (mine.alive if mine else waits):
-            world.cluster.finish(job.id, 0)
+            world.cluster.end_batch_script(job.id, 0)
         world.schedule.later(_ASK_S, self._batch, job)
 
     # -- what the coordinator asks Slurm before it believes an agent --
@@ -262,7 +262,7 @@ class Jobs:
         member = gang.members.get(node) if gang is not None else None
         if gang is not None and member is not None and member.job == job and restarts == gang.restart_count:
             return ""
-        if self._world.slurm.silent_because:
+        if self._world.slurm.unavailable_reason:
             return None
         found = self._world.cluster.jobs()[job]
         if restarts < found.restart_count or node not in found.nodes:

@@ -156,12 +156,12 @@ class World:
                 continue
             self._slurmd[machine.name] = state
             if answers:
-                self.cluster.recover(machine.name)
+                self.cluster.recover_node(machine.name)
             elif before[0] or not machine.kernel:
-                self.cluster.lose(machine.name, power=not machine.kernel)
+                self.cluster.fail_node(machine.name, powered_off=not machine.kernel)
 
     def _settle_slurm(self) -> None:
-        self.cluster.settle()
+        self.cluster.apply_due_changes()
         self.schedule.later(5.0, self._settle_slurm)
 
     # -- processes --

@@ -1,5 +1,5 @@
-"""The Slurm client: one Protocol (`types`), its errors and states.
+"""The Slurm client: the Protocol `Slurm` and its data (`types`), its errors, its states.
 
-Its rooms: `backends` (Slurm's commands, pyslurm), `parsing` (what Slurm prints), `fake` (a cluster in memory). They
-import this folder, and this folder imports none of them.
+Subfolders: `backends` (the real clients: Slurm's commands and pyslurm), `parsing` (reads Slurm's output), `fake` (an
+in-memory cluster). The subfolders import this folder. This folder imports none of them.
 """

@@ -1,7 +1,8 @@
-"""What every batch script of Muster shares, and the whole script of a small job for a node of the shared pool. Pure.
+"""The parts that all batch scripts of Muster share, and the whole script of a pool job. Pure.
 
-`muster submit` renders the script of a gang's own job (launcher/submission/script.py). An agent renders the script of a
-pool job. Both export the same settings and start the same srun.
+A pool job is a small job that adds one node of the site's shared pool to a gang. `muster submit` renders the script of
+a gang's own job (launcher/submission/script.py). An agent renders the script of a pool job. Both scripts export the
+same settings and start the same srun.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from google.protobuf import json_format
 
 from muster.v1.common_pb2 import JobSpec
 
-# A job whose step loses a node trains on: srun ends no task because of another, and binds the agent to no core.
+# The step must survive the loss of a node: srun ends no task because another task ended. srun binds agents to no core.
 SRUN = (
     "srun",
     "--ntasks-per-node=1",
@@ -26,15 +27,17 @@ SRUN = (
     "--input=none",
 )
 _END = "END_OF_SPEC"
-# Given more than once, all of them hold.
+# If one of these options is given several times, Slurm needs one value with all parts, joined by this character.
 _JOINED = {"--constraint": "&", "--exclude": ","}
 
 
 @dataclass(frozen=True, slots=True)
 class PoolJob:
-    """What the small jobs of a gang are made from. `restarts`: how often Slurm has restarted the gang's own job;
-    `coordinator`: host:port, empty where the nodes' own
-    muster.toml says it; `agent`: the command muster-agent as the nodes find it."""
+    """The settings of a gang's pool jobs.
+
+    `restarts` is the restart count of the gang's own job. `coordinator` is host:port; if empty, the nodes use the
+    address in their own muster.toml. `agent` is the command muster-agent as the nodes find it.
+    """
 
     gang: str
     spec: JobSpec
@@ -43,13 +46,13 @@ class PoolJob:
     agent: str = "muster-agent"
 
 
-def render_pool(job: PoolJob, serial: int, options: Sequence[str], minutes: int | None) -> str:
-    """The script of a small job: one node of the shared pool, whose agent joins the gang.
+def render_pool_script(job: PoolJob, serial: int, options: Sequence[str], minutes: int | None) -> str:
+    """Returns the script of a pool job: one node of the shared pool, whose agent joins the gang.
 
     Args:
-        serial: of the request.
-        options: the site's options of sbatch that lead to the pool.
-        minutes: how long the gang's own job may still run; None: for ever.
+        serial: the number of the pool request.
+        options: the site's sbatch options that select the pool.
+        minutes: the time that is left for the gang's own job. None: no limit.
     """
     spec = job.spec
     lines = [
@@ -60,20 +63,20 @@ def render_pool(job: PoolJob, serial: int, options: Sequence[str], minutes: int 
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
         "#SBATCH --no-requeue",
-        f"#SBATCH --output={quoted(spec.run_dir)}/slurm-%j.out",
+        f"#SBATCH --output={quote_directive(spec.run_dir)}/slurm-%j.out",
         *([f"#SBATCH --time={minutes}"] if minutes else []),
-        *(f"#SBATCH {quoted(option)}" for option in _joined((*spec.node_options, *options))),
+        *(f"#SBATCH {quote_directive(option)}" for option in _joined((*spec.node_options, *options))),
         "",
-        *exports(job.gang, job.coordinator, spec),
+        *environment_lines(job.gang, job.coordinator, spec),
         f"export MUSTER_POOL={serial} MUSTER_RESTARTS={job.restarts}",
         "",
-        f"exec {srun_line(job.agent)}",
+        f"exec {srun_command(job.agent)}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _joined(options: Sequence[str]) -> list[str]:
-    """One option of each name, the last one, or several joined where all of them hold."""
+    """Keeps one option of each name: the last one, or all values joined if Slurm applies all of them."""
     found: dict[str, str] = {}
     for option in options:
         key, _, value = option.partition("=")
@@ -82,8 +85,8 @@ def _joined(options: Sequence[str]) -> list[str]:
     return [f"{key}={value}" for key, value in found.items()]
 
 
-def exports(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
-    """What agents need to know."""
+def environment_lines(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
+    """The shell lines that export an agent's settings."""
     yield f"export MUSTER_GANG={shlex.quote(gang)}"
     if coordinator:
         yield f"export MUSTER_COORDINATOR={shlex.quote(coordinator)}"
@@ -94,12 +97,13 @@ def exports(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
     yield "export MUSTER_SPEC"
 
 
-def srun_line(agent: str) -> str:
+def srun_command(agent: str) -> str:
+    """The srun command that starts one agent on each node."""
     return f"{' '.join(SRUN)} \\\n    {shlex.quote(agent)} run"
 
 
-def quoted(word: str) -> str:
-    """As sbatch reads words in #SBATCH lines: in double quotes where they hold blanks or a #."""
+def quote_directive(word: str) -> str:
+    """Quotes a word for a #SBATCH line: in double quotes if the word holds blanks or a #."""
     if word and not set(word) & set(" \t#'\"\\"):
         return word
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')

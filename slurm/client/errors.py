@@ -1,42 +1,44 @@
-"""What can go wrong when Slurm is told to do something, sorted by whose fault it is.
+"""The errors of commands to Slurm, sorted by who must fix the cause.
 
     SlurmError
-        SlurmUnavailable     the site: slurmctld is not reachable, no slurm.conf, commands not installed
-            SlurmTimeout     no answer within the deadline: whether it was done is not known
-        SlurmRefused         Slurm answered no; `words` are its own
-            BatchHostRefused a job can't be resized without its batch host
+        SlurmUnavailable     the site: slurmctld cannot be reached, no slurm.conf, commands not installed
+            SlurmTimeout     no answer before the deadline: the command may have been executed
+        SlurmRefused         Slurm refused; `message` is Slurm's own error message
+            BatchHostRefused Slurm does not resize a job without its batch host
             NotPermitted     this user may not do that
 
-Queries turn SlurmUnavailable into `Unknown` and never raise it.
+A query returns `Unknown` instead of raising SlurmUnavailable.
 """
 
 from __future__ import annotations
 
 
 class SlurmError(Exception):
-    """Slurm did not do what it was asked."""
+    """Slurm did not execute a command."""
 
 
 class SlurmUnavailable(SlurmError):
-    """Slurm can't be reached or is not installed here; nothing was done."""
+    """Slurm cannot be reached or is not installed on this host. Slurm has done nothing."""
 
 
 class SlurmTimeout(SlurmUnavailable):
-    """No answer within the deadline. It may have been done: ask, or give the (idempotent) command again."""
+    """No answer before the deadline. Slurm may have executed the command. Query the state, or repeat the command: every
+    command is idempotent.
+    """
 
 
 class SlurmRefused(SlurmError):
-    """Slurm answered and refused. `what` is the operation, `words` what Slurm said."""
+    """Slurm refused. `operation` is what the caller requested; `message` is Slurm's error message."""
 
     def __init__(self, what: str, words: str) -> None:
         super().__init__(f"Slurm refused to {what}: {words}")
-        self.what = what
-        self.words = words
+        self.operation = what
+        self.message = words
 
 
 class BatchHostRefused(SlurmRefused):
-    """Slurm does not resize a job without its batch host, dead or alive."""
+    """Slurm does not resize a job without its batch host, even if the batch host is dead."""
 
 
 class NotPermitted(SlurmRefused):
-    """The calling user has not the right: another's job, or a node as an ordinary user."""
+    """The calling user may not do that: another user's job, or a node as an ordinary user."""

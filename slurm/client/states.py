@@ -1,9 +1,9 @@
-"""Every node and job state of Slurm 24.11 to 26.05, base states and flags, and how their words are read.
+"""All node and job states of Slurm 24.11 to 26.05: base states, flags, and the spellings that Slurm uses.
 
-Slurm spells the same state in three ways: the data parser's (`--json`: NOT_RESPONDING, INVALID_REG), the
-command line's (`scontrol show node`: `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`), and sinfo's short forms
-(`maint`, `inval`). All are read here. A word that none of them knows becomes UNRECOGNISED and is kept:
-a newer Slurm must never stop a recovery.
+Slurm spells one state in three ways: the data parser (`--json`: NOT_RESPONDING, INVALID_REG), the command line
+(`scontrol show node`: `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`), and sinfo's short forms (`maint`, `inval`). This module
+reads all of them. An unknown word becomes UNRECOGNISED, and the word itself is kept: a newer Slurm must never stop a
+recovery.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum, unique
 
 @unique
 class NodeState(Enum):
-    """Base states (the first eight), then flags, by the words of `scontrol show node --json`."""
+    """Base states (the first eight), then flags, with the names that `scontrol show node --json` prints."""
 
     UNKNOWN = "UNKNOWN"
     DOWN = "DOWN"
@@ -57,7 +57,7 @@ class NodeState(Enum):
 
 @unique
 class JobState(Enum):
-    """Base states of a job, by the words of `squeue --json`."""
+    """Base states of a job, with the names that `squeue --json` prints."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -76,7 +76,7 @@ class JobState(Enum):
 
     @property
     def ended(self) -> bool:
-        """True for the states that end a job; an unrecognised one is not taken for an end."""
+        """Whether the job has ended. An unrecognised state does not count as an end."""
         return self not in _LIVE
 
 
@@ -85,7 +85,7 @@ _LIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobSt
 
 @unique
 class JobFlag(Enum):
-    """What Slurm shows beside a job's base state."""
+    """The flags that Slurm shows beside a job's base state."""
 
     COMPLETING = "COMPLETING"
     CONFIGURING = "CONFIGURING"
@@ -139,7 +139,7 @@ _NODE_SUFFIXES = {
     "^": NodeState.REBOOT_ISSUED,
     "-": NodeState.PLANNED,
 }
-"""sinfo's one-character suffixes, after its manual page."""
+"""sinfo's one-character suffixes, from its manual page."""
 
 _JOB_FLAG_SPELLINGS = {
     "REQUEUE": JobFlag.REQUEUED,
@@ -154,7 +154,7 @@ _FLAG_WORDS = {flag.value: flag for flag in JobFlag} | _JOB_FLAG_SPELLINGS
 def node_states(words: Iterable[str]) -> tuple[frozenset[NodeState], tuple[str, ...]]:
     """Reads state words (`["IDLE", "DRAIN"]`, `["IDLE+DRAIN"]`, `["down*"]`).
 
-    Returns the states, and the words that were not known.
+    Returns the states and the unknown words.
     """
     states: set[NodeState] = set()
     strange: list[str] = []
@@ -176,8 +176,8 @@ def _node_word(word: str) -> set[NodeState]:
 def job_states(words: Iterable[str]) -> tuple[JobState, frozenset[JobFlag], tuple[str, ...]]:
     """Reads state words (`["RUNNING", "COMPLETING"]`).
 
-    Returns the base state, the flags, and the words that were not known. Without any base state word the
-    state is UNRECOGNISED, which counts neither as live progress nor as an end.
+    Returns the base state, the flags, and the unknown words. If there is no base state, the state is UNRECOGNISED: the
+    job counts neither as running nor as ended.
     """
     base = JobState.UNRECOGNISED
     flags: set[JobFlag] = set()

@@ -1,16 +1,16 @@
-"""What Muster knows of Slurm: nodes, jobs, topology, and the `Slurm` Protocol that every backend implements.
+"""Slurm's data as Muster uses it (nodes, jobs, topology), and the Protocol `Slurm` that every backend implements.
 
-Three answers are kept apart everywhere, because recovery acts on the difference:
+A query has three kinds of answers. Recovery depends on the difference:
 
-- a `Job` or `Node`: Slurm answered and has it;
-- `Gone`: Slurm answered and does not have it (never existed, or was purged after MinJobAge);
-- `Unknown`: Slurm did not answer in time, or answered with an error of its own. Nothing follows from it.
+- a `Job` or `Node`: Slurm answered, and the job or node exists;
+- `Gone`: Slurm answered that there is no such job or node (it never existed, or Slurm purged it after MinJobAge);
+- `Unknown`: Slurm did not answer in time, or it reported an error of its own. Nothing may be concluded from it.
 
-Queries return `Unknown`, they do not raise. Commands (drain, requeue, ...) return None when Slurm accepted
-them and raise a `SlurmError` (errors.py) otherwise. Every command is idempotent: after a `SlurmTimeout`,
-whose outcome is not known, it may simply be given again. `submit` alone is not.
+Queries return `Unknown` and do not raise. Commands (drain, requeue, ...) return None if Slurm accepted them, and raise
+a `SlurmError` (errors.py) otherwise. Every command except `submit` is idempotent: after a `SlurmTimeout` the caller may
+repeat it.
 
-Times are Unix seconds as float, None where Slurm has none. Deadlines are seconds for the whole call.
+Times are Unix seconds as float; None if Slurm has no value. Every `timeout_s` is in seconds, for the whole call.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Final, Protocol, runtime_checkable
 
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 
-DEFAULT_DEADLINE: Final = 5.0
-"""Seconds for a whole call unless the caller says otherwise; a healthy slurmctld never needs them."""
+DEFAULT_TIMEOUT_S: Final = 5.0
+"""Seconds for a whole call. A healthy slurmctld needs much less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Slurm did not answer the question; `reason` says why in words. Never to be read as "gone"."""
+    """Slurm did not answer the query; `reason` says why. Never treat it as `Gone`."""
 
     reason: str
 
@@ -43,10 +43,10 @@ GONE: Final = Gone()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node as slurmctld sees it.
+    """One node as slurmctld shows it.
 
-    `states` holds the base state and every flag; a word that this version does not know appears there as
-    `NodeState.UNRECOGNISED` and word for word in `unrecognised`.
+    `states` holds the base state and all flags. If Slurm reports an unknown state word, `states` holds
+    `NodeState.UNRECOGNISED`, and `unrecognised` holds the word.
     """
 
     name: str
@@ -69,23 +69,23 @@ class Node:
 
     @property
     def drained(self) -> bool:
-        """True while Slurm starts no new job here because someone asked for that (DRAIN or FAIL)."""
+        """Whether an operator or a program has told Slurm to start no new job on the node (DRAIN or FAIL)."""
         return bool(self.states & {NodeState.DRAIN, NodeState.FAIL})
 
     @property
     def down(self) -> bool:
-        """True while Slurm has declared the node dead (base state DOWN) and told its jobs."""
+        """Whether Slurm has declared the node dead (base state DOWN) and removed it from its jobs."""
         return NodeState.DOWN in self.states
 
     @property
     def not_responding(self) -> bool:
-        """True while slurmctld can't reach slurmd; by itself no proof of anything."""
+        """Whether slurmctld cannot reach slurmd. This alone does not prove a failure."""
         return NodeState.NOT_RESPONDING in self.states
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as slurmctld sees it. `nodes` is the allocation now, expanded, in Slurm's order."""
+    """One job as slurmctld shows it. `nodes` is the current allocation, expanded, in Slurm's order."""
 
     id: int
     state: JobState
@@ -98,21 +98,21 @@ class Job:
     reason: str = ""
     nodes: tuple[str, ...] = ()
     batch_host: str = ""
-    """Never rewritten by Slurm while the job runs: it may name a node that the job has lost."""
+    """The host of the batch script. Slurm never changes it while the job runs: the job may have lost this node."""
     excluded: tuple[str, ...] = ()
     restart_count: int = 0
     exit_code: int | None = None
-    """What the job returned, 0 to 255; None while it has not ended."""
+    """0 to 255; None while the job has not ended."""
     exit_signal: int | None = None
-    """The signal that ended it, if one did."""
+    """The signal that ended the job; None if no signal did."""
     submit_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
-    """When it ended; while it runs, when its time limit ends it."""
+    """The time of the end. While the job runs, the time at which its time limit ends it."""
     time_limit_s: int | None = None
     comment: str = ""
     requeue: bool = False
-    """Whether Slurm may requeue it by itself."""
+    """Whether Slurm may requeue the job on its own."""
     held: bool = False
     dependency: str = ""
     work_dir: str = ""
@@ -120,7 +120,7 @@ class Job:
 
     @property
     def final(self) -> bool:
-        """True when the job has ended for good and its nodes are free again (COMPLETING is over)."""
+        """Whether the job has ended, will not be requeued, and its nodes are free again (COMPLETING is over)."""
         return self.state.ended and not self.flags & {
             JobFlag.COMPLETING,
             JobFlag.REQUEUED,
@@ -129,21 +129,21 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """True while its processes may run: RUNNING, and not already being torn down."""
+        """Whether the job's processes may run: RUNNING and not COMPLETING."""
         return self.state is JobState.RUNNING and JobFlag.COMPLETING not in self.flags
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which leaf switch (or block) each node hangs on, and the tree above. Empty on a flat fabric."""
+    """The leaf switch (or block) of each node, and the tree of switches above. Empty on a flat network."""
 
     leaves: Mapping[str, str] = field(default_factory=dict)
     """Node name to the name of its leaf switch or block."""
     parents: Mapping[str, str] = field(default_factory=dict)
-    """Switch name to the name of the switch above it; a root has no entry."""
+    """Switch name to the name of the switch above. A root has no entry."""
 
     def leaf(self, node: str) -> str | None:
-        """The leaf switch of `node`, None where the fabric is flat or the node is not in it."""
+        """The leaf switch of `node`; None if the network is flat or the node is not in the topology."""
         return self.leaves.get(node)
 
 
@@ -151,52 +151,60 @@ JobAnswers = Mapping[int, Job | Gone]
 NodeAnswers = Mapping[str, Node | Gone]
 
 
-def excluding(now: Sequence[str], exclude: Collection[str], admit: Collection[str]) -> tuple[str, ...]:
-    """The nodes that a job may not have, which were `now`, with `exclude` and without `admit`."""
+def updated_exclusions(now: Sequence[str], exclude: Collection[str], admit: Collection[str]) -> tuple[str, ...]:
+    """Returns the excluded nodes `now` of a job, plus `exclude`, minus `admit`."""
     kept = [node for node in now if node in exclude or node not in admit]
     return (*kept, *sorted(set(exclude) - set(kept)))
 
 
 @runtime_checkable
 class Slurm(Protocol):
-    """One door to one Slurm cluster. Implementations: cli.py, pyslurm_backend.py, fake.py."""
+    """The interface to one Slurm cluster. Implementations: backends/commands.py, backends/pyslurm_backend.py,
+    fake/fake_slurm.py.
+    """
 
     async def jobs(
-        self, ids: Collection[int] | None = None, *, deadline: float = DEFAULT_DEADLINE
+        self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> JobAnswers | Unknown:
-        """The jobs asked for, each id a key of the answer; with None, all that Slurm has, ended ones too."""
-        ...
-
-    async def nodes(
-        self, names: Collection[str] | None = None, *, deadline: float = DEFAULT_DEADLINE
-    ) -> NodeAnswers | Unknown:
-        """The nodes asked for, each name a key of the answer; with None, all."""
-        ...
-
-    async def topology(self, *, deadline: float = DEFAULT_DEADLINE) -> Topology | Unknown:
-        """The fabric as Slurm's topology plugin has it."""
-        ...
-
-    async def drain(self, node: str, reason: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """No new jobs on `node`; those on it run on. For operators and the Slurm user."""
-        ...
-
-    async def down(self, node: str, reason: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """DRAIN, then DOWN: at once taken out of --no-kill jobs; every other job on `node` is killed.
-
-        DRAIN first, or a slurmd that registers again under ReturnToService=2 puts the node back to IDLE.
+        """Returns the requested jobs; each id is a key of the answer. None requests all jobs that Slurm has, including
+        ended jobs.
         """
         ...
 
-    async def resume(self, node: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Takes DRAIN and DOWN off. A node whose slurmd does not answer stays NOT_RESPONDING."""
+    async def nodes(
+        self, names: Collection[str] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> NodeAnswers | Unknown:
+        """Returns the requested nodes; each name is a key of the answer. None requests all nodes."""
         ...
 
-    async def let_go(self, job: int, node: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Shrinks the running `job` by `node`: its processes there are killed, the others run on.
+    async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
+        """Returns the network topology of Slurm's topology plugin."""
+        ...
 
-        Raises `BatchHostRefused` where Slurm refuses because of the batch host: `node` is it, or it is no
-        longer in the job at all. A node that the job does not have is no error: it has left already.
+    async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Sets DRAIN: no new job starts on `node`, running jobs continue. Only operators and the Slurm user may do
+        this.
+        """
+        ...
+
+    async def down(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Sets DRAIN, then DOWN. Slurm removes `node` from --no-kill jobs at once, and kills every other job on it.
+
+        DRAIN comes first. Otherwise a slurmd that registers again under ReturnToService=2 sets the node back to IDLE.
+        """
+        ...
+
+    async def resume(self, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Clears DRAIN and DOWN. A node whose slurmd does not answer remains NOT_RESPONDING."""
+        ...
+
+    async def remove_node(self, job: int, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Removes `node` from the running `job`. Slurm kills the job's processes there; the other processes continue.
+
+        It is no error if the job does not have the node: an earlier call has removed it.
+
+        Raises:
+            BatchHostRefused: `node` is the batch host, or the job has already lost its batch host.
         """
         ...
 
@@ -207,34 +215,37 @@ class Slurm(Protocol):
         admit: Collection[str] = (),
         *,
         restarts: int | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Requeues `job`, adds `exclude` to the nodes it may not have, takes `admit` from them, and lets it start as
-        soon as it can.
+        """Requeues `job` so that it starts as soon as possible.
 
-        A pending job is only given its nodes and let start. With `restarts`, the restart count
-        at which the requeue was decided, a job that has restarted since is left alone: what makes this
-        safe to give again.
+        A pending job only gets the new excluded nodes and start time.
+
+        Args:
+            exclude: nodes on which the job must not start.
+            admit: nodes to remove from the job's excluded nodes.
+            restarts: the job's restart count when the requeue was decided. If the job has restarted since, nothing
+                happens. This makes the call idempotent.
         """
         ...
 
-    async def set_requeue_flag(self, job: int, flag: bool, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Whether Slurm may requeue `job` by itself (node failure, preemption, exit code policy)."""
+    async def set_requeue_flag(self, job: int, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Sets whether Slurm may requeue `job` on its own (node failure, preemption, exit code policy)."""
         ...
 
-    async def set_comment(self, job: int, text: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
+    async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Replaces the comment of `job`, which squeue and sacct show."""
         ...
 
-    async def cancel(self, job: int, signal: int | None = None, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Cancels `job`, or sends `signal` to every process of its steps. A job that ended is no error."""
+    async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Cancels `job`, or sends `signal` to every process of its steps. A job that has ended is no error."""
         ...
 
-    async def complete_job(self, job: int, exit_code: int, *, deadline: float = DEFAULT_DEADLINE) -> None:
+    async def complete_job(self, job: int, exit_code: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Ends the running `job` as if its batch script had returned `exit_code` (0 to 255).
 
-        For a job whose batch host died: nobody else reports its end. As the job's owner or the Slurm user.
-        A job that has ended is no error.
+        This is for a job whose batch host died: nobody else reports its end. The job's owner and the Slurm user may do
+        this. A job that has ended is no error.
         """
         ...
 
@@ -245,14 +256,14 @@ class Slurm(Protocol):
         *,
         cwd: Path,
         env: Mapping[str, str] | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
-        """sbatch OPTIONS SCRIPT in `cwd` with environment `env` (None: this process's). Returns the job id.
+        """Runs `sbatch OPTIONS SCRIPT` in `cwd` with environment `env` (None: this process's own). Returns the job id.
 
-        Not idempotent: after a `SlurmTimeout` look for the job by its name before submitting again.
+        Not idempotent: after a `SlurmTimeout`, look for the job by name before you submit again.
         """
         ...
 
     async def aclose(self) -> None:
-        """Ends worker processes. The object is not used again."""
+        """Ends worker processes. Do not use the object afterwards."""
         ...

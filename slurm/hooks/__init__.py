@@ -1,1 +1,1 @@
-"""What Slurm itself runs on a node, as root."""
+"""Programs that Slurm itself runs on a node, as root."""

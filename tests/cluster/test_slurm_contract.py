@@ -149,7 +149,7 @@ import asyncio
 from muster.slurm.client.backends.open import open_slurm
 async def main():
     slurm = await open_slurm()
-    await slurm.let_go({job}, "n1")
+    await slurm.remove_node({job}, "n1")
 asyncio.run(main())
 """
         cluster.exec(CONTROLLER, "python3", "-c", let_go)

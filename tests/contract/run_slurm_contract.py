@@ -59,9 +59,9 @@ class RealWorld:
         script = "srun --no-kill sleep 600" if ends_with is None else f"exit {ends_with}"
         sbatch = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"]
         argv = ["setpriv", f"--reuid={self._user}", "--init-groups", *sbatch]
-        done = await run_command.run(argv, deadline=20, cwd=Path("/tmp"))
-        assert done.status == 0, done.words
-        return int(done.out.split(";")[0])
+        done = await run_command.run(argv, timeout_s=20, cwd=Path("/tmp"))
+        assert done.exit_status == 0, done.error_text
+        return int(done.stdout.split(";")[0])
 
     async def wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -72,16 +72,16 @@ class RealWorld:
 
     async def clean(self) -> None:
         """No job left, every node idle."""
-        jobs = await self._cli.jobs(deadline=20)
+        jobs = await self._cli.jobs(timeout_s=20)
         assert not isinstance(jobs, Unknown), jobs
         for id, job in jobs.items():
             if not (isinstance(job, Job) and job.state.ended):
-                await self._cli.cancel(id, deadline=20)
+                await self._cli.cancel(id, timeout_s=20)
         while self._lost:
             await please("power_on", self._lost.pop())
         end = time.monotonic() + 60
         while True:
-            nodes = await self._cli.nodes(deadline=20)
+            nodes = await self._cli.nodes(timeout_s=20)
             assert not isinstance(nodes, Unknown), nodes
             tired = [node for node in nodes.values() if isinstance(node, Node) and not idle(node)]
             if not tired:
@@ -89,7 +89,7 @@ class RealWorld:
             assert time.monotonic() < end, f"not idle: {[(node.name, node.states) for node in tired]}"
             for node in tired:
                 if node.drained or node.down:
-                    await self._cli.resume(node.name, deadline=20)
+                    await self._cli.resume(node.name, timeout_s=20)
             await asyncio.sleep(0.2)
 
 

@@ -249,18 +249,18 @@ async def down_kills_a_job_that_did_not_ask_to_live(world: World) -> None:
 
 async def let_go_of_a_node(world: World) -> None:
     job = await running(world, "-N3", "--no-kill")
-    await world.slurm.let_go(job.id, job.nodes[1])
+    await world.slurm.remove_node(job.id, job.nodes[1])
     after = await job_of(world, job.id)
     assert after.nodes == (job.nodes[0], job.nodes[2])
     assert after.running
-    await world.slurm.let_go(job.id, job.nodes[1])
+    await world.slurm.remove_node(job.id, job.nodes[1])
     assert (await job_of(world, job.id)).nodes == after.nodes
 
 
 async def the_batch_host_is_not_let_go(world: World) -> None:
     job = await running(world, "-N2", "--no-kill")
-    refused = await refusal(world.slurm.let_go(job.id, job.batch_host), BatchHostRefused)
-    assert "batch host" in refused.words
+    refused = await refusal(world.slurm.remove_node(job.id, job.batch_host), BatchHostRefused)
+    assert "batch host" in refused.message
     assert (await job_of(world, job.id)).nodes == job.nodes
 
 
@@ -273,7 +273,7 @@ async def a_job_whose_batch_host_died_ends_with_its_code(world: World) -> None:
     assert after.state is JobState.RUNNING
     assert after.nodes == job.nodes[1:]
     assert after.batch_host == job.batch_host
-    await refusal(world.slurm.let_go(job.id, after.nodes[1]), BatchHostRefused)
+    await refusal(world.slurm.remove_node(job.id, after.nodes[1]), BatchHostRefused)
     assert (await job_of(world, next_id)).state is JobState.PENDING
     await world.slurm.complete_job(job.id, 0)
     # COMPLETING lasts 12 s: the steps' daemons report to that of the dead node first.
@@ -366,7 +366,7 @@ async def what_is_not_there_is_refused(world: World) -> None:
         lambda: slurm.down("nowhere7", REASON),
         lambda: slurm.resume("nowhere7"),
         lambda: slurm.requeue(NO_SUCH_JOB),
-        lambda: slurm.let_go(NO_SUCH_JOB, "nowhere7"),
+        lambda: slurm.remove_node(NO_SUCH_JOB, "nowhere7"),
         lambda: slurm.set_comment(NO_SUCH_JOB, "x"),
         lambda: slurm.set_requeue_flag(NO_SUCH_JOB, True),
     ]
@@ -375,7 +375,7 @@ async def what_is_not_there_is_refused(world: World) -> None:
         try:
             await attempt()
         except SlurmRefused as error:
-            words = error.words
+            words = error.message
         assert words.startswith("Invalid"), words
 
 
@@ -384,17 +384,17 @@ async def silence_is_unknown_and_never_gone(world: World) -> None:
     world.silence(True)
     try:
         *queries, command = await asyncio.gather(
-            world.slurm.jobs([job.id], deadline=SILENCE_S),
-            world.slurm.jobs(deadline=SILENCE_S),
-            world.slurm.nodes(deadline=SILENCE_S),
-            world.slurm.drain(job.nodes[0], REASON, deadline=SILENCE_S),
+            world.slurm.jobs([job.id], timeout_s=SILENCE_S),
+            world.slurm.jobs(timeout_s=SILENCE_S),
+            world.slurm.nodes(timeout_s=SILENCE_S),
+            world.slurm.drain(job.nodes[0], REASON, timeout_s=SILENCE_S),
             return_exceptions=True,
         )
         assert all(isinstance(answer, Unknown) for answer in queries), queries
         assert isinstance(command, SlurmTimeout), command
     finally:
         world.silence(False)
-    answer = await world.slurm.jobs([job.id], deadline=20)
+    answer = await world.slurm.jobs([job.id], timeout_s=20)
     assert not isinstance(answer, Unknown), answer
     assert isinstance(answer[job.id], Job)
 

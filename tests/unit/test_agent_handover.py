@@ -41,7 +41,7 @@ async def musterd(path: Path) -> AsyncIterator[Depot]:
     running = asyncio.create_task(MemoryService(path, depot).run())
     while not path.exists():  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(0)
-    await asyncio.to_thread(prolog.free, JOB, os.getuid(), str(path), 0.0)
+    await asyncio.to_thread(prolog.free_kept_memory, JOB, os.getuid(), str(path), 0.0)
     try:
         yield depot
     finally:

@@ -24,7 +24,7 @@ class Slurm:
         self.cancelled: list[int] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
-    async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, deadline: float) -> int:
+    async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, timeout_s: float) -> int:
         """See Sbatch."""
         self.scripts.append(script.read_text())
         self.environ = env
@@ -33,7 +33,7 @@ class Slurm:
             raise SlurmRefused("submit", self.refuses)
         return 40 + len(self.scripts)
 
-    async def cancel(self, job: int, *, deadline: float) -> None:
+    async def cancel(self, job: int, *, timeout_s: float) -> None:
         """See Sbatch."""
         self.cancelled.append(job)
 

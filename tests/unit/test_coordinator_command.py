@@ -219,7 +219,7 @@ async def test_a_cluster_made_of_whoever_attaches() -> None:
         slurm.meet(7, node, 1000)
     found = slurm.cluster.jobs()[7]
     assert (found.user_id, found.nodes, found.batch_host, found.state) == (1000, ("a", "b", "c"), "a", JobState.RUNNING)
-    await slurm.let_go(7, "b")
+    await slurm.remove_node(7, "b")
     slurm.meet(7, "b", 1000)
     assert slurm.cluster.jobs()[7].nodes == ("a", "c")
     await slurm.complete_job(7, 3)

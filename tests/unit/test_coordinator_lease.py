@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from muster.daemon.coordinator.leadership.leader import LeaseKeeper
 from muster.daemon.coordinator.leadership.lease import Lease, LeaseError, LeaseLost, LeaseTimeouts
 from muster.daemon.coordinator.leadership.lease_holder import LeaseHolder
-from muster.slurm.client.permit import OVERTIME_S
+from muster.slurm.client.lease_guard import BACKSTOP_DELAY_S
 
 TIMEOUTS = LeaseTimeouts()
 THIS_PROCESS = LeaseHolder.of_this_process()
@@ -200,7 +200,7 @@ def test_a_poll_that_hangs_does_not_take_the_lease_from_a_running_holder(tmp_pat
 
 
 def test_a_slurm_step_that_outlives_the_lease_ends_before_a_takeover() -> None:
-    assert TIMEOUTS.expiry_s + 2 * OVERTIME_S < TIMEOUTS.takeover_s
+    assert TIMEOUTS.expiry_s + 2 * BACKSTOP_DELAY_S < TIMEOUTS.takeover_s
 
 
 def lease(folder: Path, me: LeaseHolder = THIS_PROCESS) -> Lease:

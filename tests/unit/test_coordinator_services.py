@@ -129,7 +129,7 @@ async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: World) 
 
 async def test_agents_come_back_to_a_restarted_coordinator_although_slurm_is_silent(world: World) -> None:
     await _running(world)
-    world.slurm.silent_because = "slurmctld does not answer"
+    world.slurm.unavailable_reason = "slurmctld does not answer"
     await world.end()
     await world.begin()
     await world.agents["n1"].until(lambda: world.agents["n1"].terms[-1] == 2)
@@ -321,13 +321,13 @@ async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: Worl
 async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: World, api: Any) -> None:
     await world.join(NODES, max_failures=1)
     await world.ordered("RUN 1", ["n1", "n2"])
-    world.slurm.silent_because = "slurmctld is away"
+    world.slurm.unavailable_reason = "slurmctld is away"
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(1)
     await world.facts(facts.GangEnded)
     batch = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1)
     assert ((await api.Describe(REF)).final, (await api.Attend(batch)).final) == (True, False)
-    world.slurm.silent_because = ""
+    world.slurm.unavailable_reason = ""
     await world.settled()
     assert (await api.Attend(batch)).final
 
@@ -494,7 +494,7 @@ async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None
 
 async def test_a_roll_call_while_slurm_is_silent_says_that_nodes_are_missing(tmp_path: Path) -> None:
     world = World.make(tmp_path)
-    world.slurm.silent_because = "slurmctld is away"
+    world.slurm.unavailable_reason = "slurmctld is away"
     await world.begin()
     assert world.coordinator
     await world.coordinator.roster.ask()

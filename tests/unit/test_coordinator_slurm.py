@@ -112,22 +112,22 @@ class Away(FakeSlurm):
         super().__init__(cluster)
         self.asked = asyncio.Event()
 
-    async def drain(self, node: str, reason: str, *, deadline: float = 5.0) -> None:
+    async def drain(self, node: str, reason: str, *, timeout_s: float = 5.0) -> None:
         try:
-            await super().drain(node, reason, deadline=deadline)
+            await super().drain(node, reason, timeout_s=timeout_s)
         finally:
             self.asked.set()
 
 
 async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) -> None:
     away = Away(slurm.cluster)
-    away.silent_because = "slurmctld is away"
+    away.unavailable_reason = "slurmctld is away"
     owing = Owing(away)
     waiting = asyncio.create_task(owing.answer("drain", "n2"))
     async with asyncio.timeout(5):
         await away.asked.wait()
     assert owing.answers.empty()
-    away.silent_because = ""
+    away.unavailable_reason = ""
     assert await waiting is None
     assert slurm.cluster.nodes()["n2"].drained
 
@@ -138,11 +138,11 @@ class Buggy(FakeSlurm):
     faults = 0
     drains = 0
 
-    async def drain(self, node: str, reason: str, *, deadline: float = 5.0) -> None:
+    async def drain(self, node: str, reason: str, *, timeout_s: float = 5.0) -> None:
         self.drains += 1
         if self.drains <= self.faults:
             raise KeyError("node_state")
-        await super().drain(node, reason, deadline=deadline)
+        await super().drain(node, reason, timeout_s=timeout_s)
 
 
 async def test_an_error_that_nobody_thought_of_is_settled_and_the_queue_goes_on(
@@ -177,7 +177,7 @@ async def test_a_requeued_job_says_why_in_its_comment_after_its_users_own_words(
 class Wordless(FakeSlurm):
     """No comment may be changed."""
 
-    async def set_comment(self, job: int, text: str, *, deadline: float = 5.0) -> None:
+    async def set_comment(self, job: int, text: str, *, timeout_s: float = 5.0) -> None:
         raise SlurmRefused("set the comment", "Access/permission denied")
 
 
@@ -239,14 +239,14 @@ async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -
     await watch.look_at_nodes()
     assert seen[1:] == [events.NodeSeen(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
     slurm.cluster.drain("n2", "a fan")
-    slurm.silent_because = "slurmctld is away"
+    slurm.unavailable_reason = "slurmctld is away"
     await watch.look_at_nodes()
     await watch.look_at_jobs()
     assert len(seen) == 4
-    slurm.silent_because = ""
+    slurm.unavailable_reason = ""
     await watch.look_at_nodes()
     assert seen[4:] == [events.NodeSeen("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
-    slurm.cluster.lose("n3")
+    slurm.cluster.fail_node("n3")
     clock.now += 60
     await watch.look_at_jobs()
     assert seen[5:] == [events.JobSeen("g", 1, ("n1", "n2"), 0, None)]
@@ -254,15 +254,15 @@ async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -
 
 async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
     slurm.cluster.topology = Topology({"n4": "s1"})
-    slurm.silent_because = "slurmctld is away"
+    slurm.unavailable_reason = "slurmctld is away"
     roster = SlurmRoster(slurm)
     await roster.ask()
     assert (dict(roster.nodes), roster.unknown, roster.leaf("n4")) == ({}, "slurmctld is away", "")
-    slurm.silent_because = ""
+    slurm.unavailable_reason = ""
     await roster.ask()
     assert (sorted(roster.nodes), roster.unknown) == ([*NODES, "n4"], "")
     assert (roster.leaf("n4"), roster.leaf("n1")) == ("s1", "")
-    slurm.silent_because = "slurmctld is away again"
+    slurm.unavailable_reason = "slurmctld is away again"
     await roster.ask()
     assert (sorted(roster.nodes), roster.unknown, roster.leaf("n4")) == ([*NODES, "n4"], "", "s1")
 
@@ -324,10 +324,10 @@ class Counting(FakeSlurm):
 
     asked = 0
 
-    async def jobs(self, ids: Collection[int] | None = None, *, deadline: float = 5.0) -> JobAnswers | Unknown:
+    async def jobs(self, ids: Collection[int] | None = None, *, timeout_s: float = 5.0) -> JobAnswers | Unknown:
         self.asked += 1
         await asyncio.sleep(0)
-        return await super().jobs(ids, deadline=deadline)
+        return await super().jobs(ids, timeout_s=timeout_s)
 
 
 async def test_questions_at_the_same_time_are_one_question(slurm: FakeSlurm) -> None:
@@ -339,10 +339,10 @@ async def test_questions_at_the_same_time_are_one_question(slurm: FakeSlurm) -> 
 
 
 async def test_the_answer_of_a_silent_slurm_is_unknown_never_gone(slurm: FakeSlurm) -> None:
-    slurm.silent_because = "slurmctld is away"
+    slurm.unavailable_reason = "slurmctld is away"
     lookup = SlurmLookup(slurm, patience_s=0.0)
     assert await lookup.job(1) == Unknown("slurmctld is away")
     assert await lookup.leaf("n1") == ""
-    slurm.silent_because = ""
+    slurm.unavailable_reason = ""
     assert isinstance(await lookup.job(1), Job)
     assert await lookup.job(9) == GONE

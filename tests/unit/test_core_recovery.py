@@ -197,12 +197,12 @@ def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
 def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_was_mute() -> None:
     world = Rehearsal(2, 1, max_failures=1)
     world.run_until(lambda: world.runs(1))
-    world.world.slurm.silent_because = "slurmctld is down"
+    world.world.slurm.unavailable_reason = "slurmctld is down"
     world.kill_rank(carriers(world)[0], 1)
     world.run_until(lambda: world.gang.final)
     world.run_for(20.0)
     assert world.world.cluster.jobs()[1].state is JobState.RUNNING
-    world.world.slurm.silent_because = ""
+    world.world.slurm.unavailable_reason = ""
     world.run_until(lambda: world.world.cluster.jobs()[1].state.ended)
     job = world.world.cluster.jobs()[1]
     assert (job.state, job.exit_code, job.requeue) == (JobState.FAILED, 93, False)
@@ -620,7 +620,7 @@ def test_a_requeued_job_that_ends_before_its_agents_attach_ends_its_gang() -> No
     world.world.jobs.never_start.update(world.machines)
     world.world.cluster.requeue(1, (), None)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.world.cluster.finish(1, 1)
+    world.world.cluster.end_batch_script(1, 1)
     world.run_until(lambda: world.gang.final, 10)
     assert world.gang.phase is Phase.FAILED
 

@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.simulator.scenarios.scenario import Rehearsal
 from muster.simulator.world.slurm_jobs import Wanted
 from muster.simulator.world.world import NO_LIMITS, POOL
-from muster.slurm.client.types import excluding
+from muster.slurm.client.types import updated_exclusions
 
 
 def training(nodes: int, spares: int, **spec: object) -> Rehearsal:
@@ -57,12 +57,12 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
         return world.core.may_leave(world.gang, world.gang.job, 0)
 
     assert not may_leave()
-    world.world.slurm.silent_because = "slurmctld is away"
+    world.world.slurm.unavailable_reason = "slurmctld is away"
     world.crash("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_for(20)
     assert not may_leave(), "its end would be the job's"
-    world.world.slurm.silent_because = ""
+    world.world.slurm.unavailable_reason = ""
     world.run_until(may_leave, 20)
     assert not world.core.may_leave(world.gang, world.gang.job, 1), "that is the run to come"
     assert not world.core.may_leave(world.gang, world.gang.job + 1, 0), "that is another job"
@@ -90,10 +90,10 @@ def test_at_the_next_requeue_only_those_are_excluded_that_are_bad_by_then() -> N
 
 
 def test_what_the_user_excluded_stays_so() -> None:
-    assert excluding(("n9",), ["n1"], []) == ("n9", "n1")
-    assert excluding(("n9", "n1"), [], ["n1"]) == ("n9",)
-    assert excluding(("n1",), ["n1", "n2"], ["n1"]) == ("n1", "n2")
-    assert excluding(("n1",), [], ["n1"]) == ()
+    assert updated_exclusions(("n9",), ["n1"], []) == ("n9", "n1")
+    assert updated_exclusions(("n9", "n1"), [], ["n1"]) == ("n9",)
+    assert updated_exclusions(("n1",), ["n1", "n2"], ["n1"]) == ("n1", "n2")
+    assert updated_exclusions(("n1",), [], ["n1"]) == ()
 
 
 def test_a_node_that_never_was_out_of_service_is_left_out_for_a_while() -> None:

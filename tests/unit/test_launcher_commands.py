@@ -137,7 +137,7 @@ async def test_force_queues_all_the_same(world: World, tmp_path: Path, capsys: p
 
 async def test_a_silent_slurm_leaves_no_script_behind(world: World, tmp_path: Path) -> None:
     silent = FakeSlurm(world.cluster)
-    silent.silent_because = "slurmctld is paused"
+    silent.unavailable_reason = "slurmctld is paused"
     with pytest.raises(Unavailable) as refused:
         await queue(world, tmp_path, slurm=silent)
     assert "look with squeue --me before submitting again" in refused.value.hint

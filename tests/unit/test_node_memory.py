@@ -550,12 +550,12 @@ async def test_where_the_socket_can_not_be_musterd_goes_on_without(tmp_path: Pat
 
 async def test_the_prolog_frees_what_other_jobs_have_left(node: Node, pair: tuple[int, int]) -> None:
     await node.leave(*pair, job=7)
-    assert await asyncio.to_thread(prolog.free, 8, os.getuid(), str(node.path), 0.0) == ""
+    assert await asyncio.to_thread(prolog.free_kept_memory, 8, os.getuid(), str(node.path), 0.0) == ""
     assert not any(map(stands, pair))
 
 
 def test_without_musterd_the_prolog_returns_at_once(tmp_path: Path) -> None:
-    assert prolog.free(8, 1000, str(tmp_path / "memory.sock"), 60.0) == ""
+    assert prolog.free_kept_memory(8, 1000, str(tmp_path / "memory.sock"), 60.0) == ""
 
 
 def dead_socket(path: Path) -> Path:
@@ -566,12 +566,12 @@ def dead_socket(path: Path) -> Path:
 
 
 def test_a_musterd_that_does_not_come_back_holds_up_no_job(tmp_path: Path) -> None:
-    assert "does not answer" in prolog.free(8, 1000, str(dead_socket(tmp_path / "memory.sock")), 0.0)
+    assert "does not answer" in prolog.free_kept_memory(8, 1000, str(dead_socket(tmp_path / "memory.sock")), 0.0)
 
 
 async def test_a_musterd_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
     path = dead_socket(tmp_path / "memory.sock")
-    waiting = asyncio.create_task(asyncio.to_thread(prolog.free, 8, os.getuid(), str(path), 60.0))
+    waiting = asyncio.create_task(asyncio.to_thread(prolog.free_kept_memory, 8, os.getuid(), str(path), 60.0))
     async with serving(path, FdStore("")):
         assert await waiting == ""
 

@@ -129,9 +129,9 @@ async def test_a_slurm_that_is_not_installed_is_unknown(slurm: CliSlurm) -> None
 async def test_a_hanging_command_ends_with_its_deadline(commands: Commands, slurm: CliSlurm) -> None:
     commands.have("scontrol", "echo $$ >$0.pid; sleep 600 & sleep 600")
     began = time.monotonic()
-    assert isinstance(await slurm.nodes(deadline=0.2), Unknown)
+    assert isinstance(await slurm.nodes(timeout_s=0.2), Unknown)
     with pytest.raises(SlurmTimeout):
-        await slurm.drain("n1", "why", deadline=0.2)
+        await slurm.drain("n1", "why", timeout_s=0.2)
     assert time.monotonic() - began < 5
     group = int((commands.folder / "scontrol.pid").read_text())
     members = [stat for stat in map(process_group, Path("/proc").glob("[0-9]*")) if stat == group]
@@ -164,14 +164,14 @@ async def test_refusals_by_kind(commands: Commands, slurm: CliSlurm) -> None:
     with pytest.raises(SlurmRefused) as caught:
         await slurm.drain("n1", "why")
     assert type(caught.value) is SlurmRefused
-    assert caught.value.words == "Invalid node name specified"
+    assert caught.value.message == "Invalid node name specified"
 
 
 async def test_let_go_asks_for_the_rest(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("squeue", {"jobs": [JOB]})
     commands.have("scontrol", "exit 1")
     with pytest.raises(SlurmRefused):
-        await slurm.let_go(7, "n2")
+        await slurm.remove_node(7, "n2")
     assert "scontrol update JobId=7 NodeList=n1,n3" in commands.lines()
 
 
@@ -179,14 +179,14 @@ async def test_batch_host_refusal_is_told_apart(commands: Commands, slurm: CliSl
     commands.answer("squeue", {"jobs": [JOB]})
     commands.have("scontrol", "echo 'Invalid node name specified for job 7' >&2; exit 1")
     with pytest.raises(BatchHostRefused):
-        await slurm.let_go(7, "n1")
+        await slurm.remove_node(7, "n1")
     with pytest.raises(SlurmRefused) as caught:
-        await slurm.let_go(7, "n2")
+        await slurm.remove_node(7, "n2")
     assert type(caught.value) is SlurmRefused
     commands.answer("squeue", {"jobs": [{**JOB, "nodes": "n[2-3]"}]})
     with pytest.raises(BatchHostRefused):
-        await slurm.let_go(7, "n3")
-    await slurm.let_go(7, "n9")
+        await slurm.remove_node(7, "n3")
+    await slurm.remove_node(7, "n9")
 
 
 async def test_requeue_moves_the_start_after_completing(commands: Commands, slurm: CliSlurm) -> None:
@@ -252,7 +252,7 @@ async def test_requeue_that_can_not_finish_times_out(commands: Commands, slurm: 
     commands.answer("squeue", {"jobs": [{**JOB, "job_state": ["PENDING", "COMPLETING"]}]})
     commands.have("scontrol", "")
     with pytest.raises(SlurmTimeout):
-        await slurm.requeue(7, deadline=0.3)
+        await slurm.requeue(7, timeout_s=0.3)
 
 
 async def test_topology_of_a_tree_and_of_blocks(commands: Commands, slurm: CliSlurm) -> None:

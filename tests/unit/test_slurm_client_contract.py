@@ -45,17 +45,17 @@ class FakeWorld:
     async def start(self, options: Sequence[str] = (), *, ends_with: int | None = None) -> int:
         job = self.cluster.submit(read_request("#!/bin/sh\n", options, "/home/user"))
         if ends_with is not None:
-            assert self.cluster.finish(job, ends_with)
+            assert self.cluster.end_batch_script(job, ends_with)
         return job
 
     async def wait(self, seconds: float) -> None:
         self.time += seconds
 
     async def lose(self, node: str) -> None:
-        self.cluster.lose(node)
+        self.cluster.fail_node(node)
 
     def silence(self, silent: bool) -> None:
-        self.fake.silent_because = "slurmctld does not answer" if silent else ""
+        self.fake.unavailable_reason = "slurmctld does not answer" if silent else ""
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -39,7 +39,7 @@ GANG = JobRequest(nodes=3, no_kill=True)
 
 def test_slurm_finds_a_lost_node_in_its_own_time(cluster: FakeCluster, clock: Clock) -> None:
     job = cluster.submit(GANG)
-    cluster.lose("n2")
+    cluster.fail_node("n2")
     clock.time = 15.9
     assert not cluster.nodes()["n2"].not_responding
     clock.time = 16
@@ -50,15 +50,15 @@ def test_slurm_finds_a_lost_node_in_its_own_time(cluster: FakeCluster, clock: Cl
     assert cluster.nodes()["n2"].down
     assert cluster.jobs()[job].nodes == ("n1", "n3")
     assert cluster.jobs()[job].state is JobState.RUNNING
-    cluster.recover("n2")
+    cluster.recover_node("n2")
     assert not cluster.nodes()["n2"].down
     assert cluster.jobs()[job].nodes == ("n1", "n3")
 
 
 def test_drain_outlives_a_slurmd_that_registers_again(cluster: FakeCluster) -> None:
-    cluster.lose("n2")
+    cluster.fail_node("n2")
     cluster.down("n2", "why")
-    cluster.recover("n2")
+    cluster.recover_node("n2")
     node = cluster.nodes()["n2"]
     assert node.drained
     assert not node.down
@@ -79,56 +79,56 @@ def test_a_batch_script_ends_its_job_from_a_node_set_down_under_it(cluster: Fake
     job = cluster.submit(GANG)
     cluster.down("n1", "why")
     assert cluster.jobs()[job].nodes == ("n2", "n3")
-    assert cluster.finish(job, 1)
+    assert cluster.end_batch_script(job, 1)
     assert cluster.jobs()[job].state is JobState.FAILED
 
 
 def test_nobody_reports_the_end_of_a_job_whose_batch_host_is_dead(cluster: FakeCluster) -> None:
     job = cluster.submit(GANG)
-    cluster.lose("n1")
+    cluster.fail_node("n1")
     cluster.down("n1", "why")
-    assert not cluster.finish(job)
+    assert not cluster.end_batch_script(job)
     with pytest.raises(BatchHostRefused):
-        cluster.shrink(job, "n3")
+        cluster.remove_node(job, "n3")
     cluster.complete(job, 0)
     assert cluster.jobs()[job].state is JobState.COMPLETED
 
 
 def test_a_partition_of_the_batch_host_that_heals_does_not_end_the_job(cluster: FakeCluster) -> None:
     job = cluster.submit(GANG)
-    cluster.lose("n1", power=False)
+    cluster.fail_node("n1", powered_off=False)
     cluster.down("n1", "why")
-    cluster.recover("n1")
+    cluster.recover_node("n1")
     assert cluster.jobs()[job].state is JobState.RUNNING
     assert cluster.jobs()[job].nodes == ("n2", "n3")
-    assert not cluster.finish(job)
+    assert not cluster.end_batch_script(job)
 
 
 def test_a_short_partition_changes_nothing(cluster: FakeCluster, clock: Clock) -> None:
     job = cluster.submit(GANG)
-    cluster.lose("n1", power=False)
+    cluster.fail_node("n1", powered_off=False)
     clock.time = 20
-    cluster.recover("n1")
+    cluster.recover_node("n1")
     assert cluster.jobs()[job].nodes == ("n1", "n2", "n3")
-    assert cluster.finish(job)
+    assert cluster.end_batch_script(job)
     assert cluster.jobs()[job].state is JobState.COMPLETED
 
 
 def test_a_batch_host_that_reboots_quickly_fails_its_job(cluster: FakeCluster, clock: Clock) -> None:
     job = cluster.submit(JobRequest(nodes=3, no_kill=True, requeue=False))
-    cluster.lose("n1")
+    cluster.fail_node("n1")
     clock.time = 21
-    cluster.recover("n1")
+    cluster.recover_node("n1")
     assert cluster.jobs()[job].state is JobState.NODE_FAIL
 
 
 def test_a_batch_host_that_reboots_as_its_job_starts_is_not_missed(cluster: FakeCluster, clock: Clock) -> None:
     job = cluster.submit(JobRequest(nodes=3, no_kill=True, requeue=False))
-    cluster.lose("n1")
+    cluster.fail_node("n1")
     clock.time = 19
-    cluster.recover("n1")
+    cluster.recover_node("n1")
     assert cluster.jobs()[job].state is JobState.RUNNING
-    assert not cluster.finish(job)
+    assert not cluster.end_batch_script(job)
 
 
 def test_time_limit_ends_a_job(cluster: FakeCluster, clock: Clock) -> None:
@@ -152,7 +152,7 @@ def test_afterok_never_starts_after_a_failure(cluster: FakeCluster) -> None:
     second = cluster.submit(JobRequest(dependency=f"afterok:{first}"))
     third = cluster.submit(JobRequest(dependency=f"afterany:{first}"))
     assert cluster.jobs()[second].reason == "Dependency"
-    cluster.finish(first, 1)
+    cluster.end_batch_script(first, 1)
     assert cluster.jobs()[second].reason == "DependencyNeverSatisfied"
     assert cluster.jobs()[third].state is JobState.RUNNING
 
@@ -160,7 +160,7 @@ def test_afterok_never_starts_after_a_failure(cluster: FakeCluster) -> None:
 def test_every_change_of_a_job_is_told(clock: Clock) -> None:
     told: list[Job] = []
     cluster = FakeCluster(["n1"], now=clock, on_change=told.append)
-    cluster.finish(cluster.submit(JobRequest()))
+    cluster.end_batch_script(cluster.submit(JobRequest()))
     assert [job.state for job in told] == [JobState.PENDING, JobState.RUNNING, JobState.COMPLETED]
 
 

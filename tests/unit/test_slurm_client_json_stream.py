@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.slurm.client.parsing.json_stream import RECORDS_A_TURN, records
+from muster.slurm.client.parsing.json_stream import RECORDS_PER_STEP, records
 
 VALUES = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 
@@ -41,6 +41,6 @@ async def test_others_get_their_turn() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    await read(json.dumps({"jobs": list(range(RECORDS_A_TURN * 10))}), "jobs")
+    await read(json.dumps({"jobs": list(range(RECORDS_PER_STEP * 10))}), "jobs")
     task.cancel()
     assert turns >= 10

@@ -65,8 +65,8 @@ def argv(folder: Path, configuration: str = "slurm.conf") -> list[str]:
     return ["env", where[2], *where[:2], sys.executable, "-m", "muster.slurm.client.backends.pyslurm_worker"]
 
 
-async def names(worker: WorkerProcess, *asked: str, deadline: float = 10) -> list[str]:
-    records = await worker.ask("show nodes", deadline, "nodes", names=list(asked) or None)
+async def names(worker: WorkerProcess, *asked: str, timeout_s: float = 10) -> list[str]:
+    records = await worker.request("show nodes", timeout_s, "nodes", names=list(asked) or None)
     return [record["name"] for record in records]
 
 
@@ -75,13 +75,13 @@ async def test_records_come_through_noise(worker: WorkerProcess) -> None:
     assert await names(worker) == [f"n{number}" for number in range(120)]
     assert await names(worker, "n5", "n7", "nowhere") == ["n5", "n7"]
     assert await names(worker, "gone") == []
-    assert await worker.ask("show jobs", 10, "jobs", ids=[7]) == []
+    assert await worker.request("show jobs", 10, "jobs", ids=[7]) == []
 
 
 async def test_changes_reach_pyslurm(worker: WorkerProcess, tmp_path: Path) -> None:
-    await worker.ask("drain", 10, "update_node", node="n1", state="DRAIN", reason="why")
+    await worker.request("drain", 10, "update_node", node="n1", state="DRAIN", reason="why")
     changes = {"ExcNodeList": "n1,n2", "StartTime": "now", "Requeue": "0", "Comment": "x"}
-    await worker.ask("update", 10, "update_job", job=7, changes=changes)
+    await worker.request("update", 10, "update_job", job=7, changes=changes)
     assert (tmp_path / "drained").read_text() == "n1 DRAIN why\n"
     assert (tmp_path / "changed").read_text() == (
         "7 {'excluded_nodes': 'n1,n2', 'begin_time': 'now', 'is_requeueable': False, 'comment': 'x'}\n"
@@ -90,7 +90,7 @@ async def test_changes_reach_pyslurm(worker: WorkerProcess, tmp_path: Path) -> N
 
 async def test_refusals_leave_the_worker_alive(worker: WorkerProcess) -> None:
     with pytest.raises(SlurmRefused, match="refused to drain forbidden: Invalid user id"):
-        await worker.ask("drain forbidden", 10, "update_node", node="forbidden", state="DRAIN", reason="why")
+        await worker.request("drain forbidden", 10, "update_node", node="forbidden", state="DRAIN", reason="why")
     with pytest.raises(SlurmUnavailable):
         await names(worker, "silent")
     before = worker.pid
@@ -102,9 +102,9 @@ async def test_a_hanging_call_costs_its_deadline_and_no_more(worker: WorkerProce
     await worker.start(10)
     before = worker.pid
     began = time.monotonic()
-    hanging = asyncio.create_task(names(worker, "hang", deadline=0.3))
+    hanging = asyncio.create_task(names(worker, "hang", timeout_s=0.3))
     await asyncio.sleep(0)
-    behind = asyncio.create_task(names(worker, "n2", deadline=10))
+    behind = asyncio.create_task(names(worker, "n2", timeout_s=10))
     with pytest.raises(SlurmTimeout, match=r"no answer within 0\.3 s"):
         await hanging
     assert time.monotonic() - began < 5
@@ -114,10 +114,10 @@ async def test_a_hanging_call_costs_its_deadline_and_no_more(worker: WorkerProce
 
 async def test_who_waits_behind_a_hanging_call_keeps_his_own_deadline(worker: WorkerProcess) -> None:
     await worker.start(10)
-    hanging = asyncio.create_task(names(worker, "hang", deadline=1))
+    hanging = asyncio.create_task(names(worker, "hang", timeout_s=1))
     await asyncio.sleep(0)
     with pytest.raises(SlurmTimeout):
-        await names(worker, "n2", deadline=0.2)
+        await names(worker, "n2", timeout_s=0.2)
     assert not hanging.done()
     with pytest.raises(SlurmTimeout):
         await hanging
@@ -161,8 +161,8 @@ import asyncio, os, signal, sys
 from muster.slurm.client.backends import run_command as command
 
 async def main():
-    held, within, how = int(sys.argv[1]), float(sys.argv[2]), getattr(signal, sys.argv[3])
-    call = await command.start(["sh", "-c", "echo there; exec sleep 60"], stdin=held, within=within)
+    held, lease_s, how = int(sys.argv[1]), float(sys.argv[2]), getattr(signal, sys.argv[3])
+    call = await command.start(["sh", "-c", "echo there; exec sleep 60"], stdin=held, lease_s=lease_s)
     os.close(held)
     await call.stdout.readline()
     os.kill(os.getpid(), how)
@@ -172,14 +172,14 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("within", "how"),
+    ("lease_s", "how"),
     [("inf", "SIGKILL"), ("50", "SIGKILL"), ("0.3", "SIGSTOP")],
     ids=["dies", "dies with time left", "stands still"],
 )
-def test_a_call_ends_with_whoever_made_it_or_in_time(within: str, how: str) -> None:
+def test_a_call_ends_with_whoever_made_it_or_in_time(lease_s: str, how: str) -> None:
     """Else a coordinator that was replaced would still act, once Slurm gets to it."""
     hears, held = os.pipe()
-    with subprocess.Popen([sys.executable, "-c", STARTS_AND_GOES, str(held), within, how], pass_fds=[held]) as caller:
+    with subprocess.Popen([sys.executable, "-c", STARTS_AND_GOES, str(held), lease_s, how], pass_fds=[held]) as caller:
         os.close(held)
         readable, _, _ = select.select([hears], [], [], 30)
         caller.kill()
@@ -200,7 +200,7 @@ def test_a_pyslurm_worker_ends_in_time_whatever_becomes_of_its_owner(tmp_path: P
 async def test_a_request_is_permitted_and_takes_no_longer(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text(PYSLURM)
     (tmp_path / "slurm.conf").touch()
-    worker = WorkerProcess(argv(tmp_path), permit=lambda: 0.3)
+    worker = WorkerProcess(argv(tmp_path), lease_guard=lambda: 0.3)
     with pytest.raises(SlurmTimeout, match=r"no answer within"):
         await names(worker, "hang")
     assert await names(worker, "n1") == ["n1"]
@@ -213,7 +213,7 @@ from muster.slurm.client.backends import run_command as command
 
 async def main():
     for _ in range(2):
-        print((await command.run(["echo", "done"], deadline=10)).out, end="")
+        print((await command.run(["echo", "done"], timeout_s=10)).stdout, end="")
 
 asyncio.run(main())
 """

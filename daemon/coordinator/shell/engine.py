@@ -31,7 +31,7 @@ from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.shell.subscriptions import Followers, Watchers
 from muster.daemon.coordinator.slurm.owed_calls import SlurmCalls
 from muster.daemon.transport.identity import Credentials
-from muster.slurm.client.permit import unopposed
+from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Engine:
         credentials: Credentials,
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
-        before_acting: Callable[[], object] = unopposed,
+        before_acting: Callable[[], object] = no_lease,
     ) -> None:
         """`state` is what `journal` holds. `before_acting` is called between writing and acting, and does not return
         where another coordinator may act."""

@@ -19,4 +19,4 @@ class LocalSlurm(FakeSlurm):
 
     def meet(self, job: int, node: str, uid: int) -> None:
         """An agent of `uid` on `node` works for `job`; twice changes nothing."""
-        self.cluster.adopt(job, node, uid)
+        self.cluster.add_running_node(job, node, uid)

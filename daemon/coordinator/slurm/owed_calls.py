@@ -116,7 +116,7 @@ async def give(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None
         case "down":
             await slurm.down(call.node, call.text)
         case "let_go":
-            await slurm.let_go(call.job, call.node)
+            await slurm.remove_node(call.job, call.node)
         case "requeue":
             await _requeue(slurm, call, state)
         case "admit":
@@ -175,7 +175,7 @@ async def _admit(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> No
 
 
 async def _put_back(slurm: Slurm, call: facts.SlurmOwed, gang: Gang) -> None:
-    await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, deadline=REQUEUE_DEADLINE_S)
+    await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, timeout_s=REQUEUE_DEADLINE_S)
 
 
 def _is_requeued_again(call: facts.SlurmOwed, state: DurableState) -> bool:

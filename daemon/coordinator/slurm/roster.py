@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 class Questions(Protocol):
     """Of Slurm (slurm/client/types.py), what is asked here."""
 
-    async def nodes(self, names: Collection[str] | None = None, *, deadline: float) -> NodeAnswers | Unknown: ...
-    async def topology(self, *, deadline: float) -> Topology | Unknown: ...
+    async def nodes(self, names: Collection[str] | None = None, *, timeout_s: float) -> NodeAnswers | Unknown: ...
+    async def topology(self, *, timeout_s: float) -> Topology | Unknown: ...
 
 
 class SlurmRoster:
@@ -55,13 +55,13 @@ class SlurmRoster:
 
     async def ask(self) -> None:
         """Ask once for all nodes and for the topology."""
-        nodes = await self._slurm.nodes(deadline=DEADLINE_S)
+        nodes = await self._slurm.nodes(timeout_s=DEADLINE_S)
         if isinstance(nodes, Unknown):
             _log.warning("Slurm doesn't tell which nodes it has: %s", nodes.reason)
             self.unknown = self.unknown and nodes.reason
         else:
             self.nodes = {name: node for name, node in nodes.items() if not isinstance(node, Gone)}
             self.unknown = ""
-        topology = await self._slurm.topology(deadline=DEADLINE_S)
+        topology = await self._slurm.topology(timeout_s=DEADLINE_S)
         if not isinstance(topology, Unknown):
             self._topology = topology

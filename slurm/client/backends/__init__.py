@@ -1,4 +1,5 @@
-"""The two real Slurm clients, and `open`, which chooses one.
+"""The two real Slurm clients, and `open`, which chooses one of them.
 
-Imports `slurm.client` and `parsing`. Programs import `open`, or `commands` where pyslurm makes no sense.
+This folder imports `slurm.client` and `parsing`. Programs import `open`. A program that never needs pyslurm imports
+`commands`.
 """

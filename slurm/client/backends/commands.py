@@ -1,4 +1,7 @@
-"""The Slurm client over Slurm's own commands: for every Slurm from 24.11 on, at a process for each call."""
+"""The Slurm client that runs Slurm's own commands.
+
+This client works with every Slurm from 24.11 on. Each call starts one process.
+"""
 
 from __future__ import annotations
 
@@ -9,81 +12,81 @@ from typing import Any, TypeVar
 
 from muster.slurm.client.backends import run_command
 from muster.slurm.client.backends.procedures import Procedures
-from muster.slurm.client.deadline_budget import Budget
+from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
-from muster.slurm.client.parsing import json_stream, records, refusals
-from muster.slurm.client.permit import Permit, unopposed
-from muster.slurm.client.types import DEFAULT_DEADLINE, GONE, JobAnswers, NodeAnswers, Topology
+from muster.slurm.client.lease_guard import LeaseGuard, no_lease
+from muster.slurm.client.parsing import error_messages, json_stream, records
+from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, JobAnswers, NodeAnswers, Topology
 
 T = TypeVar("T")
 
 
 class CliSlurm(Procedures):
-    """`scontrol`, `squeue`, `scancel` and `sbatch`, found on PATH or in the folder `bin`."""
+    """Runs `scontrol`, `squeue`, `scancel` and `sbatch`, from PATH or from the folder `bin`."""
 
-    def __init__(self, bin: Path | None = None, permit: Permit = unopposed) -> None:
-        super().__init__(permit)
+    def __init__(self, bin: Path | None = None, lease_guard: LeaseGuard = no_lease) -> None:
+        super().__init__(lease_guard)
         self._bin = bin
 
-    async def _change(self, what: str, deadline: float, *argv: str) -> None:
-        """Runs one command that changes something; raises what its words mean if it fails."""
-        await self._run(what, deadline, *argv, within=self._permit())
+    async def _change(self, what: str, timeout_s: float, *argv: str) -> None:
+        """Runs one command that changes something. Raises the SlurmError for the command's error message."""
+        await self._run(what, timeout_s, *argv, lease_s=self._lease_guard())
 
-    async def _run(self, what: str, deadline: float, *argv: str, within: float = math.inf) -> str:
-        """Runs one command, returns its output; raises what its words mean if it fails."""
-        done = await run_command.run(self._argv(argv), deadline=deadline, within=within)
-        if done.status != 0:
-            raise refusals.failure(what, done.words)
-        return done.out
+    async def _run(self, what: str, timeout_s: float, *argv: str, lease_s: float = math.inf) -> str:
+        """Runs one command and returns its standard output. Raises the SlurmError for the command's error message."""
+        done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s)
+        if done.exit_status != 0:
+            raise error_messages.to_error(what, done.error_text)
+        return done.stdout
 
     def _argv(self, argv: Sequence[str]) -> list[str]:
         return [str(self._bin / argv[0]) if self._bin else argv[0], *argv[1:]]
 
-    async def _jobs(self, ids: Collection[int] | None, deadline: float) -> JobAnswers:
+    async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers:
         argv = ["squeue", "--json", "--states=all"]
         if ids is not None:
             argv.append(f"--jobs={','.join(map(str, sorted(ids)))}")
         try:
-            out = await self._run("show jobs", deadline, *argv)
+            out = await self._run("show jobs", timeout_s, *argv)
         except SlurmRefused as error:
-            # Asked for one job alone, squeue fails where it has none; asked for several it leaves them out.
-            if ids is None or refusals.NO_SUCH_JOB not in error.words:
+            # squeue fails if one single requested job is unknown. It omits unknown jobs from a longer list.
+            if ids is None or error_messages.NO_SUCH_JOB not in error.message:
                 raise
             return dict.fromkeys(ids, GONE)
         found = {job.id: job for job in await _parse("squeue", out, "jobs", records.job)}
         return found if ids is None else {id: found.get(id, GONE) for id in ids}
 
-    async def _nodes(self, names: Collection[str] | None, deadline: float) -> NodeAnswers:
+    async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers:
         which = [] if names is None else [",".join(sorted(names))]
-        out = await self._run("show nodes", deadline, "scontrol", "show", "node", *which, "--json")
+        out = await self._run("show nodes", timeout_s, "scontrol", "show", "node", *which, "--json")
         found = {node.name: node for node in await _parse("scontrol", out, "nodes", records.node)}
         return found if names is None else {name: found.get(name, GONE) for name in names}
 
-    async def _topology(self, deadline: float) -> Topology:
-        out = await self._run("show the topology", deadline, "scontrol", "show", "topology")
+    async def _topology(self, timeout_s: float) -> Topology:
+        out = await self._run("show the topology", timeout_s, "scontrol", "show", "topology")
         return records.topology(out.splitlines())
 
-    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], deadline: float) -> None:
+    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        await self._change(what, deadline, "scontrol", "update", f"JobId={job}", *pairs)
+        await self._change(what, timeout_s, "scontrol", "update", f"JobId={job}", *pairs)
 
-    async def _update_node(self, what: str, node: str, state: str, reason: str, deadline: float) -> None:
+    async def _update_node(self, what: str, node: str, state: str, reason: str, timeout_s: float) -> None:
         why = [f"Reason={reason}"] if reason else []
-        await self._change(what, deadline, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
+        await self._change(what, timeout_s, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
 
-    async def _requeue(self, job: int, deadline: float) -> None:
-        await self._change(f"requeue job {job}", deadline, "scontrol", "requeue", str(job))
+    async def _requeue(self, job: int, timeout_s: float) -> None:
+        await self._change(f"requeue job {job}", timeout_s, "scontrol", "requeue", str(job))
 
-    async def _release(self, job: int, deadline: float) -> None:
-        await self._change(f"release job {job}", deadline, "scontrol", "release", str(job))
+    async def _release(self, job: int, timeout_s: float) -> None:
+        await self._change(f"release job {job}", timeout_s, "scontrol", "release", str(job))
 
-    async def cancel(self, job: int, signal: int | None = None, *, deadline: float = DEFAULT_DEADLINE) -> None:
+    async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         how = [] if signal is None else [f"--signal={signal}"]
         what = f"cancel job {job}" if signal is None else f"send signal {signal} to job {job}"
         try:
-            await self._change(what, deadline, "scancel", *how, str(job))
+            await self._change(what, timeout_s, "scancel", *how, str(job))
         except SlurmRefused as error:
-            if not refusals.has_ended(error):
+            if not error_messages.says_job_ended(error):
                 raise
 
     async def submit(
@@ -93,24 +96,28 @@ class CliSlurm(Procedures):
         *,
         cwd: Path,
         env: Mapping[str, str] | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         argv = self._argv(["sbatch", "--parsable", *options, str(script)])
-        done = await run_command.run(argv, deadline=Budget(deadline).left, cwd=cwd, env=env)
-        if done.status != 0:
-            raise refusals.failure(f"submit {script}", done.words)
+        done = await run_command.run(argv, timeout_s=Deadline(timeout_s).remaining_s, cwd=cwd, env=env)
+        if done.exit_status != 0:
+            raise error_messages.to_error(f"submit {script}", done.error_text)
         try:
-            return int(done.out.split(";")[0])
+            return int(done.stdout.split(";")[0])
         except ValueError:
-            raise SlurmUnavailable(f"sbatch --parsable printed {done.out!r}, expected the job's number") from None
+            raise SlurmUnavailable(f"sbatch --parsable printed {done.stdout!r}, expected a job id") from None
 
     async def aclose(self) -> None:
-        """Nothing to end: no process outlives its call."""
+        """Does nothing: no process outlives its call."""
 
 
 async def _parse(program: str, text: str, key: str, read: Callable[[Any], T]) -> list[T]:
-    """Reads a command's JSON. What can't be read is a site's trouble (another Slurm), not an absence."""
+    """Reads a command's JSON.
+
+    Raises:
+        SlurmUnavailable: the JSON has an unknown form (another Slurm version). It must not be read as "no such job".
+    """
     try:
         return [read(record) async for record in json_stream.records(text, key)]
     except (ValueError, KeyError, TypeError) as error:
-        raise SlurmUnavailable(f"{program} --json gave what is not understood: {error!r}") from error
+        raise SlurmUnavailable(f"{program} --json printed JSON of an unknown form: {error!r}") from error

@@ -1,8 +1,9 @@
-"""Calls libslurm's `slurm_complete_job` in this process, which does nothing else.
+"""Calls libslurm's `slurm_complete_job` in a process of its own.
 
     python -m muster.slurm.client.backends.complete_worker JOB EXIT_CODE
 
-exits with 0, or with 1 and Slurm's words on stderr. It imports next to nothing: it is started while a job waits.
+Exit status: 0 if Slurm accepted the call; 1 if it refused, with Slurm's error message on stderr. This module imports
+few modules, because a job waits while it starts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _LIBRARIES: Final = (
     "/opt/slurm/lib*/slurm/libslurmfull.so",
 )
 _STEP_ID_SINCE: Final = 0x190B00
-"""Slurm 25.11: from here on slurm_complete_job takes a pointer to a step id, before it a plain job id."""
+"""Slurm 25.11. From this version on, slurm_complete_job takes a pointer to a step id. Older versions take a plain job
+id.
+"""
 _NO_VAL: Final = 0xFFFFFFFE
 
 
@@ -37,7 +40,7 @@ class _StepId(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL:
-    """libslurmfull, its symbols visible to the plugins that it loads in its turn."""
+    """Loads libslurmfull with global symbols, because Slurm's plugins need the library's symbols."""
     tried = [os.environ.get("MUSTER_LIBSLURM", ""), *_LIBRARIES]
     for path in (path for pattern in tried if pattern for path in glob.glob(pattern) or [pattern]):
         try:
@@ -48,7 +51,7 @@ def _load() -> ctypes.CDLL:
 
 
 def _complete(job: int, exit_code: int) -> str:
-    """Calls the library. Returns "" or Slurm's words."""
+    """Calls the library. Returns "" on success, else Slurm's error message."""
     slurm = _load()
     slurm.slurm_init(None)
     slurm.slurm_api_version.restype = ctypes.c_long

@@ -1,4 +1,4 @@
-"""Chooses how to talk to Slurm: pyslurm where it can be imported, else Slurm's commands."""
+"""Chooses the Slurm client: pyslurm if it can be imported, else Slurm's commands."""
 
 from __future__ import annotations
 
@@ -8,30 +8,35 @@ from typing import Final
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.backends.pyslurm_backend import PyslurmSlurm
 from muster.slurm.client.errors import SlurmUnavailable
-from muster.slurm.client.permit import Permit, unopposed
+from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.types import Slurm
 
 BACKENDS: Final = ("pyslurm", "cli")
 _log = logging.getLogger(__name__)
 
 
-async def open_slurm(prefer: str = "pyslurm", *, strict: bool = False, permit: Permit = unopposed) -> Slurm:
-    """A client for the cluster that this machine belongs to; end it with `aclose`.
+async def open_slurm(prefer: str = "pyslurm", *, strict: bool = False, lease_guard: LeaseGuard = no_lease) -> Slurm:
+    """Returns a client for the cluster of this host. The caller closes it with `aclose`.
 
-    `prefer` is "pyslurm" or "cli". Where pyslurm does not start, the commands serve and a warning says why;
-    with `strict` that is a SlurmUnavailable instead. `permit` is asked before each step that changes something.
+    Args:
+        prefer: "pyslurm" or "cli".
+        strict: if pyslurm does not start, raise instead of using the commands with a warning.
+        lease_guard: called before each step that changes something in Slurm.
+
+    Raises:
+        SlurmUnavailable: `strict` is set and pyslurm does not start.
     """
     if prefer not in BACKENDS:
-        raise ValueError(f"Slurm backend {prefer!r}: it is one of {', '.join(BACKENDS)}")
+        raise ValueError(f"unknown Slurm backend {prefer!r}: choose one of {', '.join(BACKENDS)}")
     if prefer == "cli":
-        return CliSlurm(permit=permit)
-    backend = PyslurmSlurm(permit)
+        return CliSlurm(lease_guard=lease_guard)
+    backend = PyslurmSlurm(lease_guard)
     try:
         await backend.start()
     except SlurmUnavailable as error:
         await backend.aclose()
         if strict:
             raise
-        _log.warning("Slurm is asked through its commands: %s", error)
-        return CliSlurm(permit=permit)
+        _log.warning("using Slurm's commands instead of pyslurm: %s", error)
+        return CliSlurm(lease_guard=lease_guard)
     return backend

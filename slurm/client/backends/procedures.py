@@ -1,14 +1,15 @@
-"""The operations that take Slurm several steps, written once for every real backend.
+"""The operations that need several Slurm steps, written once for all real backends.
 
-A backend supplies the single steps (one RPC or one command each) and inherits the rest of `Slurm`.
-The order of steps is what was measured on Slurm 26.05:
+A backend implements the single steps (one RPC or one command each) and inherits the rest of `Slurm`. The order of the
+steps comes from measurements on Slurm 26.05:
 
-- down: DRAIN first, then DOWN, because DRAIN outlives a slurmd that registers again;
-- let_go: the node list without the node. Slurm answers "Invalid node name specified" when the batch host is
-  not in that list and tells the true cause in slurmctld's log alone, so the cause is read off the job;
-- requeue: nodes can be excluded as soon as the requeue is accepted, but the start time is set to
-  121 s later (cred_expire + 1) when COMPLETING ends, so it is moved to now only after that. The job is never
-  held meanwhile: if we die half way, it still starts by itself.
+- down: DRAIN first, then DOWN. DRAIN remains set when slurmd registers again.
+- remove_node: update the job's node list to the list without the node. If the batch host is not in the new list, Slurm
+  answers "Invalid node name specified" and writes the true cause only to slurmctld's log. So this module reads the
+  cause from the job.
+- requeue: Slurm accepts excluded nodes as soon as it has accepted the requeue. When COMPLETING ends, Slurm sets the
+  start time to 121 s later (cred_expire + 1). So the start time is set to now after COMPLETING. The job is never held
+  during the procedure: if this process dies halfway, the job still starts.
 """
 
 from __future__ import annotations
@@ -19,124 +20,135 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from muster.slurm.client.backends import completion
-from muster.slurm.client.deadline_budget import Budget
+from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused, SlurmUnavailable
-from muster.slurm.client.parsing import refusals
-from muster.slurm.client.permit import Permit
+from muster.slurm.client.lease_guard import LeaseGuard
+from muster.slurm.client.parsing import error_messages
 from muster.slurm.client.states import JobFlag, JobState
-from muster.slurm.client.types import DEFAULT_DEADLINE, Job, JobAnswers, Node, NodeAnswers, Topology, Unknown, excluding
+from muster.slurm.client.types import (
+    DEFAULT_TIMEOUT_S,
+    Job,
+    JobAnswers,
+    Node,
+    NodeAnswers,
+    Topology,
+    Unknown,
+    updated_exclusions,
+)
 
 _NO_BATCH_HOST: Final = "You cannot remove the batch host from a job when resizing"
 _HELD_BY_PEOPLE: Final = ("JobHeldUser", "JobHeldAdmin")
+"""Slurm's job reasons for a hold that a person has set. Muster does not release such a job."""
 _POLL_FIRST: Final = 0.02
+"""Seconds before the second poll for the end of COMPLETING. The interval doubles up to `_POLL_LAST`."""
 _POLL_LAST: Final = 0.5
 
 
 class Procedures(ABC):
-    """The Protocol `Slurm` over the single steps of one backend."""
+    """Implements the Protocol `Slurm` on the single steps of one backend."""
 
-    def __init__(self, permit: Permit) -> None:
-        """`permit` is asked before each step that changes something."""
-        self._permit = permit
+    def __init__(self, lease_guard: LeaseGuard) -> None:
+        """`lease_guard` is called before each step that changes something."""
+        self._lease_guard = lease_guard
 
-    # The single steps. Queries raise SlurmError here and turn it into Unknown in the Protocol's methods.
-
-    @abstractmethod
-    async def _jobs(self, ids: Collection[int] | None, deadline: float) -> JobAnswers: ...
+    # The single steps. Queries raise SlurmError here. The Protocol's methods return Unknown instead.
 
     @abstractmethod
-    async def _nodes(self, names: Collection[str] | None, deadline: float) -> NodeAnswers: ...
+    async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers: ...
 
     @abstractmethod
-    async def _topology(self, deadline: float) -> Topology: ...
+    async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers: ...
 
     @abstractmethod
-    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], deadline: float) -> None:
-        """`scontrol update jobid=JOB KEY=VALUE...`, by scontrol's keys."""
+    async def _topology(self, timeout_s: float) -> Topology: ...
 
     @abstractmethod
-    async def _update_node(self, what: str, node: str, state: str, reason: str, deadline: float) -> None:
-        """`scontrol update nodename=NODE state=STATE reason=REASON`; no reason where it is empty."""
+    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
+        """`scontrol update jobid=JOB KEY=VALUE...`. `changes` uses scontrol's keys."""
 
     @abstractmethod
-    async def _requeue(self, job: int, deadline: float) -> None: ...
+    async def _update_node(self, what: str, node: str, state: str, reason: str, timeout_s: float) -> None:
+        """`scontrol update nodename=NODE state=STATE reason=REASON`. An empty `reason` is left out."""
 
     @abstractmethod
-    async def _release(self, job: int, deadline: float) -> None: ...
+    async def _requeue(self, job: int, timeout_s: float) -> None: ...
+
+    @abstractmethod
+    async def _release(self, job: int, timeout_s: float) -> None: ...
 
     # Queries
 
     async def jobs(
-        self, ids: Collection[int] | None = None, *, deadline: float = DEFAULT_DEADLINE
+        self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> JobAnswers | Unknown:
         if ids is not None and not ids:
             return {}
         try:
-            return await self._jobs(ids, deadline)
+            return await self._jobs(ids, timeout_s)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 
     async def nodes(
-        self, names: Collection[str] | None = None, *, deadline: float = DEFAULT_DEADLINE
+        self, names: Collection[str] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> NodeAnswers | Unknown:
         if names is not None and not names:
             return {}
         try:
-            return await self._nodes(names, deadline)
+            return await self._nodes(names, timeout_s)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 
-    async def topology(self, *, deadline: float = DEFAULT_DEADLINE) -> Topology | Unknown:
+    async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
         try:
-            return await self._topology(deadline)
+            return await self._topology(timeout_s)
         except (SlurmUnavailable, SlurmRefused) as error:
             return Unknown(str(error))
 
     # Nodes
 
-    async def drain(self, node: str, reason: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        await self._update_node(f"drain {node}", node, "DRAIN", one_line(reason), deadline)
+    async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        await self._update_node(f"drain {node}", node, "DRAIN", one_line(reason), timeout_s)
 
-    async def down(self, node: str, reason: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        budget = Budget(deadline)
-        await self.drain(node, reason, deadline=deadline)
+    async def down(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        deadline = Deadline(timeout_s)
+        await self.drain(node, reason, timeout_s=timeout_s)
         what = f"set {node} down"
-        await self._update_node(what, node, "DOWN", one_line(reason), budget.need(what))
+        await self._update_node(what, node, "DOWN", one_line(reason), deadline.require(what))
 
-    async def resume(self, node: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        budget = Budget(deadline)
+    async def resume(self, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        deadline = Deadline(timeout_s)
         what = f"resume {node}"
         try:
-            await self._update_node(what, node, "RESUME", "", deadline)
+            await self._update_node(what, node, "RESUME", "", timeout_s)
         except SlurmRefused as error:
-            if refusals.NO_TRANSITION not in error.words:
+            if error_messages.NO_TRANSITION not in error.message:
                 raise
-            found = (await self._nodes([node], budget.need(what))).get(node)
+            found = (await self._nodes([node], deadline.require(what))).get(node)
             if not isinstance(found, Node) or found.drained or found.down:
                 raise
 
     # Jobs
 
-    async def let_go(self, job: int, node: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        what = f"let go of {node} of job {job}"
-        budget = Budget(deadline)
-        now = await self._job(what, job, budget)
+    async def remove_node(self, job: int, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        what = f"remove {node} from job {job}"
+        deadline = Deadline(timeout_s)
+        now = await self._job(what, job, deadline)
         while node in now.nodes:
             rest = tuple(name for name in now.nodes if name != node)
             try:
-                return await self._shrink(what, now, rest, budget)
+                return await self._shrink(what, now, rest, deadline)
             except SlurmRefused as error:
-                before, now = now, await self._job(what, job, budget)
-                if refusals.NO_SUCH_NODE not in error.words or now.nodes == before.nodes:
+                before, now = now, await self._job(what, job, deadline)
+                if error_messages.NO_SUCH_NODE not in error.message or now.nodes == before.nodes:
                     raise
 
-    async def _shrink(self, what: str, job: Job, rest: tuple[str, ...], budget: Budget) -> None:
+    async def _shrink(self, what: str, job: Job, rest: tuple[str, ...], deadline: Deadline) -> None:
         if not rest:
             raise BatchHostRefused(what, "it is the only node of the job")
         try:
-            await self._update_job(what, job.id, {"NodeList": ",".join(rest)}, budget.need(what))
+            await self._update_job(what, job.id, {"NodeList": ",".join(rest)}, deadline.require(what))
         except SlurmRefused as error:
-            if refusals.NO_SUCH_NODE in error.words and job.batch_host and job.batch_host not in rest:
+            if error_messages.NO_SUCH_NODE in error.message and job.batch_host and job.batch_host not in rest:
                 raise BatchHostRefused(what, f"{_NO_BATCH_HOST} ({job.batch_host})") from error
             raise
 
@@ -147,60 +159,60 @@ class Procedures(ABC):
         admit: Collection[str] = (),
         *,
         restarts: int | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         what = f"requeue job {job}"
-        budget = Budget(deadline)
-        now = await self._job(what, job, budget)
+        deadline = Deadline(timeout_s)
+        now = await self._job(what, job, deadline)
         if now.state is JobState.CANCELLED:
-            raise SlurmRefused(what, refusals.CANCELLED)  # Slurm would take it back, against its user's will
+            raise SlurmRefused(what, error_messages.CANCELLED)  # Slurm itself would requeue it, against the user's will
         if now.state is not JobState.PENDING:
             if restarts is not None and now.restart_count > restarts:
                 return
             try:
-                await self._requeue(job, budget.need(what))
+                await self._requeue(job, deadline.require(what))
             except SlurmRefused as error:
-                if refusals.IS_PENDING not in error.words:  # Slurm, or its user, was quicker
+                if error_messages.IS_PENDING not in error.message:  # Slurm or the user has already requeued the job
                     raise
-        await self._exclude(now, exclude, admit, budget)
-        now = await self._wait_completed(what, job, budget)
+        await self._exclude(now, exclude, admit, deadline)
+        now = await self._wait_completed(what, job, deadline)
         if now.state is not JobState.PENDING:
-            return  # it has started already
-        await self._update_job(what, job, {"StartTime": "now"}, budget.need(what))
+            return  # the job has already started
+        await self._update_job(what, job, {"StartTime": "now"}, deadline.require(what))
         if now.held and now.reason not in _HELD_BY_PEOPLE:
-            await self._release(job, budget.need(what))
+            await self._release(job, deadline.require(what))
 
-    async def _exclude(self, job: Job, exclude: Collection[str], admit: Collection[str], budget: Budget) -> None:
-        wanted = excluding(job.excluded, exclude, admit)
+    async def _exclude(self, job: Job, exclude: Collection[str], admit: Collection[str], deadline: Deadline) -> None:
+        wanted = updated_exclusions(job.excluded, exclude, admit)
         if set(wanted) != set(job.excluded):
             what = f"exclude {', '.join(wanted) or 'no node'} from job {job.id}"
-            await self._update_job(what, job.id, {"ExcNodeList": ",".join(wanted)}, budget.need(what))
+            await self._update_job(what, job.id, {"ExcNodeList": ",".join(wanted)}, deadline.require(what))
 
-    async def _wait_completed(self, what: str, job: int, budget: Budget) -> Job:
-        """The job once the nodes of its last run are given back; SlurmTimeout if that takes too long."""
+    async def _wait_completed(self, what: str, job: int, deadline: Deadline) -> Job:
+        """Waits until COMPLETING has ended, and returns the job. Raises SlurmTimeout at the deadline."""
         pause = _POLL_FIRST
-        while JobFlag.COMPLETING in (now := await self._job(what, job, budget)).flags:
-            await asyncio.sleep(min(pause, max(budget.left, 0)))
+        while JobFlag.COMPLETING in (now := await self._job(what, job, deadline)).flags:
+            await asyncio.sleep(min(pause, max(deadline.remaining_s, 0)))
             pause = min(pause * 2, _POLL_LAST)
         return now
 
-    async def set_requeue_flag(self, job: int, flag: bool, *, deadline: float = DEFAULT_DEADLINE) -> None:
+    async def set_requeue_flag(self, job: int, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         what = f"set the requeue flag of job {job} to {int(flag)}"
-        await self._update_job(what, job, {"Requeue": str(int(flag))}, deadline)
+        await self._update_job(what, job, {"Requeue": str(int(flag))}, timeout_s)
 
-    async def set_comment(self, job: int, text: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        await self._update_job(f"set the comment of job {job}", job, {"Comment": one_line(text)}, deadline)
+    async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        await self._update_job(f"set the comment of job {job}", job, {"Comment": one_line(text)}, timeout_s)
 
-    async def complete_job(self, job: int, exit_code: int, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        await completion.complete(job, exit_code, deadline=deadline, within=self._permit())
+    async def complete_job(self, job: int, exit_code: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        await completion.complete(job, exit_code, timeout_s=timeout_s, lease_s=self._lease_guard())
 
-    async def _job(self, what: str, job: int, budget: Budget) -> Job:
-        found = (await self._jobs([job], budget.need(what)))[job]
+    async def _job(self, what: str, job: int, deadline: Deadline) -> Job:
+        found = (await self._jobs([job], deadline.require(what)))[job]
         if not isinstance(found, Job):
-            raise SlurmRefused(what, f"{refusals.NO_SUCH_JOB} specified for job {job}")
+            raise SlurmRefused(what, f"{error_messages.NO_SUCH_JOB} specified for job {job}")
         return found
 
 
 def one_line(text: str) -> str:
-    """`text` as Slurm can show it: one line, no control characters."""
+    """Returns `text` as one line without control characters, as Slurm can show it."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -1,8 +1,8 @@
-"""The Slurm client over pyslurm, in worker processes: some milliseconds less for each call than the commands.
+"""The Slurm client that uses pyslurm in worker processes. Each call is some milliseconds faster than a command.
 
-Two workers: one for questions, which may be long, and one for commands, which must not wait behind them. What
-pyslurm has no call for (topology, sbatch's options, signals without its stale errno, a job's base state
-while it is COMPLETING) goes through the command-line backend.
+One worker serves queries, which may take long. A second worker serves changes, which must not wait behind queries. The
+command-line backend serves what pyslurm cannot do: topology, sbatch's options, signals without a stale errno, and the
+base state of a COMPLETING job.
 """
 
 from __future__ import annotations
@@ -14,72 +14,75 @@ from typing import Final, TypeVar
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.backends.procedures import Procedures
 from muster.slurm.client.backends.worker_process import WorkerProcess
-from muster.slurm.client.deadline_budget import Budget
+from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import SlurmUnavailable
+from muster.slurm.client.lease_guard import LeaseGuard, no_lease
 from muster.slurm.client.parsing import json_stream, records
-from muster.slurm.client.permit import Permit, unopposed
 from muster.slurm.client.states import JobState
-from muster.slurm.client.types import DEFAULT_DEADLINE, GONE, Job, JobAnswers, NodeAnswers, Topology
+from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, Job, JobAnswers, NodeAnswers, Topology
 
 T = TypeVar("T")
-START_DEADLINE: Final = 20.0
-"""Seconds for a worker to import pyslurm on a busy machine."""
+START_TIMEOUT_S: Final = 20.0
+"""Seconds for a worker to import pyslurm on a busy host."""
 
 
 class PyslurmSlurm(Procedures):
-    """`Slurm` over two pyslurm workers."""
+    """Implements `Slurm` with two pyslurm workers."""
 
-    def __init__(self, permit: Permit = unopposed) -> None:
-        super().__init__(permit)
+    def __init__(self, lease_guard: LeaseGuard = no_lease) -> None:
+        super().__init__(lease_guard)
         self._questions = WorkerProcess()
-        self._commands = WorkerProcess(permit=permit)
-        self._cli = CliSlurm(permit=permit)
+        self._commands = WorkerProcess(lease_guard=lease_guard)
+        self._cli = CliSlurm(lease_guard=lease_guard)
 
-    async def start(self, deadline: float = START_DEADLINE) -> None:
-        """Starts both workers. SlurmUnavailable where pyslurm or slurm.conf is missing."""
-        budget = Budget(deadline)
-        await self._questions.start(deadline)
-        await self._commands.start(budget.need("start pyslurm"))
+    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Starts both workers.
 
-    async def _jobs(self, ids: Collection[int] | None, deadline: float) -> JobAnswers:
-        budget = Budget(deadline)
+        Raises:
+            SlurmUnavailable: pyslurm or slurm.conf is missing.
+        """
+        deadline = Deadline(timeout_s)
+        await self._questions.start(timeout_s)
+        await self._commands.start(deadline.require("start pyslurm"))
+
+    async def _jobs(self, ids: Collection[int] | None, timeout_s: float) -> JobAnswers:
+        deadline = Deadline(timeout_s)
         asked = None if ids is None else sorted(ids)
-        answer = await self._questions.ask("show jobs", deadline, "jobs", ids=asked)
+        answer = await self._questions.request("show jobs", timeout_s, "jobs", ids=asked)
         found = {job.id: job for job in await _understood(answer, records.job)}
-        # pyslurm shows one word where Slurm has a state and flags: of a COMPLETING job it hides how that
-        # ended.
-        veiled = [job.id for job in found.values() if job.state is JobState.UNRECOGNISED]
-        if veiled:
-            plain = await self._cli._jobs(veiled, budget.need("show jobs"))
+        # Slurm has a base state and flags. pyslurm shows one word: it hides the base state of a COMPLETING job.
+        hidden = [job.id for job in found.values() if job.state is JobState.UNRECOGNISED]
+        if hidden:
+            plain = await self._cli._jobs(hidden, deadline.require("show jobs"))
             found |= {id: job for id, job in plain.items() if isinstance(job, Job)}
         return found if ids is None else {id: found.get(id, GONE) for id in ids}
 
-    async def _nodes(self, names: Collection[str] | None, deadline: float) -> NodeAnswers:
+    async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers:
         asked = None if names is None else sorted(names)
-        answer = await self._questions.ask("show nodes", deadline, "nodes", names=asked)
+        answer = await self._questions.request("show nodes", timeout_s, "nodes", names=asked)
         found = {node.name: node for node in await _understood(answer, records.node)}
         return found if names is None else {name: found.get(name, GONE) for name in names}
 
-    async def _topology(self, deadline: float) -> Topology:
-        return await self._cli._topology(deadline)
+    async def _topology(self, timeout_s: float) -> Topology:
+        return await self._cli._topology(timeout_s)
 
-    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], deadline: float) -> None:
+    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         if "" in changes.values():
-            await self._cli._update_job(what, job, changes, deadline)  # pyslurm takes "" for "no change"
+            await self._cli._update_job(what, job, changes, timeout_s)  # pyslurm reads "" as "no change"
             return
-        await self._commands.ask(what, deadline, "update_job", job=job, changes=dict(changes))
+        await self._commands.request(what, timeout_s, "update_job", job=job, changes=dict(changes))
 
-    async def _update_node(self, what: str, node: str, state: str, reason: str, deadline: float) -> None:
-        await self._commands.ask(what, deadline, "update_node", node=node, state=state, reason=reason)
+    async def _update_node(self, what: str, node: str, state: str, reason: str, timeout_s: float) -> None:
+        await self._commands.request(what, timeout_s, "update_node", node=node, state=state, reason=reason)
 
-    async def _requeue(self, job: int, deadline: float) -> None:
-        await self._commands.ask(f"requeue job {job}", deadline, "requeue", job=job)
+    async def _requeue(self, job: int, timeout_s: float) -> None:
+        await self._commands.request(f"requeue job {job}", timeout_s, "requeue", job=job)
 
-    async def _release(self, job: int, deadline: float) -> None:
-        await self._commands.ask(f"release job {job}", deadline, "release", job=job)
+    async def _release(self, job: int, timeout_s: float) -> None:
+        await self._commands.request(f"release job {job}", timeout_s, "release", job=job)
 
-    async def cancel(self, job: int, signal: int | None = None, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        await self._cli.cancel(job, signal, deadline=deadline)
+    async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        await self._cli.cancel(job, signal, timeout_s=timeout_s)
 
     async def submit(
         self,
@@ -88,9 +91,9 @@ class PyslurmSlurm(Procedures):
         *,
         cwd: Path,
         env: Mapping[str, str] | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
-        return await self._cli.submit(script, options, cwd=cwd, env=env, deadline=deadline)
+        return await self._cli.submit(script, options, cwd=cwd, env=env, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
         await self._questions.aclose()
@@ -99,6 +102,6 @@ class PyslurmSlurm(Procedures):
 
 async def _understood(answer: list[records.Record], read: Callable[[records.Record], T]) -> list[T]:
     try:
-        return await json_stream.in_turns(answer, read)
+        return await json_stream.convert_in_steps(answer, read)
     except (ValueError, KeyError, TypeError) as error:
-        raise SlurmUnavailable(f"pyslurm gave what is not understood: {error!r}") from error
+        raise SlurmUnavailable(f"pyslurm returned a record of an unknown form: {error!r}") from error

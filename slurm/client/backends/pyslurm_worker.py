@@ -1,16 +1,15 @@
-"""A process that talks to slurmctld through pyslurm, for one request after the other.
+"""A process that talks to slurmctld through pyslurm, one request after another.
 
     python -m muster.slurm.client.backends.pyslurm_worker
 
-pyslurm holds the interpreter's lock for the whole of each RPC and its import aborts the process where there
-is no slurm.conf, so it lives here and nowhere else. Whoever started this process kills it when an answer is
-late.
+pyslurm holds the interpreter's lock during each RPC. Its import aborts the process on a host without slurm.conf. So
+only this process imports pyslurm. The parent kills this process if an answer is late.
 
-Requests and answers are JSON, one a line: `["op", {arguments}, seconds]` in on stdin, where the kernel ends this
-process when an answer takes longer than that, whoever is left to notice (0: never); out on what was stdout, any
-number of lines that are lists of records, then one last line that is an object: `{}` when it was done,
-`{"words": ...}` when Slurm refused. The first line out is such an object too: it says that pyslurm is
-there. Whatever libslurm prints goes to stderr.
+Requests and answers are JSON, one value on each line. A request on stdin is `["op", {arguments}, seconds]`. If the
+answer takes longer than `seconds`, the kernel ends this process, even if the parent no longer runs (0: no limit). An
+answer on stdout is any number of lines with lists of records, then one line with an object: `{}` for success,
+`{"words": ...}` if Slurm refused. The first output line is such an object too. It reports whether pyslurm could be
+loaded. All output of libslurm goes to stderr.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 CONFIGURATIONS: Final = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
-RECORDS_A_LINE: Final = 50
+RECORDS_PER_LINE: Final = 50
+"""The parent reads one line at a time, so short lines keep the parent's event loop responsive."""
 
 Record = dict[str, Any]
 Operation = Callable[..., Iterable[Record]]
 
 
 class Worker:
-    """The operations, by the names that requests use. Each yields records, shaped like `--json`'s."""
+    """The operations, named as in requests. Each operation yields records in the form of Slurm's `--json`."""
 
     def __init__(self, pyslurm: Any) -> None:
         self._pyslurm = pyslurm
         self.refused: type[Exception] = pyslurm.RPCError
 
     def jobs(self, ids: list[int] | None) -> Iterator[Record]:
-        """Jobs by id, or all; those that Slurm does not have are left out."""
+        """Jobs by id, or all jobs. Unknown jobs are omitted."""
         if ids is None or len(ids) > 1:
             wanted = None if ids is None else set(ids)
             loaded = self._pyslurm.Jobs.load().values()
@@ -52,7 +52,7 @@ class Worker:
                     raise
 
     def nodes(self, names: list[str] | None) -> Iterator[Record]:
-        """Nodes by name, or all; those that Slurm does not have are left out."""
+        """Nodes by name, or all nodes. Unknown nodes are omitted."""
         if names is None or len(names) > 1:
             wanted = None if names is None else set(names)
             loaded = self._pyslurm.Nodes.load().values()
@@ -66,7 +66,7 @@ class Worker:
                     raise
 
     def update_job(self, job: int, changes: dict[str, str]) -> Iterable[Record]:
-        """`changes` by scontrol's keys."""
+        """Changes a job. `changes` uses scontrol's keys."""
         described = self._pyslurm.JobSubmitDescription()
         for key, value in changes.items():
             attribute, read = _JOB_CHANGES[key]
@@ -89,7 +89,7 @@ class Worker:
 
 
 def _now(value: str) -> str:
-    """pyslurm hands words on to slurm_parse_time, which knows "now"."""
+    """pyslurm passes words to slurm_parse_time, which accepts "now"."""
     return value
 
 
@@ -124,7 +124,7 @@ def _node(node: Any) -> Record:
 
 
 def _gres(node: Any) -> str:
-    """`gpu:8` and the like, from whichever form this pyslurm gives."""
+    """The node's GRES in the form `gpu:8`, for every form that pyslurm returns."""
     configured = getattr(node, "configured_gres", None) or {}
     return ",".join(f"{name}:{count}" for name, count in configured.items()) if configured else ""
 
@@ -156,17 +156,17 @@ def _job(job: Any) -> Record:
 
 
 def _configured() -> bool:
-    """SLURM_CONF rules alone where it is set, as in libslurm."""
+    """Whether slurm.conf exists. As in libslurm, SLURM_CONF replaces the default paths."""
     named = os.environ.get("SLURM_CONF")
     return any(Path(place).is_file() for place in ((named,) if named else CONFIGURATIONS))
 
 
-def _say(out: TextIO, what: object) -> None:
-    out.write(json.dumps(what) + "\n")
+def _write_line(out: TextIO, value: object) -> None:
+    out.write(json.dumps(value) + "\n")
 
 
 def _answer(worker: Worker, line: str, out: TextIO) -> None:
-    """Carries out one request and writes its answer."""
+    """Runs one request and writes its answer."""
     name, arguments, seconds = json.loads(line)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     operation: Operation = getattr(worker, name)
@@ -174,30 +174,30 @@ def _answer(worker: Worker, line: str, out: TextIO) -> None:
     try:
         for record in operation(**arguments):
             batch.append(record)
-            if len(batch) == RECORDS_A_LINE:
-                _say(out, batch)
+            if len(batch) == RECORDS_PER_LINE:
+                _write_line(out, batch)
                 batch = []
     except worker.refused as error:
-        _say(out, {"words": str(error)})
+        _write_line(out, {"words": str(error)})
     else:
-        _say(out, batch)
-        _say(out, {})
+        _write_line(out, batch)
+        _write_line(out, {})
     signal.setitimer(signal.ITIMER_REAL, 0)
     out.flush()
 
 
 def main() -> None:
-    """Serves until stdin ends."""
+    """Serves requests until stdin ends."""
     if not _configured():
         sys.exit("Could not find slurm.conf: this machine is not part of a Slurm cluster")
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever was inherited
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored the signal
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # C code prints where it likes; the answers' channel is out of its reach
+    os.dup2(2, 1)  # C code prints to stdout. Its output must not mix with the answers.
     import pyslurm
 
     worker = Worker(pyslurm)
-    _say(out, {})
+    _write_line(out, {})
     out.flush()
     for line in sys.stdin:
         _answer(worker, line, out)

@@ -1,10 +1,11 @@
-"""The one door through which the client runs programs.
+"""The only module of the Slurm client that runs programs.
 
-A program gets a deadline; when that passes, it and all it started are killed and `SlurmTimeout` is raised.
-The event loop never waits on it. Its language is fixed to C, since Slurm's words are read. It dies with this process,
-where `can_end`: a call that Slurm gets to only later would be made in the name of a coordinator that another has
-replaced. That does not help where this process hangs in the kernel or is frozen: so whoever may be replaced has a timer
-ring for each call (`within`), in a process that has nothing else to do.
+A program has a deadline. At the deadline, the program and all its children are killed, and `SlurmTimeout` is raised.
+The event loop never blocks on a program. The locale is set to C, because the client reads Slurm's messages.
+
+If `can_limit_lifetime`, a program dies together with this process. Otherwise a late call could act in the name of a
+coordinator that has been replaced. That is not enough if this process is frozen or hangs in the kernel. So a caller
+with a leadership lease passes `lease_s`: a separate timer process then ends the program.
 """
 
 from __future__ import annotations
@@ -19,51 +20,62 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.permit import OVERTIME_S
+from muster.slurm.client.lease_guard import BACKSTOP_DELAY_S
 
-_KILL_GRACE = 1.0
-# By a program of its own: to set it between fork and exec, Python has to fork with all that gRPC runs.
+_KILL_GRACE_S = 1.0
+"""Seconds to wait for a killed program. A process in uninterruptible sleep may need longer."""
+# A separate program sets the parent-death signal: Python code between fork and exec is unsafe with gRPC's threads.
 _SETPRIV, _TIMEOUT = (shutil.which(name) or name for name in ("setpriv", "timeout"))
-NEEDED = "setpriv with --pdeathsig (util-linux 2.33) and timeout (coreutils)"
-"""What `can_end` takes."""
-_can_end: bool | None = None  # a fact about this machine, once it was tried
+LIFETIME_TOOLS = "setpriv with --pdeathsig (util-linux 2.33) and timeout (coreutils)"
+"""The programs that `can_limit_lifetime` requires."""
+_lifetime_can_be_limited: bool | None = None  # None until `can_limit_lifetime` has tested this host
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""By `timeout`, or by whoever else: what it did is not known."""
+"""Exit statuses of a program that was killed, by `timeout` or by another process. Nobody knows what the program has
+done.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """How a program ended: its exit status (negative: the signal that ended it) and what it wrote."""
+class CompletedCommand:
+    """The result of a program.
 
-    status: int
-    out: str
-    err: str
+    `exit_status` is the exit status; if negative, the signal that ended the program. `stdout` and `stderr` are the
+    whole output.
+    """
+
+    exit_status: int
+    stdout: str
+    stderr: str
 
     @property
-    def words(self) -> str:
-        """What it said about a failure, on one line."""
-        return " ".join((self.err or self.out).split()) or f"exit status {self.status} without a word"
+    def error_text(self) -> str:
+        """The program's error message on one line."""
+        return (
+            " ".join((self.stderr or self.stdout).split()) or f"exit status {self.exit_status} without an error message"
+        )
 
 
-async def can_end() -> bool:
-    """Whether what is started here ends with this process, and in time: not where a program is missing or too old for
-    that. Tried once."""
-    global _can_end
-    if _can_end is None:
-        _can_end = await _try(*_ended_within(60.0), "true")
-    return _can_end
+async def can_limit_lifetime() -> bool:
+    """Returns whether started programs end with this process, and after a given time.
+
+    The answer is False if a program of `LIFETIME_TOOLS` is missing or too old. The test runs once for each process.
+    """
+    global _lifetime_can_be_limited
+    if _lifetime_can_be_limited is None:
+        _lifetime_can_be_limited = await _try(*_lifetime_limits(60.0), "true")
+    return _lifetime_can_be_limited
 
 
-def _ended_within(seconds: float) -> tuple[str, ...]:
-    """What a program is started by so that it ends with this process, and after so many seconds."""
+def _lifetime_limits(seconds: float) -> tuple[str, ...]:
+    """Returns the command prefix that ends a program with this process, and after `lease_s` seconds."""
     if math.isinf(seconds):
         return (_SETPRIV, "--pdeathsig", "KILL", "--")
-    # timeout hands SIGTERM on, and is still there to kill what does not end by it.
+    # `timeout` forwards SIGTERM, and then kills a program that ignores SIGTERM.
     return (_SETPRIV, "--pdeathsig", "TERM", "--", _TIMEOUT, "--signal=KILL", f"{seconds:.3f}")
 
 
 async def _try(*argv: str) -> bool:
-    """Whether the program can be started, and ends well."""
+    """Returns whether the program starts and exits with 0."""
     nothing = asyncio.subprocess.DEVNULL
     try:
         tried = await asyncio.create_subprocess_exec(*argv, stdin=nothing, stdout=nothing, stderr=nothing)
@@ -75,17 +87,24 @@ async def _try(*argv: str) -> bool:
 async def run(
     argv: Sequence[str],
     *,
-    deadline: float,
+    timeout_s: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    within: float = math.inf,
-) -> Finished:
-    """Runs `argv` to its end, for `deadline` and `within` s at most (SlurmTimeout). SlurmUnavailable if it can't start.
+    lease_s: float = math.inf,
+) -> CompletedCommand:
+    """Runs `argv` until it ends.
 
-    A little after `within` it is ended whatever has become of this process.
+    Args:
+        timeout_s: seconds after which the program is killed.
+        lease_s: seconds left of the caller's leadership lease. The program is killed then as well. `BACKSTOP_DELAY_S`
+            later a separate timer kills it, even if this process is frozen.
+
+    Raises:
+        SlurmTimeout: the program was killed.
+        SlurmUnavailable: the program cannot be started.
     """
-    longest = min(deadline, within)
-    process = await start(argv, cwd=cwd, env=env, stdin=asyncio.subprocess.DEVNULL, within=within + OVERTIME_S)
+    longest = min(timeout_s, lease_s)
+    process = await start(argv, cwd=cwd, env=env, stdin=asyncio.subprocess.DEVNULL, lease_s=lease_s + BACKSTOP_DELAY_S)
     try:
         async with asyncio.timeout(longest):
             out, err = await process.communicate()
@@ -96,7 +115,7 @@ async def run(
     assert process.returncode is not None
     if process.returncode in _KILLED:
         raise SlurmTimeout(f"{argv[0]}: killed before it answered")
-    return Finished(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+    return CompletedCommand(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
 async def start(
@@ -106,16 +125,23 @@ async def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     limit: int = 2**16,
-    within: float = math.inf,
+    lease_s: float = math.inf,
 ) -> asyncio.subprocess.Process:
-    """Starts `argv` in a process group of its own, output and errors piped. `limit`: its longest line; `within`: it
-    ends after so many seconds, whatever has become of this process."""
+    """Starts `argv` in its own process group. Its output and its errors are pipes.
+
+    Args:
+        limit: the longest line in bytes that the caller reads.
+        lease_s: seconds after which the program ends, even if this process is frozen.
+
+    Raises:
+        SlurmUnavailable: the program cannot be started.
+    """
     environment = {**(os.environ if env is None else env), "LC_ALL": "C"}
     try:
         if shutil.which(argv[0], path=environment.get("PATH")) is None:
             raise FileNotFoundError("no such command")
         return await asyncio.create_subprocess_exec(
-            *(_ended_within(within) if await can_end() else ()),
+            *(_lifetime_limits(lease_s) if await can_limit_lifetime() else ()),
             *argv,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
@@ -127,21 +153,21 @@ async def start(
         )
     except OSError as error:
         raise SlurmUnavailable(
-            f"{argv[0]} can't be started: {error.strerror or error}. Are Slurm's commands installed here?"
+            f"{argv[0]} can't be started: {error.strerror or error}. Are Slurm's commands installed on this host?"
         ) from error
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:
-    """Kills `process` and its group if it still runs, and waits until it is reaped. Twice is no error."""
+    """Kills `process` and its process group, and waits until the process is reaped. Does nothing if it has ended."""
     if process.returncode is not None:
         return
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it ended by itself meanwhile
-    # Not asyncio.timeout: within a timeout that has passed, Python 3.11.2's raises CancelledError.
+        pass  # the process has already ended
+    # Not asyncio.timeout: in Python 3.11.2 it raises CancelledError inside an expired timeout.
     reaped = asyncio.ensure_future(process.wait())
     try:
-        await asyncio.wait([reaped], timeout=_KILL_GRACE)
+        await asyncio.wait([reaped], timeout=_KILL_GRACE_S)
     finally:
-        reaped.cancel()  # in uninterruptible sleep the kernel ends it when it can, nobody waits for that
+        reaped.cancel()  # the kernel ends a process in uninterruptible sleep later; do not wait for that

@@ -1,8 +1,7 @@
-"""Owns one pyslurm worker process: starts it when first needed, asks it, kills it when an answer is late.
+"""Owns one pyslurm worker process: starts it on demand, sends requests, kills it if an answer is late.
 
-A late answer costs its asker the deadline and nobody else anything: the next request gets a fresh process.
-If the process dies over a request, whether that was carried out is not known, which is what `SlurmTimeout`
-means.
+A late answer costs only its own caller time: the next request gets a new process. If the process dies during a request,
+nobody knows whether Slurm has executed the request. The caller then gets `SlurmTimeout`.
 """
 
 from __future__ import annotations
@@ -15,41 +14,49 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from muster.slurm.client.backends import run_command
-from muster.slurm.client.deadline_budget import Budget
+from muster.slurm.client.deadline import Deadline
 from muster.slurm.client.errors import SlurmTimeout, SlurmUnavailable
-from muster.slurm.client.parsing import refusals
-from muster.slurm.client.permit import OVERTIME_S, Permit, unopposed
+from muster.slurm.client.lease_guard import BACKSTOP_DELAY_S, LeaseGuard, no_lease
+from muster.slurm.client.parsing import error_messages
 
 PYSLURM_WORKER: Final = (sys.executable, "-m", "muster.slurm.client.backends.pyslurm_worker")
-_LONGEST_LINE: Final = 2**24
-_WORDS_KEPT: Final = 2000
+_MAX_LINE_BYTES: Final = 2**24
+_STDERR_TAIL_CHARS: Final = 2000
 
 
 class WorkerProcess:
-    """One process, one request at a time; who comes second waits, within its own deadline."""
+    """One process that serves one request at a time. A second caller waits, at most until its own deadline."""
 
-    def __init__(self, argv: Sequence[str] = PYSLURM_WORKER, permit: Permit = unopposed) -> None:
-        """`permit` is asked before each request, and says how long that may take."""
+    def __init__(self, argv: Sequence[str] = PYSLURM_WORKER, lease_guard: LeaseGuard = no_lease) -> None:
+        """`lease_guard` is called before each request. It returns how many seconds the request may take."""
         self._argv = argv
-        self._permit = permit
+        self._lease_guard = lease_guard
         self._process: asyncio.subprocess.Process | None = None
-        self._errors: asyncio.Task[None] | None = None
-        self._said = ""
-        self._turn = asyncio.Lock()
+        self._stderr_reader: asyncio.Task[None] | None = None
+        self._stderr_tail = ""
+        self._lock = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
-        """The process that serves now, None before the first request and after a kill."""
+        """The pid of the current process. None before the first request and after a kill."""
         return None if self._process is None else self._process.pid
 
-    async def ask(self, what: str, deadline: float, op: str, **arguments: Any) -> list[Any]:
-        """The records that `op` gives. Raises what Slurm's words mean when it refuses."""
-        budget = Budget(deadline)
+    async def request(self, what: str, timeout_s: float, op: str, **arguments: Any) -> list[Any]:
+        """Sends the operation `op` and returns its records.
+
+        Args:
+            what: the request in words, for error messages.
+            timeout_s: seconds for the whole call, with the wait for earlier requests.
+
+        Raises:
+            SlurmError: Slurm refused, or there was no answer in time.
+        """
+        deadline = Deadline(timeout_s)
         try:
-            async with asyncio.timeout(deadline), self._turn:
+            async with asyncio.timeout(timeout_s), self._lock:
                 return await self._ask(what, op, arguments)
         except TimeoutError:
-            took = deadline - max(budget.left, 0)
+            took = timeout_s - max(deadline.remaining_s, 0)
             raise SlurmTimeout(f"{what}: no answer within {took:.1f} s") from None
 
     async def _ask(self, what: str, op: str, arguments: dict[str, Any]) -> list[Any]:
@@ -57,17 +64,17 @@ class WorkerProcess:
         try:
             process = await self._running()
             assert process.stdin is not None
-            within = self._permit()
-            ends_s = 0.0 if math.isinf(within) else within + OVERTIME_S
-            process.stdin.write(json.dumps([op, arguments, ends_s]).encode() + b"\n")
-            async with asyncio.timeout(None if math.isinf(within) else within):
+            lease_s = self._lease_guard()
+            alarm_s = 0.0 if math.isinf(lease_s) else lease_s + BACKSTOP_DELAY_S
+            process.stdin.write(json.dumps([op, arguments, alarm_s]).encode() + b"\n")
+            async with asyncio.timeout(None if math.isinf(lease_s) else lease_s):
                 records = await self._read(process, what)
             done = True
             return records
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise SlurmTimeout(f"{what}: the pyslurm worker died: {self._said or error}") from error
+            raise SlurmTimeout(f"{what}: the pyslurm worker died: {self._stderr_tail or error}") from error
         finally:
-            # An answer that was not read to its end would be taken for that of the next request.
+            # The rest of an unread answer would be read as the answer to the next request.
             if not done and not self._idle():
                 await self._kill()
 
@@ -80,69 +87,73 @@ class WorkerProcess:
             line = await process.stdout.readline()
             if not line:
                 await process.wait()
-                raise SlurmTimeout(f"{what}: the pyslurm worker died: {await self._last_words()}")
-            said = json.loads(line)
-            if isinstance(said, list):
-                records += said
-                await asyncio.sleep(0)  # a long answer may be in the buffer already: others get their turn
+                raise SlurmTimeout(f"{what}: the pyslurm worker died: {await self._last_stderr_line()}")
+            message = json.loads(line)
+            if isinstance(message, list):
+                records += message
+                await asyncio.sleep(0)  # a long answer may already be in the buffer: let other tasks run
                 continue
             self._answered = True
-            if "words" in said:
-                raise refusals.failure(what, said["words"])
+            if "words" in message:
+                raise error_messages.to_error(what, message["words"])
             return records
 
     def _idle(self) -> bool:
-        """True if the process is there and has nothing left to say."""
+        """Whether the process runs and has sent its whole answer."""
         return self._process is not None and self._process.returncode is None and self._answered
 
-    async def start(self, deadline: float) -> None:
-        """Starts the process, so that no request waits for it. SlurmUnavailable if it can't."""
+    async def start(self, timeout_s: float) -> None:
+        """Starts the process now, so that the first request does not wait for the start.
+
+        Raises:
+            SlurmUnavailable: pyslurm cannot be loaded.
+        """
         try:
-            async with asyncio.timeout(deadline), self._turn:
+            async with asyncio.timeout(timeout_s), self._lock:
                 await self._running()
         except TimeoutError:
-            raise SlurmTimeout(f"start pyslurm: not there within {deadline:g} s") from None
+            raise SlurmTimeout(f"start pyslurm: no worker process within {timeout_s:g} s") from None
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
         await self._kill()
-        self._said = ""
+        self._stderr_tail = ""
         self._answered = False
-        process = await run_command.start(self._argv, stdin=asyncio.subprocess.PIPE, limit=_LONGEST_LINE)
+        process = await run_command.start(self._argv, stdin=asyncio.subprocess.PIPE, limit=_MAX_LINE_BYTES)
         self._process = process
         assert process.stdout is not None
         assert process.stderr is not None
-        self._errors = asyncio.create_task(self._listen(process.stderr))
+        self._stderr_reader = asyncio.create_task(self._read_stderr(process.stderr))
         try:
             ready = await process.stdout.readline()
         except asyncio.CancelledError:
             await self._kill()
             raise
         if not ready:
-            words = await self._last_words()
+            words = await self._last_stderr_line()
             await self._kill()
             raise SlurmUnavailable(f"pyslurm does not start: {words}")
         return process
 
-    async def _listen(self, stderr: asyncio.StreamReader) -> None:
-        """Keeps the last words of the process, and its pipe from filling up."""
+    async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
+        """Keeps the end of the process's stderr, and prevents the pipe from filling up."""
         while chunk := await stderr.read(4096):
-            self._said = (self._said + chunk.decode(errors="replace"))[-_WORDS_KEPT:]
+            self._stderr_tail = (self._stderr_tail + chunk.decode(errors="replace"))[-_STDERR_TAIL_CHARS:]
 
-    async def _last_words(self) -> str:
-        if self._errors is not None:
-            await self._errors
-        lines = [line for line in self._said.splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+    async def _last_stderr_line(self) -> str:
+        if self._stderr_reader is not None:
+            await self._stderr_reader
+        lines = [line for line in self._stderr_tail.splitlines() if line.strip()]
+        return lines[-1] if lines else "it printed no error message"
 
     async def _kill(self) -> None:
-        process, self._process = self._process, None  # it is asked nothing more, whatever becomes of it
+        process, self._process = self._process, None  # even if the kill fails, this process gets no further request
         if process is None:
             return
         await run_command.kill(process)
-        if self._errors is not None:
-            self._errors.cancel()
+        if self._stderr_reader is not None:
+            self._stderr_reader.cancel()
         if process.stdin is not None:
             process.stdin.close()
 

@@ -1,4 +1,4 @@
-"""A Slurm cluster in memory, with the rules measured on a real one.
+"""An in-memory Slurm cluster that follows rules measured on a real Slurm.
 
-For `muster run --local`, the simulator and tests.
+`muster run --local`, the simulator and tests use it.
 """

@@ -1,19 +1,19 @@
-"""A Slurm cluster in memory: the rules that recovery depends on, measured on Slurm 26.05, and nothing else.
+"""An in-memory Slurm cluster. It implements only the rules that recovery depends on, as measured on Slurm 26.05.
 
-It holds no thread, socket or clock of its own: `now` is an input, and whoever owns the cluster says what
-happens to its nodes (`lose`, `recover`) and its batch scripts (`finish`). Whole nodes are given to one job at
-a time, first come, first served.
+The cluster has no thread, socket or clock: `now` is an input. The owner reports what happens to nodes (`fail_node`,
+`recover_node`) and to batch scripts (`end_batch_script`). A job gets whole nodes, in the order of submission.
 
-The rules (tests/cluster/test_slurm_rules.py holds them against a real Slurm):
-- a lost node is NOT_RESPONDING after 16 s and DOWN after 29 s, and only then leaves its jobs;
-- a --no-kill job of several nodes runs on without a node that goes DOWN; any other is requeued or fails;
-- the batch host is never rewritten while the job runs; without it the job can't shrink, and nobody reports
-  its end;
-- the end of a batch script ends its job, also when its node was set DOWN and the job runs on elsewhere;
-- a batch script that has died with its host is missed when the host's slurmd registers again, but not within 20 s
-  of the job's start (BatchStartTimeout and MessageTimeout); after that nobody asks for half an hour;
-- DRAIN outlives a slurmd that registers again, DOWN alone does not (ReturnToService=2);
-- a requeued job that was not told otherwise waits 121 s.
+The rules (tests/cluster/test_slurm_rules.py checks them on a real Slurm):
+- A failed node is NOT_RESPONDING after 16 s and DOWN after 29 s. Its jobs lose the node only when it is DOWN.
+- A --no-kill job with several nodes continues without a node that goes DOWN. Any other job is requeued or fails.
+- Slurm never changes the batch host of a running job. A job without its batch host cannot shrink, and nobody reports
+  its end.
+- The end of the batch script ends the job, even if the batch host was set DOWN and the job continues on other nodes.
+- If a batch script died with its host, Slurm notices this when the host's slurmd registers again. Slurm does not notice
+  it within 20 s of the job's start (BatchStartTimeout and MessageTimeout). After that, Slurm checks again only after
+  half an hour.
+- DRAIN remains set when slurmd registers again. DOWN alone does not (ReturnToService=2).
+- A requeued job waits 121 s, unless its start time is changed.
 """
 
 from __future__ import annotations
@@ -24,43 +24,50 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from muster.slurm.client.errors import BatchHostRefused, SlurmRefused
-from muster.slurm.client.parsing import refusals
+from muster.slurm.client.parsing import error_messages
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.states import JobState, NodeState
-from muster.slurm.client.types import Job, Node, Topology, excluding
+from muster.slurm.client.types import Job, Node, Topology, updated_exclusions
 
 NOT_RESPONDING_AFTER: Final = 16.0
+"""Seconds from a node's failure until Slurm sets NOT_RESPONDING."""
 DOWN_AFTER: Final = 29.0
+"""Seconds from a node's failure until Slurm sets DOWN."""
 REQUEUE_DELAY: Final = 121.0
-SCRIPT_STARTS_S: Final = 20.0
+"""Seconds until Slurm starts a requeued job."""
+BATCH_START_GRACE_S: Final = 20.0
+"""Seconds after a job's start in which Slurm does not miss the batch script."""
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A job and what Slurm keeps about it beside what it shows."""
+class _JobEntry:
+    """A job, and what Slurm stores about the job but does not show."""
 
     job: Job
     request: JobRequest
     begin: float = 0.0
+    """Unix seconds before which the job does not start."""
     script_lives: bool = False
-    """The batch script runs, on whatever its batch host has become; its end ends the job."""
+    """Whether the batch script runs. Its end ends the job."""
 
 
 @dataclass(slots=True)
-class _Host:
-    """A node: what Slurm shows of it, and whether its slurmd answers (`lost_at` is None)."""
+class _NodeEntry:
+    """A node: what Slurm shows, and the time since which slurmd does not answer (None: slurmd answers)."""
 
     node: Node
     lost_at: float | None = None
 
     @property
-    def fit(self) -> bool:
-        """Whether Slurm would start a job here: a dead node looks fit until it knows."""
+    def schedulable(self) -> bool:
+        """Whether Slurm would start a job on this node. A dead node remains schedulable until Slurm notices the
+        failure.
+        """
         return not (self.node.drained or self.node.down or self.node.not_responding)
 
 
 class FakeCluster:
-    """The state of one cluster and the rules by which it changes. Times are Unix seconds from `now`."""
+    """The state of one cluster and the rules by which the state changes. All times are Unix seconds from `now`."""
 
     def __init__(
         self,
@@ -76,55 +83,60 @@ class FakeCluster:
         self._on_change = on_change
         self.topology = Topology(leaves or {})
         self._hosts = {
-            name: _Host(Node(name, frozenset({NodeState.IDLE}), address=name, boot_time=now())) for name in nodes
+            name: _NodeEntry(Node(name, frozenset({NodeState.IDLE}), address=name, boot_time=now())) for name in nodes
         }
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _JobEntry] = {}
 
     # What Slurm shows
 
     def nodes(self) -> dict[str, Node]:
-        """All nodes as Slurm sees them now."""
-        self.settle()
+        """All nodes as Slurm shows them now."""
+        self.apply_due_changes()
         busy = {name for entry in self._running() for name in entry.job.nodes}
         return {name: _with_base(host.node, name in busy) for name, host in self._hosts.items()}
 
     def jobs(self) -> dict[int, Job]:
-        """All jobs, ended ones too."""
-        self.settle()
+        """All jobs, including those that have ended."""
+        self.apply_due_changes()
         return {id: entry.job for id, entry in self._entries.items()}
 
     # What happens to the hardware and the scripts
 
-    def lose(self, node: str, *, power: bool = True) -> None:
-        """`node` falls silent; Slurm finds out in its own time. Without `power` its processes live (a partition)."""
+    def fail_node(self, node: str, *, powered_off: bool = True) -> None:
+        """The node's slurmd stops answering. Slurm notices this later.
+
+        Args:
+            powered_off: the node's processes end as well. False: a network partition, the processes continue.
+        """
         self._host("lose a node", node).lost_at = self._now()
-        for entry in self._batch_on(node) if power else ():
+        for entry in self._batch_on(node) if powered_off else ():
             entry.script_lives = False
 
-    def recover(self, node: str) -> None:
-        """The slurmd of `node` registers again: back to service unless DRAIN was set.
+    def recover_node(self, node: str) -> None:
+        """The node's slurmd registers again. The node is back in service unless DRAIN is set.
 
-        A batch script of a job that has lost the node meanwhile is killed, and the job runs on; a job that still
-        has the node but whose batch script is no more is requeued or fails, unless that may be about to start.
+        Slurm kills the batch script of a job that has lost the node, and the job continues. Slurm requeues or fails a
+        job that still has the node but no batch script, except in the first `BATCH_START_GRACE_S` seconds of the job.
         """
         host = self._host("recover a node", node)
-        self.settle()
+        self.apply_due_changes()
         host.lost_at = None
         host.node = replace(host.node, states=host.node.states - {NodeState.NOT_RESPONDING, NodeState.DOWN})
         for entry in self._batch_on(node):
             if node not in entry.job.nodes:
                 entry.script_lives = False
-            elif not entry.script_lives and self._now() - (entry.job.start_time or 0.0) > SCRIPT_STARTS_S:
+            elif not entry.script_lives and self._now() - (entry.job.start_time or 0.0) > BATCH_START_GRACE_S:
                 self._fail(entry)
-        self.settle()
+        self.apply_due_changes()
 
-    def finish(self, job: int, exit_code: int = 0) -> bool:
-        """The batch script of `job` returned. False, and nothing happens, if it is dead or cut off.
+    def end_batch_script(self, job: int, exit_code: int = 0) -> bool:
+        """The batch script of `job` returns `exit_code`, and the job ends.
 
-        It ends the job also when its node was set DOWN under it and taken out of the job.
+        Returns False and changes nothing if the script is dead or its host is cut off. The job ends even if its batch
+        host was set DOWN and removed from the job.
         """
         entry = self._entry("finish", job)
-        self.settle()
+        self.apply_due_changes()
         if not entry.job.running or not entry.script_lives:
             return False
         if self._hosts[entry.job.batch_host].lost_at is not None:
@@ -132,29 +144,30 @@ class FakeCluster:
         self.complete(job, exit_code)
         return True
 
-    def adopt(self, job: int, node: str, uid: int) -> None:
-        """`node` works for `job` of `uid` already: how a cluster without a queue (`muster run --local`) comes to be.
+    def add_running_node(self, job: int, node: str, uid: int) -> None:
+        """Adds `node` to the cluster and to the running `job` of user `uid`.
 
-        Twice changes nothing; a node that left the job, or a job that ended, stays so.
+        A cluster without a queue (`muster run --local`) gets its nodes this way. A known node and a job that has ended
+        do not change.
         """
         if node in self._hosts:
             return
         known = Node(node, frozenset({NodeState.IDLE}), address="127.0.0.1", boot_time=self._now())
-        self._hosts[node] = _Host(known)
+        self._hosts[node] = _NodeEntry(known)
         entry = self._entries.get(job)
         if entry is None:
             running = Job(
                 job, JobState.RUNNING, name="local", user_id=uid, nodes=(node,), batch_host=node, start_time=self._now()
             )
-            self._entries[job] = _Entry(running, JobRequest(name="local", no_kill=True, requeue=False))
+            self._entries[job] = _JobEntry(running, JobRequest(name="local", no_kill=True, requeue=False))
             self._changed(self._entries[job], running)
         elif entry.job.state is JobState.RUNNING:
             self._changed(entry, replace(entry.job, nodes=(*entry.job.nodes, node)))
 
-    # What Slurm is told. SlurmRefused in Slurm's own words.
+    # Commands to Slurm. They raise SlurmRefused with Slurm's own error messages.
 
     def submit(self, request: JobRequest) -> int:
-        """Queues a job; it starts as soon as there are nodes for it. Returns its id."""
+        """Queues a job. The job starts as soon as enough nodes are free. Returns the job id."""
         if request.nodes > len(self._hosts):
             raise SlurmRefused("submit a job", "Requested node configuration is not available")
         id = len(self._entries) + 1
@@ -172,9 +185,9 @@ class FakeCluster:
             dependency=request.dependency,
             work_dir=request.work_dir,
         )
-        self._entries[id] = _Entry(job, request, begin=self._now() + request.delay_s)
+        self._entries[id] = _JobEntry(job, request, begin=self._now() + request.begin_delay_s)
         self._changed(self._entries[id], job)
-        self.settle()
+        self.apply_due_changes()
         return id
 
     def drain(self, node: str, reason: str) -> None:
@@ -182,28 +195,28 @@ class FakeCluster:
         host = self._host(f"drain {node}", node)
         states = host.node.states | {NodeState.DRAIN}
         host.node = replace(host.node, states=states, reason=reason, reason_by="slurm", reason_at=self._now())
-        self.settle()
+        self.apply_due_changes()
 
     def down(self, node: str, reason: str) -> None:
-        """Sets DRAIN, then DOWN: every job there loses the node."""
+        """Sets DRAIN, then DOWN. Every job on the node loses the node."""
         self.drain(node, reason)
         self._set_down(node)
-        self.settle()
+        self.apply_due_changes()
 
     def resume(self, node: str) -> None:
-        """Takes DRAIN and DOWN off."""
+        """Clears DRAIN and DOWN."""
         host = self._host(f"resume {node}", node)
         states = host.node.states - {NodeState.DRAIN, NodeState.DOWN, NodeState.FAIL}
         host.node = replace(host.node, states=states, reason="", reason_by="", reason_at=None)
         if host.lost_at is not None:
             host.lost_at = self._now()
-        self.settle()
+        self.apply_due_changes()
 
-    def shrink(self, job: int, node: str) -> None:
-        """Takes `node` out of the running `job`."""
-        what = f"let go of {node} of job {job}"
+    def remove_node(self, job: int, node: str) -> None:
+        """Removes `node` from the running `job`."""
+        what = f"remove {node} from job {job}"
         entry = self._entry(what, job)
-        self.settle()
+        self.apply_due_changes()
         now = entry.job
         if node not in now.nodes:
             return
@@ -213,14 +226,14 @@ class FakeCluster:
             words = f"You cannot remove the batch host from a job when resizing ({now.batch_host})"
             raise BatchHostRefused(what, words)
         self._changed(entry, replace(now, nodes=tuple(name for name in now.nodes if name != node)))
-        self.settle()
+        self.apply_due_changes()
 
     def requeue(self, job: int, exclude: Collection[str], restarts: int | None, admit: Collection[str] = ()) -> None:
-        """Back to the queue, without the nodes in `exclude`, with those in `admit`, free to start at once."""
+        """Requeues `job` so that it can start at once. `exclude` adds excluded nodes, `admit` removes them."""
         entry = self._entry(f"requeue job {job}", job)
-        self.settle()
+        self.apply_due_changes()
         if entry.job.state is JobState.CANCELLED:
-            raise SlurmRefused(f"requeue job {job}", refusals.CANCELLED)
+            raise SlurmRefused(f"requeue job {job}", error_messages.CANCELLED)
         if entry.job.state is not JobState.PENDING:
             if restarts is not None and entry.job.restart_count > restarts:
                 return
@@ -228,14 +241,14 @@ class FakeCluster:
                 raise SlurmRefused(f"requeue job {job}", "Requested operation is presently disabled")
             self._to_queue(entry, 0.0)
         entry.begin = 0.0
-        excluded = excluding(entry.job.excluded, exclude, admit)
+        excluded = updated_exclusions(entry.job.excluded, exclude, admit)
         self._changed(entry, replace(entry.job, excluded=excluded, reason=""))
-        self.settle()
+        self.apply_due_changes()
 
     def update(self, what: str, job: int, *, requeue: bool | None = None, comment: str | None = None) -> None:
-        """Changes what can be changed of a job that has not ended."""
+        """Changes the requeue flag or the comment of a job that has not ended."""
         entry = self._entry(what, job)
-        self.settle()
+        self.apply_due_changes()
         if entry.job.state.ended:
             raise SlurmRefused(what, f"Job has already finished for job {job}")
         flag = entry.job.requeue if requeue is None else requeue
@@ -243,20 +256,20 @@ class FakeCluster:
         self._changed(entry, replace(entry.job, requeue=flag, comment=text))
 
     def cancel(self, job: int) -> None:
-        """Ends `job` CANCELLED; one that has ended or never was stays as it is."""
+        """Ends `job` with CANCELLED. An unknown job, or one that has ended, does not change."""
         if (entry := self._entries.get(job)) and not entry.job.state.ended:
             self._end(entry, JobState.CANCELLED, exit_signal=15)
 
     def complete(self, job: int, exit_code: int) -> None:
-        """Ends `job` as its batch script's end does: COMPLETED, or FAILED with its code."""
+        """Ends `job` as the end of its batch script does: COMPLETED, or FAILED with the exit code."""
         if (entry := self._entries.get(job)) and not entry.job.state.ended:
             state = JobState.FAILED if exit_code else JobState.COMPLETED
             self._end(entry, state, exit_code=exit_code, reason="NonZeroExitCode" if exit_code else "")
 
     # The rules
 
-    def settle(self) -> None:
-        """Lets everything happen that is due by now. Doing it twice changes nothing."""
+    def apply_due_changes(self) -> None:
+        """Applies all state changes that are due now. Idempotent."""
         for name, host in self._hosts.items():
             silent = 0.0 if host.lost_at is None else self._now() - host.lost_at
             if silent >= NOT_RESPONDING_AFTER and not host.node.not_responding:
@@ -279,8 +292,8 @@ class FakeCluster:
             else:
                 self._fail(entry)
 
-    def _fail(self, entry: _Entry) -> None:
-        """What Slurm does with a job that has lost a node it can't do without."""
+    def _fail(self, entry: _JobEntry) -> None:
+        """Applies Slurm's rule for a job that has lost a node it needs: requeue, or NODE_FAIL."""
         if entry.job.requeue:
             self._to_queue(entry, self._now() + REQUEUE_DELAY)
         else:
@@ -292,16 +305,16 @@ class FakeCluster:
             if entry.job.state is JobState.PENDING:
                 taken |= self._try_start(entry, taken)
 
-    def _try_start(self, entry: _Entry, taken: Collection[str]) -> frozenset[str]:
-        """Starts a pending job if it may and can; the nodes it got."""
-        reason = self._obstacle(entry)
+    def _try_start(self, entry: _JobEntry, taken: Collection[str]) -> frozenset[str]:
+        """Starts a pending job if possible. Returns the nodes that the job got."""
+        reason = self._pending_reason(entry)
         free = [
             name
             for name, host in self._hosts.items()
-            if host.fit
+            if host.schedulable
             and name not in taken
             and name not in entry.job.excluded
-            and (not entry.request.only or name in entry.request.only)
+            and (not entry.request.required_nodes or name in entry.request.required_nodes)
         ]
         reason = reason or ("Resources" if len(free) < entry.request.nodes else "")
         if reason:
@@ -318,8 +331,8 @@ class FakeCluster:
         self._changed(entry, started)
         return frozenset(got)
 
-    def _obstacle(self, entry: _Entry) -> str:
-        """Slurm's reason why a pending job may not start, "" if it may."""
+    def _pending_reason(self, entry: _JobEntry) -> str:
+        """Slurm's reason why a pending job cannot start; "" if it can."""
         if self._now() < entry.begin:
             return "BeginTime"
         for kind, ids in re.findall(r"(after\w+):([\d:]+)", entry.job.dependency):
@@ -330,7 +343,7 @@ class FakeCluster:
                 return "DependencyNeverSatisfied"
         return ""
 
-    def _to_queue(self, entry: _Entry, begin: float) -> None:
+    def _to_queue(self, entry: _JobEntry, begin: float) -> None:
         entry.begin = begin
         waiting = replace(
             entry.job, state=JobState.PENDING, nodes=(), batch_host="", reason="BeginTime" if begin else "",
@@ -341,7 +354,7 @@ class FakeCluster:
 
     def _end(
         self,
-        entry: _Entry,
+        entry: _JobEntry,
         state: JobState,
         *,
         exit_code: int = 0,
@@ -355,23 +368,23 @@ class FakeCluster:
         self._changed(entry, ended)
         self._schedule()
 
-    def _changed(self, entry: _Entry, job: Job) -> None:
+    def _changed(self, entry: _JobEntry, job: Job) -> None:
         entry.job = job
         if self._on_change:
             self._on_change(job)
 
-    def _running(self) -> list[_Entry]:
+    def _running(self) -> list[_JobEntry]:
         return [entry for entry in self._entries.values() if entry.job.state is JobState.RUNNING]
 
-    def _batch_on(self, node: str) -> list[_Entry]:
+    def _batch_on(self, node: str) -> list[_JobEntry]:
         return [entry for entry in self._running() if entry.job.batch_host == node]
 
-    def _host(self, what: str, node: str) -> _Host:
+    def _host(self, what: str, node: str) -> _NodeEntry:
         if node not in self._hosts:
             raise SlurmRefused(what, f"Invalid node name specified ({node})")
         return self._hosts[node]
 
-    def _entry(self, what: str, job: int) -> _Entry:
+    def _entry(self, what: str, job: int) -> _JobEntry:
         if job not in self._entries:
             raise SlurmRefused(what, f"Invalid job id specified for job {job}")
         return self._entries[job]

@@ -1,8 +1,8 @@
-"""The Protocol `Slurm` over a cluster in memory: for `muster run --local`, the simulator and tests.
+"""Implements the Protocol `Slurm` on an in-memory cluster.
 
-Whoever holds it makes things happen on `cluster` (`lose`, `recover`, `finish`). With `silent_because` set, it
-is a slurmctld that does not answer: queries give `Unknown`, commands raise `SlurmTimeout` and change nothing.
-No method ever waits.
+`muster run --local`, the simulator and tests use it. The owner reports events to `cluster` (`fail_node`,
+`recover_node`, `end_batch_script`). While `unavailable_reason` is set, slurmctld does not answer: queries return
+`Unknown`; commands raise `SlurmTimeout` and change nothing. No method waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from muster.slurm.client.errors import SlurmRefused, SlurmTimeout
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.parsing import sbatch_request
-from muster.slurm.client.types import DEFAULT_DEADLINE, GONE, JobAnswers, NodeAnswers, Topology, Unknown
+from muster.slurm.client.types import DEFAULT_TIMEOUT_S, GONE, JobAnswers, NodeAnswers, Topology, Unknown
 
 
 class FakeSlurm:
@@ -21,38 +21,38 @@ class FakeSlurm:
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
-        self.silent_because = ""
+        self.unavailable_reason = ""
 
     async def jobs(
-        self, ids: Collection[int] | None = None, *, deadline: float = DEFAULT_DEADLINE
+        self, ids: Collection[int] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> JobAnswers | Unknown:
-        if self.silent_because:
-            return Unknown(self.silent_because)
+        if self.unavailable_reason:
+            return Unknown(self.unavailable_reason)
         found = self.cluster.jobs()
         return dict(found) if ids is None else {id: found.get(id, GONE) for id in ids}
 
     async def nodes(
-        self, names: Collection[str] | None = None, *, deadline: float = DEFAULT_DEADLINE
+        self, names: Collection[str] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> NodeAnswers | Unknown:
-        if self.silent_because:
-            return Unknown(self.silent_because)
+        if self.unavailable_reason:
+            return Unknown(self.unavailable_reason)
         found = self.cluster.nodes()
         return dict(found) if names is None else {name: found.get(name, GONE) for name in names}
 
-    async def topology(self, *, deadline: float = DEFAULT_DEADLINE) -> Topology | Unknown:
-        return Unknown(self.silent_because) if self.silent_because else self.cluster.topology
+    async def topology(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Topology | Unknown:
+        return Unknown(self.unavailable_reason) if self.unavailable_reason else self.cluster.topology
 
-    async def drain(self, node: str, reason: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._answering().drain(node, reason)
+    async def drain(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._available_cluster().drain(node, reason)
 
-    async def down(self, node: str, reason: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._answering().down(node, reason)
+    async def down(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._available_cluster().down(node, reason)
 
-    async def resume(self, node: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._answering().resume(node)
+    async def resume(self, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._available_cluster().resume(node)
 
-    async def let_go(self, job: int, node: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._answering().shrink(job, node)
+    async def remove_node(self, job: int, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._available_cluster().remove_node(job, node)
 
     async def requeue(
         self,
@@ -61,25 +61,25 @@ class FakeSlurm:
         admit: Collection[str] = (),
         *,
         restarts: int | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._answering().requeue(job, exclude, restarts, admit)
+        self._available_cluster().requeue(job, exclude, restarts, admit)
 
-    async def set_requeue_flag(self, job: int, flag: bool, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._answering().update(f"set the requeue flag of job {job}", job, requeue=flag)
+    async def set_requeue_flag(self, job: int, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._available_cluster().update(f"set the requeue flag of job {job}", job, requeue=flag)
 
-    async def set_comment(self, job: int, text: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._answering().update(f"set the comment of job {job}", job, comment=text)
+    async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._available_cluster().update(f"set the comment of job {job}", job, comment=text)
 
-    async def cancel(self, job: int, signal: int | None = None, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        cluster = self._answering()
+    async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        cluster = self._available_cluster()
         if signal is None:
             cluster.cancel(job)
 
-    async def complete_job(self, job: int, exit_code: int, *, deadline: float = DEFAULT_DEADLINE) -> None:
+    async def complete_job(self, job: int, exit_code: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         if not 0 <= exit_code <= 255:
             raise ValueError(f"exit code {exit_code}: a job's exit code is 0 to 255")
-        self._answering().complete(job, exit_code)
+        self._available_cluster().complete(job, exit_code)
 
     async def submit(
         self,
@@ -88,9 +88,9 @@ class FakeSlurm:
         *,
         cwd: Path,
         env: Mapping[str, str] | None = None,
-        deadline: float = DEFAULT_DEADLINE,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
-        cluster = self._answering()
+        cluster = self._available_cluster()
         try:
             text = script.read_text()
         except OSError as error:
@@ -98,9 +98,9 @@ class FakeSlurm:
         return cluster.submit(sbatch_request.read_request(text, options, str(cwd)))
 
     async def aclose(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is no process to end."""
 
-    def _answering(self) -> FakeCluster:
-        if self.silent_because:
-            raise SlurmTimeout(self.silent_because)
+    def _available_cluster(self) -> FakeCluster:
+        if self.unavailable_reason:
+            raise SlurmTimeout(self.unavailable_reason)
         return self.cluster

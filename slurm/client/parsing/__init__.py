@@ -1,4 +1,4 @@
-"""Reads what Slurm prints: records, JSON, host lists, refusals, batch scripts.
+"""Reads Slurm's output: records, JSON, host lists, error messages, batch scripts.
 
-Pure. `backends` and `fake` import it.
+Pure. `backends` and `fake` import this folder.
 """

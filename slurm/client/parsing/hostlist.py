@@ -1,7 +1,7 @@
-"""Slurm's short form of node lists, `rack[1-2]n[01-03,7],login`, written out in Slurm's order.
+"""Expands Slurm's short form of node lists, `rack[1-2]n[01-03,7],login`, in Slurm's order.
 
-Own code because the libraries that do this are GPL or bring a shell of their own; the cluster tests compare
-it with `scontrol show hostnames`.
+The existing libraries are GPL, or are whole shells. So Muster has its own code. The cluster tests compare the result
+with `scontrol show hostnames`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from collections.abc import Iterator
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """All names in `text`, in order. An empty list and Slurm's "(null)" give (). ValueError if malformed."""
+    """Returns all names in `text`, in order. An empty list and Slurm's "(null)" give ().
+
+    Raises:
+        ValueError: `text` is malformed.
+    """
     if text in ("", "(null)", "N/A", "None assigned"):
         return ()
     return tuple(name for item in _split(text) for name in _expand_item(item))
@@ -32,7 +36,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _expand_item(item: str) -> list[str]:
-    """One item with any number of bracketed groups; the leftmost varies slowest, as in Slurm."""
+    """Expands one item with any number of bracketed groups. The leftmost group changes slowest, as in Slurm."""
     head, opened, rest = item.partition("[")
     if not opened:
         return [item] if item else []
@@ -42,7 +46,7 @@ def _expand_item(item: str) -> list[str]:
 
 
 def _numbers(part: str) -> list[str]:
-    """`08-11` gives 08 09 10 11: numbers keep the width of the first."""
+    """`08-11` gives 08 09 10 11: numbers keep the width of the first one."""
     first, dash, last = part.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
         raise ValueError(f"node list: {part!r} is neither a number nor a range of numbers")

@@ -1,7 +1,7 @@
-"""Reads one list out of a large JSON object without keeping the event loop from its other work.
+"""Reads one list from a large JSON object without blocking the event loop.
 
-`json.loads` holds the interpreter for its whole length, in a thread too: some 0.3 s for the nodes of a large
-cluster. Here the loop gets its turn after every few records.
+`json.loads` holds the interpreter's lock for its whole run, in a thread too: about 0.3 s for the nodes of a large
+cluster. The functions here return to the event loop after every few records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final, TypeVar
 
-RECORDS_A_TURN: Final = 20
+RECORDS_PER_STEP: Final = 20
+"""Records that are read before the event loop runs again."""
 T = TypeVar("T")
 _decode = json.JSONDecoder().raw_decode
 
@@ -19,7 +20,8 @@ _decode = json.JSONDecoder().raw_decode
 async def records(text: str, key: str) -> AsyncIterator[Any]:
     """Yields the elements of the list at top-level `key` of the JSON object `text`.
 
-    ValueError if `text` is not such an object or has no such list.
+    Raises:
+        ValueError: `text` is not a JSON object, or has no list at `key`.
     """
     at = _list_start(text, key)
     count = 0
@@ -28,16 +30,16 @@ async def records(text: str, key: str) -> AsyncIterator[Any]:
         yield record
         at = _skip(text, at, ",")
         count += 1
-        if count % RECORDS_A_TURN == 0:
+        if count % RECORDS_PER_STEP == 0:
             await asyncio.sleep(0)
 
 
-async def in_turns(found: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
-    """`read` of each of `found`, with the loop's turn after every few."""
+async def convert_in_steps(found: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
+    """Applies `read` to each record. The event loop runs after every few records."""
     done: list[T] = []
     for record in found:
         done.append(read(record))
-        if len(done) % RECORDS_A_TURN == 0:
+        if len(done) % RECORDS_PER_STEP == 0:
             await asyncio.sleep(0)
     return done
 
@@ -58,7 +60,11 @@ def _list_start(text: str, key: str) -> int:
 
 
 def _skip(text: str, at: int, mark: str = "") -> int:
-    """The next place that is neither white space nor `mark`; ValueError at the end of the text."""
+    """The next position that is neither white space nor `mark`.
+
+    Raises:
+        ValueError: the text ends before such a position.
+    """
     while at < len(text) and (text[at].isspace() or text[at] == mark):
         at += 1
     if at == len(text):

@@ -1,7 +1,7 @@
-"""Reads nodes, jobs and topology as Slurm's commands print them.
+"""Converts nodes, jobs and topology from the output of Slurm's commands.
 
-`--json` is Slurm's data parser output, v0.0.42 (24.11) to v0.0.45 (26.05). Fields that a version lacks keep
-their defaults; numbers come as `{"set": bool, "infinite": bool, "number": n}` or, in places, bare.
+`--json` is the output of Slurm's data parser, v0.0.42 (24.11) to v0.0.45 (26.05). A field that a version lacks keeps
+its default. Numbers have the form `{"set": bool, "infinite": bool, "number": n}`; some fields are plain numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 
 def node(record: Record) -> Node:
-    """One element of `scontrol show node --json`'s "nodes"."""
+    """Converts one element of the list "nodes" of `scontrol show node --json`."""
     states, strange = node_states(record["state"])
     return Node(
         name=record["name"],
@@ -41,7 +41,7 @@ def node(record: Record) -> Node:
 
 
 def job(record: Record) -> Job:
-    """One element of `squeue --json`'s "jobs"."""
+    """Converts one element of the list "jobs" of `squeue --json`."""
     state, flags, strange = job_states(record["job_state"])
     code, signal = _exit(state, record.get("exit_code", {}))
     limit = _number(record.get("time_limit"))
@@ -75,7 +75,7 @@ def job(record: Record) -> Job:
 
 
 def topology(lines: Iterable[str]) -> Topology:
-    """`scontrol show topology`: one line for each switch or block, `Key=value` words."""
+    """Converts the output of `scontrol show topology`: one line of `Key=value` words for each switch or block."""
     leaves: dict[str, str] = {}
     parents: dict[str, str] = {}
     for line in lines:
@@ -90,14 +90,14 @@ def topology(lines: Iterable[str]) -> Topology:
 
 
 def _number(value: Any) -> int | None:
-    """Slurm's number, bare or with `set` and `infinite`; None where it is unset or infinite."""
+    """Converts Slurm's number. None if it is unset or infinite."""
     if isinstance(value, Mapping):
         value = value["number"] if value.get("set") and not value.get("infinite") else None
     return None if value is None else int(value)
 
 
 def _time(value: Any) -> float | None:
-    """Slurm writes 0 for a time that has not come."""
+    """Converts Slurm's time. Slurm writes 0 for an unknown time."""
     seconds = _number(value)
     return float(seconds) if seconds else None
 
@@ -107,7 +107,9 @@ def _reason(text: str) -> str:
 
 
 def _exit(state: JobState, status: Record) -> tuple[int | None, int | None]:
-    """Exit code and signal. Before a job's end Slurm shows 0, or what its last run left."""
+    """Returns exit code and signal. None before the job's end, because Slurm then shows 0 or the values of the last
+    run.
+    """
     if not state.ended:
         return None, None
     return _number(status.get("return_code")) or 0, _number(status.get("signal", {}).get("id")) or None

@@ -1,4 +1,6 @@
-"""Reads what a batch script and sbatch's options ask for, as far as the in-memory cluster acts on it."""
+"""Reads the resource request from a batch script and from sbatch's options. It reads only what the in-memory cluster
+uses.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,24 @@ from muster.slurm.client.parsing.hostlist import expand
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What sbatch is asked for, as far as the fake understands it."""
+    """A request to sbatch, as far as the in-memory cluster supports it."""
 
     nodes: int = 1
     name: str = "job"
     no_kill: bool = False
     requeue: bool = True
     exclude: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    required_nodes: tuple[str, ...] = ()
     dependency: str = ""
     comment: str = ""
     time_limit_s: int | None = None
-    delay_s: int = 0
-    """`--begin=now+SECONDS`; other forms of --begin are not read."""
+    begin_delay_s: int = 0
+    """From `--begin=now+SECONDS`. Other forms of --begin are ignored."""
     work_dir: str = ""
 
 
 def read_request(script: str, options: Sequence[str], work_dir: str) -> JobRequest:
-    """What `#SBATCH` lines of `script` and then `options` ask for. Unknown options change nothing."""
+    """Reads the `#SBATCH` lines of `script`, then `options`. Unknown options are ignored."""
     directives = re.findall(r"^#SBATCH\s+(.*)$", script, re.MULTILINE)
     words = [word for line in directives for word in shlex.split(line, comments=True)] + list(options)
     found = _read_options(words)
@@ -41,11 +43,11 @@ def read_request(script: str, options: Sequence[str], work_dir: str) -> JobReque
         no_kill="no-kill" in found,
         requeue="no-requeue" not in found,
         exclude=expand(found.get("exclude", "")),
-        only=expand(found.get("nodelist", "")),
+        required_nodes=expand(found.get("nodelist", "")),
         dependency=found.get("dependency", ""),
         comment=found.get("comment", ""),
         time_limit_s=limit or None,
-        delay_s=int(found.get("begin", "now+0").partition("now+")[2] or 0),
+        begin_delay_s=int(found.get("begin", "now+0").partition("now+")[2] or 0),
         work_dir=work_dir,
     )
 
@@ -63,7 +65,7 @@ _FLAGS = frozenset({"no-kill", "requeue", "no-requeue", "exclusive", "parsable",
 
 
 def _read_options(words: Sequence[str]) -> dict[str, str]:
-    """`--key=value`, `--key value`, `-kvalue` and `-k value` by their long names."""
+    """Reads `--key=value`, `--key value`, `-kvalue` and `-k value`. The keys of the result are long names."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest:
@@ -82,7 +84,7 @@ def _read_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def _time_limit(text: str) -> tuple[int, int, int, int]:
-    """sbatch's forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s."""
+    """Reads sbatch's time forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s."""
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":") if part]
     if dash:

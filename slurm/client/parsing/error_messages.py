@@ -1,7 +1,7 @@
-"""What Slurm's own words about a failure mean: nobody there, not allowed, or no.
+"""Maps Slurm's error messages to exceptions: Slurm unavailable, not permitted, or refused.
 
-Slurm's commands say everything in words and exit with 1; libslurm has numbers, but its strerror gives the
-same words. So both backends are read here, and only here, by the words.
+Slurm's commands report errors only in words and exit with 1. libslurm has error numbers, but its strerror gives the
+same words. So this module reads the words for both backends. No other module does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NO_SUCH_JOB: Final = "Invalid job id"
 NO_SUCH_NODE: Final = "Invalid node name"
 IS_PENDING: Final = "Job is pending execution"
 CANCELLED: Final = "Job is cancelled"
-"""Our own words: Slurm does requeue a job that was cancelled."""
+"""Muster's own message. Slurm itself accepts a requeue of a cancelled job; Muster does not send one."""
 NO_TRANSITION: Final = "Invalid node state transition"
 _ENDED: Final = ("Job has already finished", "already completing or completed")
 
-_SPEAKER = re.compile(r"^(\w+: |\w+ )*(error|fatal): ")
-"""The command's own name before what it says: `scancel: error: `, `slurm_update error: `."""
+_COMMAND_PREFIX = re.compile(r"^(\w+: |\w+ )*(error|fatal): ")
+"""The prefix with the command's own name: `scancel: error: `, `slurm_update error: `."""
 
 _TIMED_OUT = ("Socket timed out", "timed out", "Timeout")
 _UNAVAILABLE = (
@@ -64,25 +64,30 @@ _NOT_PERMITTED = (
 _BATCH_HOST = ("cannot remove the batch host",)
 
 
-def failure(what: str, words: str) -> SlurmError:
-    """The exception for `words` that Slurm said when told to `what` ("drain n3"); for the caller to raise."""
-    words = _SPEAKER.sub("", words)
-    if _any(words, _UNAVAILABLE):
-        return SlurmUnavailable(f"{what}: {words}")
-    if _any(words, _TIMED_OUT):
-        return SlurmTimeout(f"{what}: {words}")
-    if _any(words, _BATCH_HOST):
-        return BatchHostRefused(what, words)
-    if _any(words, _NOT_PERMITTED):
-        return NotPermitted(what, words)
-    return SlurmRefused(what, words)
+def to_error(operation: str, message: str) -> SlurmError:
+    """Returns the exception for an error message, for the caller to raise.
+
+    Args:
+        operation: what the caller requested, for example "drain n3".
+        message: Slurm's error message.
+    """
+    message = _COMMAND_PREFIX.sub("", message)
+    if _contains_any(message, _UNAVAILABLE):
+        return SlurmUnavailable(f"{operation}: {message}")
+    if _contains_any(message, _TIMED_OUT):
+        return SlurmTimeout(f"{operation}: {message}")
+    if _contains_any(message, _BATCH_HOST):
+        return BatchHostRefused(operation, message)
+    if _contains_any(message, _NOT_PERMITTED):
+        return NotPermitted(operation, message)
+    return SlurmRefused(operation, message)
 
 
-def has_ended(error: SlurmRefused) -> bool:
-    """True if Slurm refused because the job has ended, or ended so long ago that it has no record of it."""
-    return _any(error.words, (*_ENDED, NO_SUCH_JOB))
+def says_job_ended(error: SlurmRefused) -> bool:
+    """Whether Slurm refused because the job has ended, or ended so long ago that Slurm has no record of it."""
+    return _contains_any(error.message, (*_ENDED, NO_SUCH_JOB))
 
 
-def _any(words: str, needles: tuple[str, ...]) -> bool:
-    lower = words.lower()
+def _contains_any(message: str, needles: tuple[str, ...]) -> bool:
+    lower = message.lower()
     return any(needle.lower() in lower for needle in needles)
