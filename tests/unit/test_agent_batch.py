@@ -29,7 +29,7 @@ ABSENT = GangView(phase="GATHERING", generation=4, nodes=[NodeView(node="n0", ro
 SILENT, UNKNOWN = Absence.SILENT, Absence.UNKNOWN
 
 
-FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, unknown=3, gone=5)
+FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, srun_dies=60.0, unknown=3, gone=5)
 
 
 class Answers:

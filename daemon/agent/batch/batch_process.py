@@ -86,6 +86,8 @@ class Pace:
     ask: float = 1.0
     ask_beside_srun: float = 2.0
     srun_ends: float = 3.0
+    # From SIGKILL to the end of srun, which the kernel delays where srun waits for a dead file server.
+    srun_dies: float = 3.0
     # Two minutes: an agent on its way is let in within one, though Slurm be slow to tell the coordinator who it is.
     unknown: int = 120
     # As many that agents were there and none is: after a coordinator's restart they attach anew within seconds.
@@ -150,7 +152,7 @@ async def _end(srun: Srun, pace: Pace) -> None:
         log.warning("the gang is over but srun still runs: it is ended")
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             srun.process.kill()
-        if not await srun.ends(pace.srun_ends):
+        if not await srun.ends(pace.srun_dies):
             log.error("srun does not end: it is left behind")
             return
     await srun.wait()
