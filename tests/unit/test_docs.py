@@ -163,5 +163,76 @@ def test_modules_of_the_core_name_what_there_is() -> None:
             assert not unknown, f"{path.relative_to(ROOT)} speaks of {unknown}"
 
 
+QUOTED = re.compile(r"`([^`\n]+)`")
+FOREIGN = {"torch.distributed.checkpoint"}
+"""Dotted names in ARCHITECTURE.md that are not Muster's."""
+
+
+@cache
+def _defined() -> frozenset[tuple[str, str]]:
+    """What exists: (module, function, method, class or constant) and (class, field or method)."""
+    found: set[tuple[str, str]] = set()
+    for path in SOURCES:
+        tree = _tree(path)
+        for owner in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+            names = {name for node in owner.body for name in _defined_by(node)}
+            found |= {(path.stem, name) for name in names}
+            if isinstance(owner, ast.ClassDef):
+                found |= {(owner.name, name) for name in names}
+    return frozenset(found)
+
+
+def _defined_by(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case _:
+            return []
+
+
+def _missing(quoted: str) -> bool:
+    """What a document quotes is a path, a `module.function`, a class or a word of the wire that is not there."""
+    if "/" in quoted:
+        return not (ROOT / quoted).exists()
+    if quoted.startswith("muster."):
+        return not ROOT.joinpath(*quoted.split(".")[1:]).exists()
+    if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", quoted) and quoted not in FOREIGN:
+        owner, name = quoted.split(".")[-2:]
+        return (owner, name) not in _defined()
+    return False
+
+
+def test_paths_and_functions_that_the_architecture_names_exist() -> None:
+    quoted = QUOTED.findall((ROOT / "ARCHITECTURE.md").read_text())
+    assert len(quoted) > 150
+    missing = [name for name in quoted if _missing(name)]
+    assert not missing
+
+
+def test_words_that_the_architecture_quotes_are_in_the_code() -> None:
+    """Facts, events, messages, commands: a single word in backticks."""
+    wire = [*(ROOT / "protos").glob("muster/v1/*.proto"), ROOT / "pyproject.toml", ROOT / "Makefile"]
+    known = set(re.findall(r"[\w-]+", "".join(path.read_text() for path in (*SOURCES, *wire))))
+    quoted = re.findall(r"`([\w-]+)`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert not {name for name in quoted if name not in known}
+
+
+@pytest.mark.parametrize("name", ["lease.py/none", "failure_detector.no_such_function", "Member.no_such_field"])
+def test_a_name_that_does_not_exist_is_found(name: str) -> None:
+    assert _missing(name)
+
+
+def test_links_to_headings_lead_to_headings() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+            heading = re.findall(r"^#+ (.*)$", (page.parent / target if target else page).read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in heading}
+            assert anchor in anchors, f"{page.name}: #{anchor}"
+
+
 def test_a_signals_event_names_every_judgement() -> None:
     assert re.findall(r'"(\w+)"', events.NodeSignalled.__doc__ or "") == list(get_args(SignalAction))
