@@ -293,8 +293,8 @@ MUTANTS: dict[str, Mutant] = {
     "forget-what-is-owed": Mutant(
         "a snapshot lacks the calls that Slurm is owed",
         f"{_CORE}.state.durable_state",
-        "        return _LEDGER.dump_json(self).decode()",
-        '        return _LEDGER.dump_json(self, exclude={"owed"}).decode()',
+        "        return _STORED_STATE.dump_json(self, by_alias=True).decode()",
+        '        return _STORED_STATE.dump_json(self, by_alias=True, exclude={"owed"}).decode()',
     ),
 }
 

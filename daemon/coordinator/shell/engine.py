@@ -15,8 +15,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pydantic import TypeAdapter
-
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
@@ -40,8 +38,6 @@ _facts_log = logging.getLogger("muster.facts")
 PULSE_S = 0.25
 ASLEEP_S = 1.0
 """A coordinator that stood still for longer has heard nobody meanwhile: that is its own silence, not theirs."""
-
-_EVENTS: dict[type, TypeAdapter[object]] = {}
 
 
 class Engine:
@@ -126,7 +122,7 @@ class Engine:
     def _take(self, event: events.Event) -> None:
         now = self.clock.now()
         self._wake_up(now)
-        take(self.core, self.journal, self, event, now, _cause)
+        take(self.core, self.journal, self, event, now, events.stored_text)
         if not isinstance(event, events.AgentHeard | events.BatchHeard | events.NodeHeard):
             self.watchers.touch(getattr(event, "gang", ""))
 
@@ -196,9 +192,3 @@ class Engine:
         _log.critical("not safe to go on: %s", error, exc_info=error)
         if not self.failed.done():
             self.failed.set_exception(error)
-
-
-def _cause(event: events.Event) -> str:
-    kind = type(event)
-    adapter = _EVENTS.setdefault(kind, TypeAdapter(kind))
-    return f"{kind.__name__} {adapter.dump_json(event).decode()}"

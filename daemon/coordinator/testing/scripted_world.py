@@ -14,6 +14,7 @@ from typing import Any
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.services.node_service import Resolve
@@ -136,12 +137,12 @@ class World:
         assert self.coordinator
         engine = self.coordinator.engine
         with engine.followers.subscribe() as live:
-            found = [r for r in engine.journal.history("", 0, 10_000) if r.name == kind.__name__]
+            found = [r for r in engine.journal.history("", 0, 10_000) if r.name == stored_class(kind)]
             async with asyncio.timeout(DEADLINE_S):
                 while len(found) < count:
                     record = await live.get()
                     assert record
-                    found += [record] * (record.name == kind.__name__)
+                    found += [record] * (record.name == stored_class(kind))
         return found
 
     @property

@@ -17,6 +17,7 @@ from muster.daemon.coordinator.core.state.state_tables import (
     move_gang,
     move_node,
 )
+from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 
 HOUR_S = 3600.0
 """Limits count what happened within so many seconds."""
@@ -257,7 +258,7 @@ class DurableState:
 
     def dump(self) -> str:
         """The durable state as JSON."""
-        return _LEDGER.dump_json(self).decode()
+        return _STORED_STATE.dump_json(self, by_alias=True).decode()
 
     @staticmethod
     def load(text: str) -> "DurableState":
@@ -266,10 +267,10 @@ class DurableState:
         Raises:
             pydantic.ValidationError: the text is damaged.
         """
-        return _LEDGER.validate_json(text)
+        return _STORED_STATE.validate_json(text)
 
 
-_LEDGER: TypeAdapter[DurableState] = TypeAdapter(facts.AS_WRITTEN(DurableState))
+_STORED_STATE: TypeAdapter[DurableState] = TypeAdapter(keeps_stored_names(DurableState))
 
 
 def apply(state: DurableState, fact: facts.Fact, at: float) -> None:

@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pydantic import TypeAdapter
+
+from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
+
 
 class Silence(StrEnum):
     """How a node failed to answer one witness."""
@@ -292,3 +296,13 @@ GangEvent = (
 )  # fmt: skip
 NodeEvent = NodeAttached | NodeGone | NodeHeard | NodeSignalled | NodeSeen
 Event = GangEvent | NodeEvent | Tick
+
+_ADAPTERS: dict[type[Event], TypeAdapter[Event]] = {
+    kind: TypeAdapter(keeps_stored_names(kind)) for kind in Event.__args__
+}
+
+
+def stored_text(event: Event) -> str:
+    """Stored name and JSON of an event. The journal stores this text as the cause of a decision; no code reads it."""
+    kind = type(event)
+    return f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"

@@ -7,10 +7,11 @@ fact's fields may grow defaults, never lose a name.
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,16 +315,15 @@ Fact = (
     | HangFound | EchoHeard | EchoOver
 )  # fmt: skip
 
-FACTS: dict[str, type[Fact]] = {kind.__name__: kind for kind in Fact.__args__}
-AS_WRITTEN = with_config(ConfigDict(ser_json_inf_nan="strings"))
-"""What is written can be read: of itself pydantic makes null of a number that is none, and then refuses it."""
-_ADAPTERS: dict[str, TypeAdapter[Fact]] = {name: TypeAdapter(AS_WRITTEN(kind)) for name, kind in FACTS.items()}
+FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}
+"""Every kind of fact, by its stored name."""
+_ADAPTERS: dict[str, TypeAdapter[Fact]] = {name: TypeAdapter(keeps_stored_names(kind)) for name, kind in FACTS.items()}
 
 
 def encode(fact: Fact) -> tuple[str, str]:
-    """Name and JSON of a fact, for the journal."""
-    name = type(fact).__name__
-    return name, _ADAPTERS[name].dump_json(fact).decode()
+    """Stored name and JSON of a fact, for the journal."""
+    name = stored_class(type(fact))
+    return name, _ADAPTERS[name].dump_json(fact, by_alias=True).decode()
 
 
 def decode(name: str, text: str) -> Fact:
