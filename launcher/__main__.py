@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from muster.daemon.host.orphan_guard import guarded
+from muster.daemon.host.orphan_guard import run_guarded
 from muster.launcher.command import Command, complain, site_arguments
 from muster.launcher.commands import cancel, events, logs, nodes, run, status, submit
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     options = parser().parse_args(arguments)
     if options.row.guarded:
-        return guarded(lambda: _carry_out(options))
+        return run_guarded(lambda: _carry_out(options))
     return _carry_out(options)
 
 

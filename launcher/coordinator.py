@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from muster.daemon.transport.channel import reach
+from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.site_config import split_addresses
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
@@ -60,7 +60,9 @@ class Coordinator:
 
     async def _dial(self) -> None:
         """Turn to whichever coordinator answers now. What is asked through the one before goes on."""
-        self._channels.append(await reach(split_addresses(self.address), self._credentials, keepalive=True))
+        self._channels.append(
+            await open_first_ready_channel(split_addresses(self.address), self._credentials, keepalive=True)
+        )
         self._stub = MusterStub(self._channels[-1])
 
     async def knows(self, gang_id: str) -> bool:

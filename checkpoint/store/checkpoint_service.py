@@ -35,7 +35,7 @@ from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import ReplicaReceiver
-from muster.daemon.host.worker_threads import Workers
+from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
 
@@ -80,7 +80,7 @@ class CheckpointService:
         self._node = node
         self._dial = dial
         self._changed = changed
-        self._work = Workers()
+        self._work = WorkerThreads()
         self._shard_store = ShardStore(changed)
         self._sockets = RankSockets(self._received)
         self._slots = SlotPool(gang_id, self._offer)

@@ -22,7 +22,7 @@ from muster.checkpoint.store.memory.shards import Piece, Shard, ShardStore
 from muster.checkpoint.store.memory.slots import NoMemoryLeft, SealedMemory, SlotPool
 from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.store.replication.replica_builder import verify
-from muster.daemon.host.worker_threads import Workers
+from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource
 
@@ -59,7 +59,7 @@ class Recall:
         shard_store: ShardStore,
         slots: SlotPool,
         dial: Callable[[str], "PeerServiceAsyncStub"],
-        work: Workers,
+        work: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
         self._node = node

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     if options.what == "run":
         # Nothing that starts threads (gRPC) is imported before the guard has forked.
-        return orphan_guard.guarded(lambda: _end(_explained(options)))
+        return orphan_guard.run_guarded(lambda: _end(_explained(options)))
     return _explained(options)
 
 

@@ -17,17 +17,23 @@ from functools import partial
 from typing import Any, Protocol
 
 from muster.daemon.agent import memory_handover
-from muster.daemon.agent.coordinator_stream import Attachment, Ears
-from muster.daemon.agent.failure_detector.peer_monitor import Consequences, Neighbourhood
-from muster.daemon.agent.failure_detector.peers import Channels, PeerService, ProbeService, Self, ShardKeeper
-from muster.daemon.agent.memory_handover import Handover
-from muster.daemon.agent.pool_jobs import Pool
+from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
+from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
+from muster.daemon.agent.failure_detector.peers import (
+    AgentIdentity,
+    PeerChannels,
+    PeerService,
+    ProbeService,
+    ShardService,
+)
+from muster.daemon.agent.memory_handover import MemoryHandover
+from muster.daemon.agent.pool_jobs import PoolRequests
 from muster.daemon.agent.ranks import reconcile
-from muster.daemon.agent.ranks.rank_supervisor import Crew, Job
-from muster.daemon.agent.ranks.stack_dumps import Stacks
+from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
+from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
-from muster.daemon.transport.reachability import Door, probe
+from muster.daemon.transport.reachability import Reachability, probe
 from muster.v1 import common_pb2_grpc, peer_pb2_grpc
 from muster.v1.agent_pb2 import (
     AgentHello,
@@ -57,13 +63,13 @@ _EXIT_TERM = 128 + signal.SIGTERM
 _NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
 _SILENCES = {
     None: Silence.SILENCE_UNSPECIFIED,
-    Door.OPEN: Silence.SILENCE_KERNEL_ONLY,
-    Door.CLOSED: Silence.SILENCE_CLOSED,
-    Door.MUTE: Silence.SILENCE_NO_ANSWER,
+    Reachability.OPEN: Silence.SILENCE_KERNEL_ONLY,
+    Reachability.CLOSED: Silence.SILENCE_CLOSED,
+    Reachability.MUTE: Silence.SILENCE_NO_ANSWER,
 }
 
 
-class Keeper(ShardKeeper, memory_handover.Keeper, Protocol):
+class Keeper(ShardService, memory_handover.Keeper, Protocol):
     """The memory store of this node (muster.checkpoint.store.checkpoint_service.Keeper)."""
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
@@ -80,12 +86,12 @@ class Keeper(ShardKeeper, memory_handover.Keeper, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class AgentSettings:
     """All that an agent is started with. `listen`: "host:port"; `host`: the address that others reach it at;
     `notice_s`: how long it waits for the coordinator's word after SIGTERM."""
 
-    own: Self
-    job: Job
+    own: AgentIdentity
+    job: NodeJob
     spec: JobSpec
     coordinator: str
     credentials: Credentials
@@ -103,27 +109,27 @@ class Setting:
     """Why the job can't run on this node, for the user; empty: it can."""
 
 
-MakeKeeper = Callable[[Channels, Callable[[], None]], Keeper]
-MakePool = Callable[[Callable[[], None]], Pool]
+MakeKeeper = Callable[[PeerChannels, Callable[[], None]], Keeper]
+MakePool = Callable[[Callable[[], None]], PoolRequests]
 
 
 class Agent:
     """One agent, from `run` to its exit code."""
 
-    def __init__(self, setting: Setting, make_keeper: MakeKeeper, make_pool: MakePool) -> None:
+    def __init__(self, setting: AgentSettings, make_keeper: MakeKeeper, make_pool: MakePool) -> None:
         self._setting = setting
-        self._attachment: Attachment | None = None
-        self._channels = Channels(setting.credentials)
+        self._attachment: AgentStream | None = None
+        self._channels = PeerChannels(setting.credentials)
         self._keeper = make_keeper(self._channels, self._kept)
         own = setting.own
         self._newest = 0
-        self._handover = Handover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
+        self._handover = MemoryHandover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
         self._hands_over = self._stopped = False
         self._moving: frozenset[int] = frozenset()
         self._withheld = False
         self._pool = make_pool(self._changed)
-        self._stacks = Stacks(setting.job.run_dir, setting.job.gang)
-        self._crew = Crew(setting.job, self._keeper.rank_socket, self._progressed)
+        self._stacks = StackDumps(setting.job.run_dir, setting.job.gang)
+        self._crew = RankSupervisor(setting.job, self._keeper.rank_socket, self._progressed)
         self._order: Order | None = None
         self._fenced = 0
         self._killed = 0
@@ -136,10 +142,10 @@ class Agent:
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._service = PeerService(setting.own, self._keeper, lambda: self._order)
-        self._neighbours = Neighbourhood(
+        self._neighbours = PeerMonitor(
             setting.own,
             self._channels.link,
-            Consequences(self._coordinator_contact, self._worried, self._accuse, self._end_ranks),
+            MonitorCallbacks(self._coordinator_contact, self._worried, self._accuse, self._end_ranks),
         )
 
     async def run(self) -> int:
@@ -204,7 +210,7 @@ class Agent:
             self._start(self._keep_stacks(order.generation), vital=False)
         if order.stop:
             self._ask_to_stop(order.stop)
-        if reconcile.settled(self._local(), order):
+        if reconcile.is_carried_out(self._local(), order):
             self._changed()  # nothing under way will say that the order is carried out
 
     def _converge(self) -> None:
@@ -213,10 +219,10 @@ class Agent:
             return
         self._converging = True
         try:
-            while steps := reconcile.decide(self._local(), self._order):
+            while steps := reconcile.next_steps(self._local(), self._order):
                 for step in steps:
                     self._take(step, self._order)
-                if any(isinstance(step, reconcile.Leave) for step in steps):
+                if any(isinstance(step, reconcile.ExitAgent) for step in steps):
                     return
         finally:
             self._converging = False
@@ -224,10 +230,10 @@ class Agent:
     def _take(self, step: reconcile.Step, order: Order) -> None:
         log.debug("step: %s", step)
         match step:
-            case reconcile.Kill(generation):
+            case reconcile.KillRanks(generation):
                 self._killed = generation
                 self._crew.kill(generation)
-            case reconcile.Fenced(generation):
+            case reconcile.ReportFenced(generation):
                 self._keeper.fence(generation)
                 self._fenced = generation
                 self._changed()
@@ -235,14 +241,14 @@ class Agent:
                 self._crew.open_store(generation)
             case reconcile.CloseStore():
                 self._crew.close_store()
-            case reconcile.Start():
+            case reconcile.StartRanks():
                 self._crew.start(step, order)
-            case reconcile.Leave(exit_code, reason):
+            case reconcile.ExitAgent(exit_code, reason):
                 self._hands_over = order.requeued
                 self._leave(exit_code, reason or "the coordinator says so")
 
-    def _local(self) -> reconcile.Local:
-        return reconcile.Local(
+    def _local(self) -> reconcile.LocalState:
+        return reconcile.LocalState(
             node=self._setting.own.node,
             fenced=self._fenced,
             killed=self._killed,
@@ -300,7 +306,7 @@ class Agent:
         store = self._crew.store
         listening = store if store is not None and store.port else None
         order = self._order
-        done = order is not None and reconcile.settled(self._local(), order)
+        done = order is not None and reconcile.is_carried_out(self._local(), order)
         return AgentStatus(
             fenced_generation=self._fenced,
             ranks=self._ranks(),
@@ -335,7 +341,7 @@ class Agent:
                 rank.phase = RankPhase.RANK_PHASE_RUNNING
         return ranks
 
-    def _attach(self, port: int) -> Attachment:
+    def _attach(self, port: int) -> AgentStream:
         setting = self._setting
         hello = AgentHello(
             gang_id=setting.own.gang,
@@ -349,8 +355,8 @@ class Agent:
             pool_serial=setting.pool_serial,
         )
         again = self._neighbours.accuse_again
-        ears = Ears(hello, self._status, again, self._take_order, self._take_probe, self._dismissed)
-        return Attachment(setting.coordinator, setting.credentials, ears)
+        ears = StreamHandlers(hello, self._status, again, self._take_order, self._take_probe, self._dismissed)
+        return AgentStream(setting.coordinator, setting.credentials, ears)
 
     # --- silence -----------------------------------------------------------------------------------------------------
 
@@ -382,8 +388,8 @@ class Agent:
         except IdentityUnavailable as error:
             log.error("can't probe %s: %s", order.node, error)
             return
-        if met is Door.MUTE and self._neighbours.closed(order.node):
-            met = Door.CLOSED  # its kernel told us before it, too, went
+        if met is Reachability.MUTE and self._neighbours.closed(order.node):
+            met = Reachability.CLOSED  # its kernel told us before it, too, went
         result = ProbeResult(
             probe_id=order.probe_id,
             node=order.node,

@@ -51,7 +51,7 @@ class _Behind(logging.Handler):
 
 def path(run_dir: str, gang: str, node: str) -> Path:
     """The log of the gang's agent on `node`."""
-    return rank_log_files.folder(run_dir, gang) / "agents" / f"{node}.log"
+    return rank_log_files.log_folder(run_dir, gang) / "agents" / f"{node}.log"
 
 
 def start(level: str, run_dir: str, gang: str, node: str) -> None:

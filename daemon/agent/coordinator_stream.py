@@ -21,7 +21,7 @@ import grpc.aio
 
 from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.host import clock
-from muster.daemon.transport.channel import end_if_told, proof, reach
+from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
@@ -41,7 +41,7 @@ _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
+class StreamHandlers:
     """Who listens to the coordinator, and who says how things stand. `attached`: a new stream is open, to a coordinator
     that may know nothing of what was said before."""
 
@@ -53,13 +53,13 @@ class Ears:
     dismissed: Callable[[str], None]
 
 
-class Attachment:
+class AgentStream:
     """The agent's side of AgentService.Attach.
 
     contact: when the newest answered ping was sent, on the monotonic clock; minus infinity: never.
     """
 
-    def __init__(self, address: str, credentials: Credentials, ears: Ears) -> None:
+    def __init__(self, address: str, credentials: Credentials, ears: StreamHandlers) -> None:
         self.contact = float("-inf")
         self._address = address
         self._deaf_s = _DEAF_OF_SEVERAL_S if len(split_addresses(address)) > 1 else _DEAF_S
@@ -92,22 +92,22 @@ class Attachment:
 
     def hurry(self, worried: bool) -> None:
         """Ping often, or seldom again."""
-        self._period = silence_rules.WIDE_PING_S if worried else _CALM_PING_S
+        self._period = silence_rules.SUSPICION_PING_S if worried else _CALM_PING_S
         self._wake.set()
 
     async def run(self) -> None:
         """Attach, for ever."""
         while True:
             wait = await self._attach_once()
-            end_if_told()
+            raise_if_cancelled()
             await asyncio.sleep(wait)
 
     async def _attach_once(self) -> float:
         """One stream from its opening to its end; returns how long to wait before the next."""
-        async with await reach(split_addresses(self._address), self._credentials) as channel:
+        async with await open_first_ready_channel(split_addresses(self._address), self._credentials) as channel:
             self._given_up = ""
             try:
-                metadata = await proof(self._credentials, _ATTACH)
+                metadata = await credential_metadata(self._credentials, _ATTACH)
                 await self._talk(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
                 return self._pause("the coordinator has ended the stream")
             except asyncio.CancelledError:

@@ -11,14 +11,14 @@ import os
 import secrets
 from pathlib import Path
 
-VARIABLE = "MUSTER_DURABLE"
+TOKEN_VARIABLE = "MUSTER_DURABLE"
 """The batch process's word, for the agents that it starts."""
-NAME = ".muster"
+TOKEN_FILE = ".muster"
 
 
-def claim(folder: str) -> str:
+def create_token(folder: str) -> str:
     """The word that stands in the folder, written there if none does; empty where that can't be: the agents say why."""
-    file = Path(folder, NAME)
+    file = Path(folder, TOKEN_FILE)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -31,12 +31,12 @@ def claim(folder: str) -> str:
         return ""
 
 
-def fault(folder: str, word: str) -> str:
+def find_problem(folder: str, word: str) -> str:
     """Why no checkpoint can be written here, in words; empty: it can, as far as can be told.
 
     Args:
         folder: `durable_dir`; empty: none is wanted.
-        word: what `claim` has given on the batch host; empty: nothing is to be found.
+        word: what `create_token` has given on the batch host; empty: nothing is to be found.
     """
     if not folder:
         return ""
@@ -45,7 +45,7 @@ def fault(folder: str, word: str) -> str:
         Path(folder).mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"durable_dir = {folder!r} can't be written to: {other}"
-        if word and Path(folder, NAME).read_text() != word:
+        if word and Path(folder, TOKEN_FILE).read_text() != word:
             raise FileNotFoundError
     except FileNotFoundError:
         return (

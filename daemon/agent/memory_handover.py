@@ -24,15 +24,15 @@ from muster.checkpoint.store.memory.shards import Shard
 from muster.checkpoint.store.memory.slots import MEMFD_SEALS
 from muster.checkpoint.store.replication import transfer
 from muster.daemon.host import packets
-from muster.daemon.host.kept_memory_client import MOST_SHARDS, ask, call
+from muster.daemon.host.kept_memory_client import MAX_SHARDS, open_request, send_request
 from muster.v1.memory_pb2 import KeptShards
 from muster.v1.peer_pb2 import ShardOffer
 
 log = logging.getLogger(__name__)
 
-TAKE_BACK_S, TAKE_BACK_MOST_S = 20.0, 180.0
+RECLAIM_BASE_S, RECLAIM_MAX_S = 20.0, 180.0
 """What has not been verified by then, or by when its size explains it, is done without: the gang waits."""
-VERIFIED_PER_S = 0.5e9
+VERIFY_BYTES_PER_S = 0.5e9
 """Bytes a second that are verified at the least: a core digests two or three times as much."""
 _PATIENCE_S = 3.0
 """A musterd that is being started again is asked again for so long."""
@@ -46,7 +46,7 @@ class Keeper(Protocol):
     async def take_back(self, offer: ShardOffer, descriptor: int) -> None: ...
 
 
-class Handover:
+class MemoryHandover:
     """One agent's.
 
     Args:
@@ -64,7 +64,7 @@ class Handover:
     async def leave(self, keeper: Keeper, generation: int) -> None:
         """Leave this node's shards with musterd, if it is there and takes them, in the place of what was left before.
         `generation`: the gang's newest."""
-        shards = newest_first(keeper.own_shards())[:MOST_SHARDS]
+        shards = newest_first(keeper.own_shards())[:MAX_SHARDS]
         if not self._path or not shards:
             return
         newest = max(generation, *(shard.version.generation for shard in shards))
@@ -98,13 +98,13 @@ class Handover:
         """In a thread, which may go on when nobody waits for it any more: the descriptors are its own."""
         try:
             with self._turn:
-                return ask(self._path, request, fds, patience_s=_PATIENCE_S)[0]
+                return send_request(self._path, request, fds, patience_s=_PATIENCE_S)[0]
         finally:
             _close(fds)
 
     def _call(self, request: packets.Message) -> tuple[socket.socket, packets.Message, list[int]]:
         with self._turn:
-            return call(self._path, request, patience_s=_PATIENCE_S)
+            return open_request(self._path, request, patience_s=_PATIENCE_S)
 
     def _descriptors(self, shards: Sequence[Shard]) -> list[int]:
         """New ones: of a memfd with the shards' descriptions, and of each shard's.
@@ -175,7 +175,7 @@ def newest_first(shards: Sequence[Shard]) -> list[Shard]:
 
 def _limit_s(memfds: Sequence[int]) -> float:
     size = sum(os.fstat(fd).st_size for fd in memfds)
-    return min(TAKE_BACK_S + size / VERIFIED_PER_S, TAKE_BACK_MOST_S)
+    return min(RECLAIM_BASE_S + size / VERIFY_BYTES_PER_S, RECLAIM_MAX_S)
 
 
 async def _verified(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 
 log = logging.getLogger(__name__)
 
-SBATCH_S = 120.0
+SBATCH_TIMEOUT_S = 120.0
 _CANCEL_S = 20.0
 _NEVER = 2**32 - 2
 """Slurm's end of a job without a time limit."""
@@ -36,7 +36,7 @@ _AS_THE_JOB = {
 """What the small job has in common with the job at hand where nothing else is said."""
 
 
-class Sbatch(Protocol):
+class JobSubmitter(Protocol):
     """What is needed of the Slurm client."""
 
     async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, timeout_s: float) -> int:
@@ -49,16 +49,16 @@ class Sbatch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What every request has in common. `ends_at`: when the gang's own job comes to its time limit, in Unix seconds;
-    None: it has none."""
+class PoolRequestDefaults:
+    """The values that all requests share. `ends_at`: Unix seconds at which the gang's own job reaches its time limit;
+    None: the job has no time limit."""
 
     job: PoolJob
     ends_at: float | None
     environ: Mapping[str, str]
 
 
-class Pool:
+class PoolRequests:
     """The requests of one agent.
 
     Args:
@@ -66,7 +66,7 @@ class Pool:
         changed: called when `answers` has something new to say.
     """
 
-    def __init__(self, terms: Terms, sbatch: Sbatch, changed: Callable[[], None]) -> None:
+    def __init__(self, terms: PoolRequestDefaults, sbatch: JobSubmitter, changed: Callable[[], None]) -> None:
         self._terms = terms
         self._sbatch = sbatch
         self._changed = changed
@@ -117,7 +117,7 @@ class Pool:
             for name, value in terms.environ.items()
             if name in _OF_THE_SITE or not name.startswith(_OF_A_JOB)
         }
-        return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_S)
+        return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_TIMEOUT_S)
 
     def _as_the_job(self, request: PoolRequest) -> Iterator[str]:
         given = {option.partition("=")[0] for option in (*self._terms.job.spec.node_options, *request.options)}
@@ -132,7 +132,7 @@ class Pool:
         return left if left > 0 else None
 
 
-def ends_at(environ: Mapping[str, str] = os.environ) -> float | None:
+def job_end_time(environ: Mapping[str, str] = os.environ) -> float | None:
     """When Slurm ends the job that this process belongs to, in Unix seconds; None: not known, or never."""
     text = environ.get("SLURM_JOB_END_TIME", "")
     return float(text) if text.isdigit() and 0 < int(text) < _NEVER else None

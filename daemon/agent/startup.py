@@ -17,15 +17,14 @@ from google.protobuf import json_format
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent import agent_log, durable_dir_check
-from muster.daemon.agent.agent import Agent, Setting
-from muster.daemon.agent.batch.batch_process import Remote
-from muster.daemon.agent.batch.batch_process import batch as run_batch
+from muster.daemon.agent.agent import Agent, AgentSettings
+from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.srun import Allocation
-from muster.daemon.agent.failure_detector.peers import Channels, Self
-from muster.daemon.agent.pool_jobs import Pool, Terms, ends_at
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels
+from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests, job_end_time
 from muster.daemon.agent.ranks import rank_environment
-from muster.daemon.agent.ranks.rank_supervisor import Job
-from muster.daemon.agent.ranks.zygote_handle import PRELOAD, Recipe
+from muster.daemon.agent.ranks.rank_supervisor import NodeJob
+from muster.daemon.agent.ranks.zygote_handle import PRELOAD, ZygoteSpec
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.batch_script import PoolJob
@@ -68,11 +67,11 @@ def batch(options: argparse.Namespace) -> int:
     start_logging(options.log_level)
     spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
     if spec and spec.durable_dir:
-        os.environ[durable_dir_check.VARIABLE] = durable_dir_check.claim(spec.durable_dir)
+        os.environ[durable_dir_check.TOKEN_VARIABLE] = durable_dir_check.create_token(spec.durable_dir)
     run = BatchRef(
         gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restarts()
     )
-    remote = Remote(site.coordinator, site.credentials(), run)
+    remote = RemoteCoordinator(site.coordinator, site.credentials(), run)
     return asyncio.run(run_batch(options.command, remote, _allocation(spec, run) if spec else None))
 
 
@@ -103,15 +102,18 @@ def read_spec(text: str) -> JobSpec:
     return spec
 
 
-def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
+def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSettings:
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
-    own = Self(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
-    environment, pool_serial = rank_environment.base(os.environ, spec.env), int(os.environ.get("MUSTER_POOL") or 0)
-    recipe = Recipe(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
-    return Setting(
+    own = AgentIdentity(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
+    environment, pool_serial = (
+        rank_environment.shared_environment(os.environ, spec.env),
+        int(os.environ.get("MUSTER_POOL") or 0),
+    )
+    recipe = ZygoteSpec(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
+    return AgentSettings(
         own=own,
-        job=Job(own.gang, own.node, recipe, spec.run_dir, spec.ranks_per_node),
+        job=NodeJob(own.gang, own.node, recipe, spec.run_dir, spec.ranks_per_node),
         spec=spec,
         coordinator=site.coordinator,
         credentials=site.credentials(),
@@ -124,7 +126,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> Setting:
         pool_serial=pool_serial,
         # A small job of the pool doesn't come back.
         memory_socket="" if pool_serial else options.memory,
-        failure=durable_dir_check.fault(spec.durable_dir, os.environ.get(durable_dir_check.VARIABLE, "")),
+        failure=durable_dir_check.find_problem(spec.durable_dir, os.environ.get(durable_dir_check.TOKEN_VARIABLE, "")),
     )
 
 
@@ -149,15 +151,15 @@ def _own_address(towards: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-async def _serve(setting: Setting) -> int:
-    def make_keeper(channels: Channels, changed: Callable[[], None]) -> CheckpointService:
+async def _serve(setting: AgentSettings) -> int:
+    def make_keeper(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
         refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
         return CheckpointService(setting.own.gang, setting.own.node, channels.dial, changed, refused)
 
-    def make_pool(changed: Callable[[], None]) -> Pool:
+    def make_pool(changed: Callable[[], None]) -> PoolRequests:
         restarts, given = setting.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
         job = PoolJob(setting.own.gang, setting.spec, restarts, given, sys.argv[0])
-        return Pool(Terms(job, ends_at(), dict(os.environ)), CliSlurm(), changed)
+        return PoolRequests(PoolRequestDefaults(job, job_end_time(), dict(os.environ)), CliSlurm(), changed)
 
     agent = Agent(setting, make_keeper, make_pool)
     loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.transport import site_config
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.channel import CannotListen, check_address
+from muster.daemon.transport.channel import ListenError, check_listen_address
 from muster.daemon.transport.identity import IdentityError
 from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     site_config.start_logging(flags.log_level)
     try:
         asyncio.run(_run(flags))
-    except CannotListen as error:
+    except ListenError as error:
         # systemd starts status 69 again: nobody would notice that a standby is down before it is needed.
         _die(EXIT_UNAVAILABLE if flags.shared_state else site_config.EXIT_CONFIG, str(error))
     except (site_config.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
@@ -128,10 +128,10 @@ def _check_state_dir(flags: argparse.Namespace) -> Path:
     """The state folder. A standby checks at its start what a takeover will need.
 
     Raises:
-        SiteError, LeaseError, CannotListen: a takeover would fail.
+        SiteError, LeaseError, ListenError: a takeover would fail.
     """
     if flags.shared_state:
-        check_address(flags.listen)
+        check_listen_address(flags.listen)
         return check_shared_folder(flags.state_dir, LeaseHolder.of_this_process())
     folder: Path = flags.state_dir or DEFAULT_STATE_DIR
     check_unshared_folder(folder)

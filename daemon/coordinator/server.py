@@ -88,7 +88,7 @@ class Coordinator:
         """Listen, and take up what is owed.
 
         Raises:
-            muster.daemon.transport.channel.CannotListen: the address is taken.
+            muster.daemon.transport.channel.ListenError: the address is taken.
         """
         self.port = bind(self._server, self._settings.listen)
         self.engine.start()

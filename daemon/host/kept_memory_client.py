@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from muster.daemon.host import packets
 
 SOCKET = "/run/muster/memory.sock"
-MOST_SHARDS = 64
+MAX_SHARDS = 64
 """Memfds of one gang on one node, beside that of their descriptions."""
-MOST_FDS = 1 + MOST_SHARDS
+MAX_FDS = 1 + MAX_SHARDS
 
 
 _AGAIN_S = 0.1
 
 
-def ask(
+def send_request(
     path: str, request: packets.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, patience_s: float = 0.0
 ) -> tuple[packets.Message, list[int]]:
     """One request (a MemoryRequest as JSON), with memfds; waits for the answer (a MemoryAnswer) and its memfds.
@@ -36,15 +36,15 @@ def ask(
     Raises:
         OSError: nobody listens there (FileNotFoundError: nor will soon), or hung up, or took too long (TimeoutError).
     """
-    line, answer, back = call(path, request, fds, timeout_s=timeout_s, patience_s=patience_s)
+    line, answer, back = open_request(path, request, fds, timeout_s=timeout_s, patience_s=patience_s)
     line.close()
     return answer, back
 
 
-def call(
+def open_request(
     path: str, request: packets.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, patience_s: float = 0.0
 ) -> tuple[socket.socket, packets.Message, list[int]]:
-    """As `ask`, with the line still open: the caller closes it."""
+    """As `send_request`, with the line still open: the caller closes it."""
     end = time.monotonic() + patience_s
     while True:
         try:
@@ -65,7 +65,7 @@ def _call(
         line.settimeout(timeout_s)
         line.connect(path)
         packets.send(line, request, list(fds))
-        data, back = packets.receive_bytes(line, MOST_FDS)
+        data, back = packets.receive_bytes(line, MAX_FDS)
         if not data:
             raise ConnectionResetError("musterd hung up without an answer")
         return line, json.loads(data), back

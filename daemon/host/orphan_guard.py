@@ -22,7 +22,7 @@ _CLEAN_S = 10.0
 _LOOK_AGAIN_S = 0.01
 
 
-def guarded(agent: Callable[[], int]) -> int:
+def run_guarded(agent: Callable[[], int]) -> int:
     """Run `agent` in a child; returns its exit code (128 + signal where one ended it) once nothing of it is left.
 
     To be called before any thread is started: the child is a fork.
@@ -33,12 +33,12 @@ def guarded(agent: Callable[[], int]) -> int:
     guard = os.getpid()
     child = os.fork()
     if child == 0:
-        process_tree.die_with(guard)
+        process_tree.die_with_parent(guard)
         process_tree.adopt_orphans()
         return agent()
-    process_tree.name_self("muster-guard")
+    process_tree.set_process_name("muster-guard")
     for number in _FORWARDED:
-        signal.signal(number, lambda signum, _: process_tree.tell(child, signum))
+        signal.signal(number, lambda signum, _: process_tree.send_signal(child, signum))
     code = process_tree.exit_status(os.waitpid(child, 0)[1])
     _clean()
     return code if code >= 0 else 128 - code
@@ -46,5 +46,5 @@ def guarded(agent: Callable[[], int]) -> int:
 
 def _clean() -> None:
     deadline = time.monotonic() + _CLEAN_S
-    while process_tree.end_orphans(set()) > 0 and time.monotonic() < deadline:
+    while process_tree.kill_orphans(set()) > 0 and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_S)

@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have this process killed (SIGKILL) when its parent `parent` ends; ends it now where that has happened already.
 
     The setting outlives exec and is not inherited by children. It is about the parent's *thread*: the parent must
@@ -37,12 +37,12 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def name_self(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Set the name that ps and top show for this process (at most 15 characters)."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
-def children() -> list[int]:
+def child_pids() -> list[int]:
     """Pids of this process's children, zombies included, those of other threads too."""
     try:
         return [
@@ -52,7 +52,7 @@ def children() -> list[int]:
         return _children_by_parent(os.getpid())
 
 
-def threads() -> int:
+def thread_count() -> int:
     """Number of threads of this process, native ones included."""
     return len(os.listdir("/proc/self/task"))
 
@@ -64,12 +64,12 @@ def kill(pid: int, *, group: bool = True) -> None:
     _signal(os.kill, pid, signal.SIGKILL)
 
 
-def tell(pid: int, signum: int) -> None:
+def send_signal(pid: int, signum: int) -> None:
     """Send a signal to one process; one that is gone already is fine."""
     _signal(os.kill, pid, signum)
 
 
-def end_orphans(keep: set[int], listed: Callable[[], list[int]] = children) -> int:
+def kill_orphans(keep: set[int], listed: Callable[[], list[int]] = child_pids) -> int:
     """SIGKILL every child of this process but `keep`, reap what has ended, and return how many are left.
 
     Call again after SIGCHLD until 0: the children of the ended arrive only then.

@@ -17,19 +17,19 @@ TAIL_BYTES = 4096
 _SPARE_BYTES = 1 << 20
 
 
-def folder(run_dir: str, gang: str) -> Path:
+def log_folder(run_dir: str, gang: str) -> Path:
     """All logs of a gang; also what `muster logs` reads."""
     return Path(run_dir, "logs", gang)
 
 
-def path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
+def log_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
     """The log of a rank."""
-    return folder(run_dir, gang) / f"g{generation}" / f"rank{rank}.log"
+    return log_folder(run_dir, gang) / f"g{generation}" / f"rank{rank}.log"
 
 
 def stacks_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
     """Where the stacks of a rank are kept when its generation hangs."""
-    return path(run_dir, gang, generation, rank).with_suffix(".stacks")
+    return log_path(run_dir, gang, generation, rank).with_suffix(".stacks")
 
 
 def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
@@ -43,7 +43,7 @@ def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
             errno.ENOENT, f"the run folder {run_dir} does not exist on this node: it must be on shared storage"
         )
     _must_have_space(Path(run_dir))
-    file = path(run_dir, gang, generation, rank)
+    file = log_path(run_dir, gang, generation, rank)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _must_have_space(file.parent)
@@ -53,10 +53,10 @@ def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
         raise OSError(error.errno, words) from None
 
 
-def tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
+def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     """The last lines (at most 4 kB) of a rank's log; empty where there is none."""
     try:
-        with path(run_dir, gang, generation, rank).open("rb") as file:
+        with log_path(run_dir, gang, generation, rank).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             data = file.read(TAIL_BYTES)

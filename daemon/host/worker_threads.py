@@ -9,7 +9,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Workers:
+class WorkerThreads:
     """A few threads of one keeper."""
 
     def __init__(self, threads: int = 4) -> None:

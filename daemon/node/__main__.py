@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.daemon.host.kept_memory_client import SOCKET
-from muster.daemon.node.daemon import NodeDaemon, Settings, Systemd
+from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory import systemd_fd_store
-from muster.daemon.node.sensors.sensor import Roots
+from muster.daemon.node.sensors.sensor import SensorPaths
 from muster.daemon.transport import site_config
-from muster.daemon.transport.channel import CannotListen
+from muster.daemon.transport.channel import ListenError
 from muster.daemon.transport.identity import IdentityError
 
 EXIT_UNAVAILABLE, EXIT_BUG = 69, 70
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         asyncio.run(_run(_settings(flags)))
     except (site_config.SiteError, IdentityError) as error:
         _die(site_config.EXIT_CONFIG, str(error))
-    except CannotListen as error:
+    except ListenError as error:
         _die(EXIT_UNAVAILABLE, str(error))
     except Exception as error:  # noqa: BLE001  # the very top
         _log.critical("a bug", exc_info=True)
@@ -50,8 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", metavar="NAME", help="this node in Slurm; default SLURMD_NODENAME, else hostname -s")
     parser.add_argument("--heartbeat", metavar="SECONDS", type=_seconds, default=5.0,
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip
-    parser.add_argument("--kmsg", metavar="FILE", type=Path, default=Roots().kmsg,
-                        help=f"the kernel log: a device, or a growing file; default {Roots().kmsg}")  # fmt: skip
+    parser.add_argument("--kmsg", metavar="FILE", type=Path, default=SensorPaths().kmsg,
+                        help=f"the kernel log: a device, or a growing file; default {SensorPaths().kmsg}")  # fmt: skip
     parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
                         help=f"for memory of requeued jobs; empty: nowhere; default {SOCKET}")  # fmt: skip
     return parser
@@ -64,25 +64,27 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _settings(flags: argparse.Namespace) -> Settings:
+def _settings(flags: argparse.Namespace) -> NodeSettings:
     try:
         site_config.split_address(flags.listen)
     except ValueError as error:
         raise site_config.SiteError(f"--listen: {error}") from None
     settings = site_config.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
-    return Settings(
+    return NodeSettings(
         node=site_config.node_name(flags.node),
         coordinator=settings.coordinator,
         listen=flags.listen,
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
-        roots=Roots(kmsg=flags.kmsg),
+        roots=SensorPaths(kmsg=flags.kmsg),
         memory=Path(flags.memory) if flags.memory else None,
-        systemd=Systemd(os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited(os.environ, os.getpid())),
+        systemd=Systemd(
+            os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())
+        ),
     )
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: NodeSettings) -> None:
     loop, running = asyncio.get_running_loop(), asyncio.create_task(NodeDaemon(settings).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)

@@ -21,7 +21,7 @@ import grpc.aio
 
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensors.sensor import Observation
-from muster.daemon.transport.channel import end_if_told, proof, reach
+from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
 from muster.v1 import node_pb2 as pb
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class StreamTimeouts:
     """Seconds. The answer to hello may have to wait for Slurm; every other answer is immediate."""
 
     hello_s: float = 30.0
@@ -47,8 +47,8 @@ class Patience:
             pause = min(2 * pause, self.longest_pause_s)
 
 
-class Memory(Protocol):
-    """What is kept on this node of jobs that are requeued (daemon.node.depot.Depot)."""
+class KeptGangs(Protocol):
+    """What is kept on this node of jobs that are requeued (kept_memory_store.KeptMemoryStore)."""
 
     def kept(self) -> list[tuple[str, int]]: ...
     def outdate(self, gang: str, generation: int) -> None: ...
@@ -67,7 +67,7 @@ class _Exchange:
     over: bool = False
 
 
-class Attachment:
+class NodeStream:
     """Keeps one node attached. `hello` is asked for at each attach: addresses may change. It may raise OSError."""
 
     def __init__(
@@ -76,8 +76,8 @@ class Attachment:
         credentials: Credentials,
         hello: Callable[[], Awaitable[pb.NodeHello]],
         heartbeat_s: float,
-        memory: Memory,
-        patience: Patience = Patience(),  # frozen
+        memory: KeptGangs,
+        patience: StreamTimeouts = StreamTimeouts(),  # frozen
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
@@ -100,11 +100,13 @@ class Attachment:
         while True:
             try:
                 hello = await self._hello()
-                async with await reach(split_addresses(self._coordinator), self._credentials) as channel:
+                async with await open_first_ready_channel(
+                    split_addresses(self._coordinator), self._credentials
+                ) as channel:
                     async for _ in self._stream(channel, hello):
                         waits = self._patience.pauses()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
-                end_if_told()
+                raise_if_cancelled()
                 self._complain(_words(error))
                 await asyncio.sleep(next(waits))
 
@@ -122,7 +124,7 @@ class Attachment:
         """
         self._outbox.rewind()
         exchange = _Exchange()
-        metadata = await proof(self._credentials, "/muster.v1.NodeService/Attach")
+        metadata = await credential_metadata(self._credentials, "/muster.v1.NodeService/Attach")
         call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, exchange), metadata=metadata)
         try:
             allowed, first = self._patience.hello_s, True

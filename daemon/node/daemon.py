@@ -12,13 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from muster.daemon.host import clock
-from muster.daemon.node.coordinator_stream import Attachment
-from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.coordinator_stream import NodeStream
+from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.probe_service import ProbeService
 from muster.daemon.node.sensors import SENSORS
-from muster.daemon.node.sensors.sensor import Roots, keep_watching
+from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
@@ -26,7 +26,7 @@ from muster.v1 import common_pb2_grpc, node_pb2
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # For probes under way when the daemon stops.
-GRACE_S = 0.2
+PROBE_GRACE_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +39,7 @@ class Systemd:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NodeSettings:
     """What a node daemon is started with. Addresses are "host:port" (`coordinator`: or several, with commas); port 0 of
     `listen`: any. `memory`: the socket for memory that is kept over requeues; None: none is."""
 
@@ -48,7 +48,7 @@ class Settings:
     listen: str
     credentials: Credentials
     heartbeat_s: float = 5.0
-    roots: Roots = field(default_factory=Roots)
+    roots: SensorPaths = field(default_factory=SensorPaths)
     boot_id: Path = BOOT_ID
     memory: Path | None = None
     systemd: Systemd = field(default_factory=Systemd)
@@ -57,12 +57,12 @@ class Settings:
 class NodeDaemon:
     """One node daemon: `await run()` until it is cancelled."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._incarnation = secrets.token_hex(8)
         self._port = 0
-        self._depot = Depot(FdStore(settings.systemd.notify))
-        self._attachment = Attachment(
+        self._depot = KeptMemoryStore(FdStore(settings.systemd.notify))
+        self._attachment = NodeStream(
             settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s, self._depot
         )
 
@@ -70,7 +70,7 @@ class NodeDaemon:
         """Serve until cancelled.
 
         Raises:
-            muster.daemon.transport.channel.CannotListen: the address is taken.
+            muster.daemon.transport.channel.ListenError: the address is taken.
         """
         # First of all: whatever ends this run of the daemon, nothing is kept for longer than it may be.
         memory = self._memory()
@@ -83,12 +83,12 @@ class NodeDaemon:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for make in SENSORS:
-                    tasks.create_task(keep_watching(make(self._settings.roots), self._attachment.report))
+                    tasks.create_task(run_sensor(make(self._settings.roots), self._attachment.report))
                 tasks.create_task(self._attachment.run())
                 if memory is not None:
                     tasks.create_task(memory.run())
         finally:
-            await server.stop(GRACE_S)
+            await server.stop(PROBE_GRACE_S)
 
     def _memory(self) -> MemoryService | None:
         """With what an earlier daemon had kept; nothing stays of that where nothing is to be kept."""

@@ -13,14 +13,14 @@ import logging
 
 from muster.daemon.node.sensors.sensor import Observation
 
-LIMIT = 1000
+MAX_WAITING = 1000
 _log = logging.getLogger(__name__)
 
 
 class Outbox:
     """A bounded, ordered set of observations; not for use by several threads."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = MAX_WAITING) -> None:
         self._limit = limit
         self._waiting: dict[tuple[str, int, str], Observation] = {}
         self._sent: set[tuple[str, int, str]] = set()

@@ -1,17 +1,18 @@
-"""The one place where gRPC channels and servers are made.
+"""The only module that makes gRPC channels and servers.
 
-Every call carries a credential (metadata `muster-credential`), made for that call and checked before the
-handler runs. `open_channel` sees to it; a call that streams both ways is opened with `proof` as its metadata, since
-gRPC's interceptor of such calls costs a task and a queue for every message, and leaves them pending when the other side
-dies. A call without a valid one ends UNAUTHENTICATED with a sentence that says why; where munged
-does not answer, the call ends UNAVAILABLE at the side that lacks it, like any other fault of a host that
-may pass. Handlers ask `muster.daemon.transport.identity.current_caller()`; what the caller may do is
-`muster.daemon.transport.authorization`.
+Every call carries a credential in its metadata (`muster-credential`). The credential is made for that call and is
+checked before the handler runs. `open_channel` adds it. A bidirectional streaming call is different: its caller passes
+`credential_metadata`, because gRPC's interceptor for such calls costs a task and a queue for every message and leaves
+both pending when the peer dies.
 
-TLS goes here: `open_channel` and `bind` are the only places that choose the transport.
+A call without a valid credential ends with UNAUTHENTICATED and the reason. If munged does not answer, the call ends
+with UNAVAILABLE, like any other temporary fault of a host. A handler reads the caller from
+`muster.daemon.transport.identity.current_caller()`. The caller's rights are in `muster.daemon.transport.authorization`.
 
-gRPC's keepalive is off on purpose between daemons: silence is judged by Muster's own pings, with deadlines that the
-tests measure. A command that follows a job has it (`keepalive`): nobody else tells it that a coordinator stands still.
+If Muster uses TLS one day, it belongs here: only `open_channel` and `bind` choose the transport.
+
+gRPC's keepalive is off between daemons: Muster's own pings detect silence, with deadlines that the tests measure. A
+command that follows a job turns `keepalive` on, because a command sends no pings of its own.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from muster.daemon.transport.identity import (
 )
 from muster.daemon.transport.site_config import split_address
 
-KEY = "muster-credential"
-MESSAGE_BYTES = 64 * 1024 * 1024
+CREDENTIAL_KEY = "muster-credential"
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # Asked by load balancers and by tools such as grpcurl, which have no credential; they tell nothing about
 # any job.
-PUBLIC = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
+PUBLIC_METHODS = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
 
-REACH_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 """How long one of several coordinators may take to answer a connection."""
 
 IDENTITY_DEADLINE_S = 5.0
@@ -56,8 +57,8 @@ IDENTITY_DEADLINE_S = 5.0
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
 
 _OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
 _CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
@@ -88,7 +89,7 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-class CannotListen(OSError):
+class ListenError(OSError):
     """The site's fault: the address can't be listened on."""
 
 
@@ -99,10 +100,11 @@ def open_channel(
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
     keepalive: bool = False,
 ) -> grpc.aio.Channel:
-    """A channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before a call. A call that
-    streams both ways must be given `proof`. With `keepalive` calls to a host that has fallen silent end within 8 s.
+    """Return a channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before the first call.
 
-    A credential that can't be made within `identity_deadline_s` ends the call UNAVAILABLE.
+    A bidirectional streaming call needs `credential_metadata` as its metadata. With `keepalive`, a call to a host that
+    has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends with
+    UNAVAILABLE.
     """
     prove = partial(_prove, credentials, identity_deadline_s)
     interceptors: list[Any] = [
@@ -114,8 +116,12 @@ def open_channel(
     return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
-async def reach(
-    addresses: Sequence[str], credentials: Credentials, *, deadline_s: float = REACH_S, keepalive: bool = False
+async def open_first_ready_channel(
+    addresses: Sequence[str],
+    credentials: Credentials,
+    *,
+    deadline_s: float = CONNECT_TIMEOUT_S,
+    keepalive: bool = False,
 ) -> grpc.aio.Channel:
     """A channel (see `open_channel`) to whichever of `addresses` is the first to answer as a gRPC server.
 
@@ -154,7 +160,7 @@ def bind(server: grpc.aio.Server, address: str) -> int:
     """Listen on `address` ("host:port"; no host: all addresses; port 0: any free one) and return the port.
 
     Raises:
-        CannotListen: the address is taken, or is not this host's.
+        ListenError: the address is taken, or is not this host's.
     """
     try:
         port = server.add_insecure_port(f"[::]{address}" if address.startswith(":") else address)
@@ -165,11 +171,11 @@ def bind(server: grpc.aio.Server, address: str) -> int:
     return port
 
 
-def check_address(address: str) -> None:
+def check_listen_address(address: str) -> None:
     """See that `bind` will be able to listen on `address`, without listening. May take as long as finding its host.
 
     Raises:
-        CannotListen: as `bind` does.
+        ListenError: as `bind` does.
     """
     try:
         host, port = split_address(address)
@@ -197,14 +203,14 @@ def _try_to_bind(family: int, where: Any) -> bool:
     return True
 
 
-def _cannot_listen(address: str) -> CannotListen:
-    return CannotListen(f"can't listen on {address}: is it taken, or not an address of this host?")
+def _cannot_listen(address: str) -> ListenError:
+    return ListenError(f"can't listen on {address}: is it taken, or not an address of this host?")
 
 
 # --- client -----------------------------------------------------------------------------------------------
 
 
-def end_if_told() -> None:
+def raise_if_cancelled() -> None:
     """Raise CancelledError where this task was cancelled. Where a stream ends as its reader is cancelled, grpc.aio
     raises the stream's error instead, or ends it in peace: who would go on then calls this."""
     task = asyncio.current_task()
@@ -212,7 +218,7 @@ def end_if_told() -> None:
         raise asyncio.CancelledError
 
 
-def raise_bug(task: asyncio.Task[Any]) -> None:
+def raise_unexpected_error(task: asyncio.Task[Any]) -> None:
     """Raise what a task that has ended ended with, unless it is the end of its call, or of itself."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, _ENDS_OF_CALLS):
@@ -240,7 +246,7 @@ async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
         raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
 
 
-async def proof(
+async def credential_metadata(
     credentials: Credentials, method: str, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
 ) -> grpc.aio.Metadata:
     """Metadata with a fresh credential, good for one call of `method` ("/muster.v1.PeerService/Link").
@@ -253,13 +259,13 @@ async def proof(
     except IdentityUnavailable as error:
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
-    return grpc.aio.Metadata((KEY, token))
+    return grpc.aio.Metadata((CREDENTIAL_KEY, token))
 
 
 async def _prove(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
-    """The call's details with a fresh credential; raises as `proof`."""
+    """The call's details with a fresh credential; raises as `credential_metadata`."""
     method = details.method.decode() if isinstance(details.method, bytes) else details.method
-    proved = await proof(credentials, method, identity_deadline_s=deadline_s)
+    proved = await credential_metadata(credentials, method, identity_deadline_s=deadline_s)
     return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *proved))
 
 
@@ -301,7 +307,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
-        if handler is None or method.startswith(PUBLIC):
+        if handler is None or method.startswith(PUBLIC_METHODS):
             return handler
         kind = _kind(handler)
         guarded = self._guard(getattr(handler, kind), method, answers_stream=handler.response_streaming)
@@ -329,10 +335,10 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def _admit(self, method: str, request: Any, context: _Context) -> None:
         """Name the caller, or end the call."""
-        token = dict(context.invocation_metadata() or ()).get(KEY)
+        token = dict(context.invocation_metadata() or ()).get(CREDENTIAL_KEY)
         try:
             if token is None:
-                raise CredentialRefused(f"{method} needs a credential ({KEY})")
+                raise CredentialRefused(f"{method} needs a credential ({CREDENTIAL_KEY})")
             uid, gid = await _in_thread(lambda: self._credentials.check(str(token), method), self._deadline_s)
         except (CredentialRefused, IdentityUnavailable) as error:
             await _hear_out(request)

@@ -1,10 +1,11 @@
-"""What the coordinator's core and every agent must hold alike: the times that fencing by silence rests on.
+"""The timeouts that fencing by time depends on. The coordinator's core and every agent use the same values.
 
-An agent that hears neither the coordinator nor a majority of its gang ends its ranks after `SILENT_S`; the core starts
-no generation sooner after a silence. Changed in one place alone, two generations could run at once.
+An agent that hears neither the coordinator nor a majority of its gang kills its own ranks after `SELF_FENCE_AFTER_S`.
+The core starts no new generation before that time, plus a margin, has passed. If only one side changed a value, the
+ranks of two generations could run at the same time.
 """
 
-ACCUSE_S = 1.25
+ACCUSE_AFTER_S = 1.25
 """Seconds of silence after which an agent accuses a neighbour."""
-SILENT_S = 2.0
-"""Seconds after which an agent without coordinator and majority kills its ranks (ARCHITECTURE.md)."""
+SELF_FENCE_AFTER_S = 2.0
+"""Seconds without an answer from the coordinator and from a majority, after which an agent kills its own ranks."""

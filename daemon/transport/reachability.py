@@ -26,7 +26,7 @@ _CLOSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, e
 _SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
-class Door(Enum):
+class Reachability(Enum):
     """What a bare TCP connection meets."""
 
     OPEN = "accepted"
@@ -34,22 +34,22 @@ class Door(Enum):
     MUTE = "no answer"
 
 
-async def knock(address: str, timeout: float = _KNOCK_S) -> Door:
+async def try_connection(address: str, timeout: float = _KNOCK_S) -> Reachability:
     """Try a TCP connection to "host:port" and close it at once."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
-        return Door.MUTE
+        return Reachability.MUTE
     except OSError as error:
         # Unreachable (no route, no such host) says nothing about the process.
-        return Door.CLOSED if error.errno in _CLOSED else Door.MUTE
+        return Reachability.CLOSED if error.errno in _CLOSED else Reachability.MUTE
     writer.transport.abort()
-    return Door.OPEN
+    return Reachability.OPEN
 
 
-async def probe(address: str, node: str, credentials: Credentials, deadline_s: float) -> Door | None:
+async def probe(address: str, node: str, credentials: Credentials, deadline_s: float) -> Reachability | None:
     """What meets whoever asks after a process of `node` at `address` ("host:port"); None: it answers.
 
     It may be on its way out: a node that dies accepts connections for a moment longer. So its kernel's last word
@@ -59,7 +59,7 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
         IdentityUnavailable: no credential can be made here; that is nobody else's silence.
     """
     if not address:
-        return Door.MUTE
+        return Reachability.MUTE
     door = before = None
 
     def ping() -> asyncio.Future[bool]:
@@ -69,12 +69,12 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
     try:
         async with asyncio.timeout(deadline_s):
             while True:
-                before, door = door, await knock(address)
+                before, door = door, await try_connection(address)
                 if any(one.done() and one.result() for one in pings):
                     return None
-                if door is Door.CLOSED:
+                if door is Reachability.CLOSED:
                     return door
-                if before is Door.MUTE and door is Door.OPEN:
+                if before is Reachability.MUTE and door is Reachability.OPEN:
                     # What was sent into a cut link comes again after a second only, too late for most deadlines.
                     pings.add(ping())
                 await asyncio.wait(pings, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +85,7 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
                     await asyncio.sleep(_AGAIN_S)
                     pings.add(ping())
     except TimeoutError:
-        return door or Door.MUTE
+        return door or Reachability.MUTE
     finally:
         for one in pings:
             one.cancel()

@@ -47,7 +47,7 @@ COMMAND = Command("logs", "show what a job's ranks wrote", _arguments, _run)
 
 
 def _folder(view: GangView) -> Path:
-    return rank_log_files.folder(view.run_dir, view.gang_id)
+    return rank_log_files.log_folder(view.run_dir, view.gang_id)
 
 
 def _first(options: argparse.Namespace, view: GangView) -> int:

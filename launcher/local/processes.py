@@ -52,7 +52,7 @@ def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, s
             stderr=subprocess.STDOUT,
             env=dict(environment),
             process_group=0,
-            preexec_fn=lambda: process_tree.die_with(parent),
+            preexec_fn=lambda: process_tree.die_with_parent(parent),
         )
     return Program(name, log, popen)
 
@@ -72,7 +72,7 @@ def stop(programs: Sequence[Program], grace_s: float) -> None:
     """SIGTERM these programs, and SIGKILL what still runs after `grace_s` seconds."""
     for program in programs:
         if program.ended is None:
-            process_tree.tell(program.popen.pid, signal.SIGTERM)
+            process_tree.send_signal(program.popen.pid, signal.SIGTERM)
     wait(programs, grace_s)
     kill(programs)
 
@@ -91,7 +91,7 @@ def tell_rank(agent: Program, rank: int, signum: int) -> bool:
     """Send a signal to the process of `rank` below its agent; whether there was one."""
     for pid in _tree(agent.popen.pid, _children()):
         if _is_rank(pid, rank):
-            process_tree.tell(pid, signum)
+            process_tree.send_signal(pid, signum)
             return True
     return False
 

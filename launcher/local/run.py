@@ -33,7 +33,7 @@ class LocalRun:
     def __init__(self, cluster: LocalCluster, gang: str, run_dir: str, planned: list[Fault]) -> None:
         self._cluster, self._gang = cluster, gang
         self._planned = planned
-        self._reader = Reader(rank_log_files.folder(run_dir, gang), 0, 0)
+        self._reader = Reader(rank_log_files.log_folder(run_dir, gang), 0, 0)
         self._view = GangView()
         self._ran_at = 0.0
 

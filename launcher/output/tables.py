@@ -80,7 +80,7 @@ def _facts(view: GangView) -> Table:
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
         table.add_row("declared", f"{declared}, by {count} of {len(view.ranks)} ranks: no hang is looked for")
     table.add_row("nodes", _roll(view))
-    table.add_row("logs", f"{rank_log_files.folder(view.run_dir, view.gang_id)}/g{view.generation}")
+    table.add_row("logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}")
     return table
 
 

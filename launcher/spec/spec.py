@@ -55,9 +55,9 @@ def _absolute(value: str) -> str:
 
 OneLine = Annotated[str, Field(min_length=1), BeforeValidator(lambda v: _one_line(v) if isinstance(v, str) else v)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.NODES)]
-FurtherNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.NODES)]
-RanksPerNode = Annotated[int, Field(strict=True, ge=1, le=job_limits.RANKS_PER_NODE)]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_NODES)]
+FurtherNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_NODES)]
+RanksPerNode = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_RANKS_PER_NODE)]
 
 
 class _Table(BaseModel):
@@ -137,13 +137,13 @@ class Job(_Table):
     preload: tuple[str, ...] = ()
     run_dir: str
     durable_dir: str = ""
-    gather_timeout: Annotated[float, Field(gt=0, le=job_limits.GATHER_TIMEOUT_S)] = 300.0
-    max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.FAILURES)] = 3
-    hang_after: Annotated[float, Field(ge=0, le=job_limits.HANG_AFTER_S)] = 60.0
+    gather_timeout: Annotated[float, Field(gt=0, le=job_limits.MAX_GATHER_TIMEOUT_S)] = 300.0
+    max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_FAILURES)] = 3
+    hang_after: Annotated[float, Field(ge=0, le=job_limits.MAX_HANG_AFTER_S)] = 60.0
     pool_nodes: FurtherNodes = 2
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
-    stop_before: Annotated[float, Field(ge=0, le=job_limits.STOP_BEFORE_S)] = 120.0
+    stop_before: Annotated[float, Field(ge=0, le=job_limits.MAX_STOP_BEFORE_S)] = 120.0
     stop_signal: str | None = None
     parallelism: Parallelism = Field(default_factory=Parallelism)
     checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
@@ -232,10 +232,10 @@ class Job(_Table):
             raise ValueError(
                 f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
             )
-        if self.world_size > job_limits.RANKS:
+        if self.world_size > job_limits.MAX_RANKS:
             raise ValueError(
                 f"nodes * ranks_per_node = {self.nodes} * {self.ranks} = {self.world_size} ranks must be "
-                f"{job_limits.RANKS} or less"
+                f"{job_limits.MAX_RANKS} or less"
             )
         self._data()
         return self

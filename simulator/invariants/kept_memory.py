@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.node.kept_memory.retention import Kept
+from muster.daemon.node.kept_memory.retention import KeptEntry
 from muster.simulator.world.violation import must
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class KeptMemory:
             f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
         )
 
-    def prolog_returned(self, node: str, job: int, kept: Kept[Any] | None) -> None:
+    def prolog_returned(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
         """A job's first process is about to start on a node that keeps this."""
         other = kept.gang if kept is not None and kept.owner.job != job else ""
         must(not other, f"law 7: job {job} starts on {node} beside the memory of {other}")
 
-    def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
+    def kept_at(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
         """A node keeps this at this time."""
         late = kept.gang if kept is not None and kept.until <= now else ""
         must(not late, f"law 7: {node} still keeps the memory of {late}")

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, Gan
 from muster.daemon.coordinator.core.state.events import Status, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.node.kept_memory.retention import Kept
+from muster.daemon.node.kept_memory.retention import KeptEntry
 from muster.simulator.invariants.batch_processes import Launchers
 from muster.simulator.invariants.generations import Generations
 from muster.simulator.invariants.hangs import Hangs
@@ -189,11 +189,11 @@ class Laws:
         """An agent leaves its shards with its node's daemon."""
         self._kept_memory.left(agent)
 
-    def prolog_returned(self, node: str, job: int, kept: Kept[Any] | None) -> None:
+    def prolog_returned(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
         """A job's first process is about to start on a node that keeps this."""
         self._kept_memory.prolog_returned(node, job, kept)
 
-    def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
+    def kept_at(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
         """A node keeps this at this time."""
         self._kept_memory.kept_at(node, now, kept)
 

@@ -45,14 +45,14 @@ MUTANTS: dict[str, Mutant] = {
     "start-in-the-silence": Mutant(
         "a generation starts before silent ranks have killed themselves",
         f"{_CORE}.detection.time_fencing",
-        "for member in silent) + SILENT_S + KILL_MARGIN_S",
-        "for member in silent)",
+        "quiet_at = last_contact_at + SELF_FENCE_AFTER_S + KILL_MARGIN_S",
+        "quiet_at = last_contact_at",
     ),
     "live-on-in-silence": Mutant(
         "an agent that hears nobody lets its ranks run on",
         "muster.daemon.agent.failure_detector.silence_rules",
-        "    if now - max(heard.coordinator, spell) < SILENT_S:",
-        "    if now - max(heard.coordinator, spell) < 1000 * SILENT_S:",
+        "    if now - max(heard.coordinator, spell) < SELF_FENCE_AFTER_S:",
+        "    if now - max(heard.coordinator, spell) < 1000 * SELF_FENCE_AFTER_S:",
     ),
     "accept-a-stale-generation": Mutant(
         "a rank of a generation that is over counts for the one that runs",

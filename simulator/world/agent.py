@@ -245,23 +245,23 @@ class Agent(Process):
     def carry_out(self) -> None:
         """Take steps until none is left."""
         while self.order is not None and self.alive:
-            steps = reconcile.decide(self._local(), self.order)
+            steps = reconcile.next_steps(self._local(), self.order)
             if not steps:
-                done = reconcile.settled(self._local(), self.order)
+                done = reconcile.is_carried_out(self._local(), self.order)
                 self._carried_out = self.order.serial if done else 0
                 return
             for step in steps:
                 self._take(step, self.order)
 
-    def _local(self) -> reconcile.Local:
+    def _local(self) -> reconcile.LocalState:
         ranks = tuple(reconcile.LocalRank(r.rank, r.generation, r.alive) for r in self.ranks.values())
-        return reconcile.Local(self.node, self.fenced, self.killed, ranks, self.store)
+        return reconcile.LocalState(self.node, self.fenced, self.killed, ranks, self.store)
 
     def _take(self, step: reconcile.Step, order: pb.Order) -> None:
         match step:
-            case reconcile.Kill(generation):
+            case reconcile.KillRanks(generation):
                 self._kill(generation)
-            case reconcile.Fenced(generation):
+            case reconcile.ReportFenced(generation):
                 self.fenced = generation
                 self.changed()
             case reconcile.OpenStore(generation):
@@ -269,9 +269,9 @@ class Agent(Process):
                 self.later(self.world.timing.store(), self._store_listens, generation)
             case reconcile.CloseStore():
                 self.store = self.store_port = 0
-            case reconcile.Start():
+            case reconcile.StartRanks():
                 self._start(step, order)
-            case reconcile.Leave():
+            case reconcile.ExitAgent():
                 if order.requeued:
                     self.world.depots.leave(self)
                 self.leave()
@@ -282,7 +282,7 @@ class Agent(Process):
             self.store_port = 4000 + 100 * generation + self._stores
             self.changed()
 
-    def _start(self, step: reconcile.Start, order: pb.Order) -> None:
+    def _start(self, step: reconcile.StartRanks, order: pb.Order) -> None:
         training = self.world.training(self.post.gang, order)
         for rank, _ in step.places:
             self.ranks[rank] = started = Rank(self, rank, step.generation)

@@ -1,4 +1,4 @@
-"""What the nodes' daemons keep of requeued gangs (by the real `custody.Custody`), and how it may be lost.
+"""What the nodes' daemons keep of requeued gangs (by the real `retention.Retention`), and how it may be lost.
 
 A node's memory goes with its kernel; a restart of its daemon does it no harm. Now and then a shard is damaged: whoever
 takes it back verifies it, and does without.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Shard
-from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
+from muster.daemon.node.kept_memory.retention import RETENTION_S, JobOwner, KeptEntry, Retention
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
@@ -28,11 +28,11 @@ class Depots:
     def __init__(self, world: World, seed: int) -> None:
         self._world = world
         self._chance = random.Random(f"depots {seed}")
-        self._custodies: dict[str, Custody[tuple[Shard, ...]]] = {}
+        self._custodies: dict[str, Retention[tuple[Shard, ...]]] = {}
         self.damage = 0.0
 
-    def _of(self, node: str) -> Custody[tuple[Shard, ...]]:
-        return self._custodies.setdefault(node, Custody())
+    def _of(self, node: str) -> Retention[tuple[Shard, ...]]:
+        return self._custodies.setdefault(node, Retention())
 
     def leave(self, agent: Agent) -> None:
         """An agent leaves what it has, if its node's daemon takes it."""
@@ -41,10 +41,10 @@ class Depots:
         if agent.post.pool or not shards or not world.daemons[node].awake():
             return
         world.laws.left(agent)
-        owner, until = Owner(agent.post.job, _UID), world.schedule.now + KEPT_S
+        owner, until = JobOwner(agent.post.job, _UID), world.schedule.now + RETENTION_S
         if not self._of(node).refusal(owner):
-            self._of(node).keep(Kept(owner, agent.post.gang, until, shards, agent.newest))
-        world.schedule.later(KEPT_S, self.expire, node, until)
+            self._of(node).keep(KeptEntry(owner, agent.post.gang, until, shards, agent.newest))
+        world.schedule.later(RETENTION_S, self.expire, node, until)
 
     def take(self, agent: Agent) -> None:
         """The agent of the next run takes back what was left on its node."""
@@ -63,7 +63,7 @@ class Depots:
 
     def job_starts(self, node: str, job: int) -> None:
         """A job's prolog."""
-        self._of(node).job_starts(Owner(job, _UID))
+        self._of(node).job_starts(JobOwner(job, _UID))
         self._world.laws.prolog_returned(node, job, self._of(node).kept)
 
     def expire(self, node: str, now: float) -> None:

@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.events import Status, Version
 from muster.daemon.coordinator.journal.journal import Journal
-from muster.daemon.node.kept_memory.retention import Kept
+from muster.daemon.node.kept_memory.retention import KeptEntry
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
@@ -72,10 +72,10 @@ class Observer(Protocol):
     def left(self, agent: Agent) -> None:
         """An agent leaves its shards with its node's daemon."""
 
-    def prolog_returned(self, node: str, job: int, kept: Kept[Any] | None) -> None:
+    def prolog_returned(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
         """A job's first process is about to start on a node that keeps this."""
 
-    def kept_at(self, node: str, now: float, kept: Kept[Any] | None) -> None:
+    def kept_at(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
         """A node keeps this at this time."""
 
     def batch_leaves(self, gang: Gang, job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.coordinator.core.state.events import NeighbourAccused, Silence
-from muster.daemon.transport.fencing_timeouts import SILENT_S
+from muster.daemon.transport.fencing_timeouts import SELF_FENCE_AFTER_S
 from muster.v1.agent_pb2 import DUTY_RUN, Order
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Uneasy:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._circle = silence_rules.Circle(agent.node)
+        self._circle = silence_rules.PeerGroup(agent.node)
         self._broken: dict[str, float] = {}
         """Contact with whom it can't reach now."""
         self._phase: dict[str, float] = {}
@@ -59,7 +59,7 @@ class Uneasy:
         near = frozenset(me.neighbours if me is not None else ()) & members
         for node in sorted(self._circle.members - members):
             self._take_leave(node)
-        self._circle = silence_rules.Circle(self._agent.node, members, near - {self._agent.node})
+        self._circle = silence_rules.PeerGroup(self._agent.node, members, near - {self._agent.node})
         self._accused = {node: at for node, at in self._accused.items() if node in members}
         self.look()
 
@@ -94,8 +94,8 @@ class Uneasy:
 
     def _period(self, node: str) -> float:
         if self.spell is not None:
-            return silence_rules.WIDE_PING_S
-        return silence_rules.PING_S if node in self._circle.neighbours else SELDOM_S
+            return silence_rules.SUSPICION_PING_S
+        return silence_rules.NEIGHBOUR_PING_S if node in self._circle.neighbours else SELDOM_S
 
     def _age(self, node: str) -> float:
         if node not in self._phase:
@@ -140,14 +140,14 @@ class Uneasy:
             self._awake = now
         if not any(node in self._broken for node in self._circle.members) and self.spell is None:
             return
-        judged = silence_rules.judge(now, self._circle, self._heard())
+        judged = silence_rules.evaluate(now, self._circle, self._heard())
         began = self.spell is None and judged.spell is not None
         self.spell = judged.spell
         if began:
             agent.hurry()
         for node in sorted(judged.accuse):
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
-        if judged.kill and now - self._started >= SILENT_S:
+        if judged.kill and now - self._started >= SELF_FENCE_AFTER_S:
             agent.end_ranks(judged.kill)
         # Nothing but the end of the ranks is decided to the tenth of a second.
         near_end = self.spell is None or now - agent.contact > 1.0
@@ -155,10 +155,10 @@ class Uneasy:
         self._slept_at = now
         agent.later(TICK_S if near_end else LAZY_TICK_S, self._tick)
 
-    def _heard(self) -> silence_rules.Heard:
+    def _heard(self) -> silence_rules.LastContacts:
         others = self._circle.members - {self._agent.node}
         contacts = {node: self.contact(node) for node in sorted(others)}  # each may draw from chance
-        return silence_rules.Heard(contacts, self._agent.contact, self.spell, self._awake)
+        return silence_rules.LastContacts(contacts, self._agent.contact, self.spell, self._awake)
 
     def _accuse(self, node: str, how: Silence) -> None:
         if self._now - self._accused.get(node, float("-inf")) < ACCUSE_AGAIN_S:

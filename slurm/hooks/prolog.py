@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from muster.daemon.host.kept_memory_client import SOCKET, ask
+from muster.daemon.host.kept_memory_client import SOCKET, send_request
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds to retry while the socket exists but nobody answers: musterd is restarting."""
@@ -46,7 +46,7 @@ def free_kept_memory(job: int, uid: int, path: str, patience_s: float) -> str:
     """
     request = {"free": {"slurm_job_id": job, "uid": uid}}
     try:
-        answer, _ = ask(path, request, timeout_s=REPLY_TIMEOUT_S, patience_s=patience_s)
+        answer, _ = send_request(path, request, timeout_s=REPLY_TIMEOUT_S, patience_s=patience_s)
         return str(answer.get("refused", ""))
     except FileNotFoundError:
         return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.coordinator_stream import Attachment, Ears
+from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
 from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentHello, AgentStatus
@@ -26,12 +26,14 @@ class Statuses:
         return AgentStatus(fenced_generation=7)
 
 
-def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -> Attachment:
+def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -> AgentStream:
     def nothing(*_: object) -> None:
         pass
 
     hello = AgentHello(gang_id="g", node="n0", incarnation="a", peer_address="127.0.0.1:1")
-    return Attachment(address, credentials, Ears(hello, Statuses(faults), nothing, nothing, nothing, nothing))
+    return AgentStream(
+        address, credentials, StreamHandlers(hello, Statuses(faults), nothing, nothing, nothing, nothing)
+    )
 
 
 async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(

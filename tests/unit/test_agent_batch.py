@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.agent.batch.batch_process import EXIT_REQUEUED, LAUNCHES, Absence, Pace, Remote, batch
-from muster.daemon.agent.batch.srun import REQUEUES, Allocation, Srun, requeue
+from muster.daemon.agent.batch.batch_process import (
+    EXIT_REQUEUED,
+    MAX_LAUNCHES,
+    PollTiming,
+    RemoteCoordinator,
+    ViewFailure,
+    run_batch,
+)
+from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
 from muster.daemon.coordinator.testing.scripted_world import World
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
@@ -26,20 +33,20 @@ GATHERING = GangView(phase="GATHERING")
 ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
 GONE = GangView(phase="GATHERING", nodes=[NodeView(node="n0", role="spare")])
 ABSENT = GangView(phase="GATHERING", generation=4, nodes=[NodeView(node="n0", role="absent")])
-SILENT, UNKNOWN = Absence.SILENT, Absence.UNKNOWN
+SILENT, UNKNOWN = ViewFailure.SILENT, ViewFailure.UNKNOWN
 
 
-FAST = Pace(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, srun_dies=60.0, unknown=3, gone=5)
+FAST = PollTiming(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, srun_dies=60.0, unknown=3, gone=5)
 
 
 class Answers:
     """A coordinator that gives one answer after the other, the last one for ever."""
 
-    def __init__(self, *views: GangView | Absence) -> None:
+    def __init__(self, *views: GangView | ViewFailure) -> None:
         self._views = list(views)
         self.asked = 0
 
-    async def view(self) -> GangView | Absence:
+    async def view(self) -> GangView | ViewFailure:
         self.asked += 1
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
@@ -50,7 +57,7 @@ class Ends:
     def __init__(self, holds: Callable[[], bool], view: GangView) -> None:
         self._holds, self._view = holds, view
 
-    async def view(self) -> GangView | Absence:
+    async def view(self) -> GangView | ViewFailure:
         return self._view if self._holds() else RUNNING
 
 
@@ -100,13 +107,13 @@ def _signals() -> Iterator[None]:
         ("exit 1", [UNKNOWN, UNKNOWN, SILENT, UNKNOWN, UNKNOWN, FAILED], 93),
     ],
 )
-async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | Absence], code: int) -> None:
-    assert await batch(["sh", "-c", srun], Answers(*views), pace=FAST) == code
+async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | ViewFailure], code: int) -> None:
+    assert await run_batch(["sh", "-c", srun], Answers(*views), pace=FAST) == code
 
 
 async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out() -> None:
     answers = Answers(GATHERING, GATHERING, DONE)
-    assert await batch(["sh", "-c", "exit 0"], answers, pace=FAST) == 0
+    assert await run_batch(["sh", "-c", "exit 0"], answers, pace=FAST) == 0
     assert answers.asked == 3
 
 
@@ -116,7 +123,7 @@ async def test_a_gang_that_is_over_does_not_wait_for_an_srun_that_hangs(
 ) -> None:
     mark = tmp_path / "pid"
     srun = f"echo $$ > {mark}.part; mv {mark}.part {mark}; exec sleep 100"
-    assert await batch(["sh", "-c", srun], Ends(mark.exists, view), pace=FAST) == code
+    assert await run_batch(["sh", "-c", srun], Ends(mark.exists, view), pace=FAST) == code
     assert not Path("/proc", mark.read_text().strip()).exists()
 
 
@@ -154,7 +161,7 @@ def calls(folder: Path) -> list[str]:
 
 async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     given = Allocation(7, nodes=4, needed=3)
-    assert await batch([fake_srun(tmp_path), "--no-kill", "agent"], Answers(GATHERING, DONE), given, FAST) == 0
+    assert await run_batch([fake_srun(tmp_path), "--no-kill", "agent"], Answers(GATHERING, DONE), given, FAST) == 0
     assert calls(tmp_path) == ["--no-kill agent", "--nodes=3 --ntasks=3 --exclude=n2 --no-kill agent"]
     assert "Task launch for StepId=7.0 failed on node n2" in capfd.readouterr().err
 
@@ -164,19 +171,19 @@ async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog
     scontrol.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/scontrolled\n')
     scontrol.chmod(0o755)
     given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
-    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
     assert "srun could start nothing on n2: 3 nodes are left of 4" in caplog.text
     given = Allocation(7, nodes=4, needed=4, requeue=False, scontrol=f"{tmp_path}/scontrol")
-    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
 
 
-@pytest.mark.parametrize("more", [{"host": "n2"}, {"restarts": REQUEUES}])
+@pytest.mark.parametrize("more", [{"host": "n2"}, {"restarts": MAX_REQUEUES}])
 async def test_a_job_is_not_requeued_for_ever(tmp_path: Path, more: dict[str, Any]) -> None:
     """Where srun can start nothing on the node it runs on, it speaks of something else than a dead node."""
     given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol", **more)
-    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert len(calls(tmp_path)) == 1
 
 
@@ -193,7 +200,7 @@ async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "Requested operation is presently disabled" >&2; exit 1\n')
     (tmp_path / "scontrol").chmod(0o755)
     given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
-    assert await batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
+    assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert "job 7 can't be requeued: Requested operation is presently disabled" in caplog.text
 
 
@@ -207,10 +214,10 @@ async def test_a_requeue_that_is_not_answered_is_told_and_ended(tmp_path: Path) 
 async def test_a_launch_that_a_dying_node_took_down_is_tried_again(tmp_path: Path) -> None:
     srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
     given = Allocation(7, nodes=4, needed=3)
-    assert await batch(["sh", "-c", srun], Answers(GATHERING), given, FAST) == 128 + 9
-    assert len(calls(tmp_path)) == LAUNCHES
-    assert await batch(["sh", "-c", srun], Answers(ATTACHED, DONE), given, FAST) == 0
-    assert len(calls(tmp_path)) == LAUNCHES + 1
+    assert await run_batch(["sh", "-c", srun], Answers(GATHERING), given, FAST) == 128 + 9
+    assert len(calls(tmp_path)) == MAX_LAUNCHES
+    assert await run_batch(["sh", "-c", srun], Answers(ATTACHED, DONE), given, FAST) == 0
+    assert len(calls(tmp_path)) == MAX_LAUNCHES + 1
 
 
 @pytest.mark.parametrize("view", [GONE, ABSENT])
@@ -218,35 +225,37 @@ async def test_a_launch_that_took_its_agents_down_is_tried_again(tmp_path: Path,
     """In a run of the job after the first one as well."""
     srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
     given = Allocation(7, nodes=4, needed=3)
-    assert await batch(["sh", "-c", srun], Answers(view), given, FAST) == 128 + 9
-    assert len(calls(tmp_path)) == LAUNCHES
+    assert await run_batch(["sh", "-c", srun], Answers(view), given, FAST) == 128 + 9
+    assert len(calls(tmp_path)) == MAX_LAUNCHES
 
 
 async def test_an_agent_that_leaves_by_itself_is_not_tried_again(tmp_path: Path) -> None:
     given = Allocation(7, nodes=4, needed=3)
-    assert await batch(["sh", "-c", f"echo once >> {tmp_path}/calls; exit 78"], Answers(GATHERING), given, FAST) == 78
+    assert (
+        await run_batch(["sh", "-c", f"echo once >> {tmp_path}/calls; exit 78"], Answers(GATHERING), given, FAST) == 78
+    )
     assert len(calls(tmp_path)) == 1
 
 
 async def test_another_failure_of_srun_is_not_tried_again(tmp_path: Path) -> None:
     given = Allocation(7, nodes=4, needed=3)
-    assert await batch([fake_srun(tmp_path, then=5)], Answers(GATHERING), given, FAST) == 5
+    assert await run_batch([fake_srun(tmp_path, then=5)], Answers(GATHERING), given, FAST) == 5
     assert len(calls(tmp_path)) == 2
 
 
 async def test_srun_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    assert await batch(["/nowhere/srun"], Answers(GATHERING), pace=FAST) == 127
+    assert await run_batch(["/nowhere/srun"], Answers(GATHERING), pace=FAST) == 127
     assert "can't start /nowhere/srun" in caplog.text
 
 
 async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    await batch(["false"], Answers(GATHERING), pace=FAST)
+    await run_batch(["false"], Answers(GATHERING), pace=FAST)
     assert "srun failed with status 1 before any agent attached" in caplog.text
 
 
 async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers(UNKNOWN)
-    await batch(["false"], answers, pace=FAST)
+    await run_batch(["false"], answers, pace=FAST)
     assert answers.asked == 1 + FAST.unknown  # beside srun, and after its end
     assert "srun has ended with status 1, and the coordinator goes on knowing no such gang" in caplog.text
     assert "is muster-agent installed on every node of the job?" in caplog.text
@@ -255,7 +264,7 @@ async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFi
 async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path: Path) -> None:
     world = World.make(tmp_path)
     await world.begin()
-    remote = Remote(world.address, world.credentials, BatchRef(gang_id="g1", slurm_job_id=1))
+    remote = RemoteCoordinator(world.address, world.credentials, BatchRef(gang_id="g1", slurm_job_id=1))
     assert await remote.view() is UNKNOWN
     await world.join(["n1"])
     await world.ordered("HOLD 0", ["n1"])
@@ -270,7 +279,7 @@ async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path
     mark = tmp_path / "ready"
     script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
     told = Path(f"{mark}.term")
-    running = asyncio.ensure_future(batch(["sh", "-c", script], Ends(told.exists, DONE), pace=FAST))
+    running = asyncio.ensure_future(run_batch(["sh", "-c", script], Ends(told.exists, DONE), pace=FAST))
     async with asyncio.timeout(20):
         while not mark.exists() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
             await asyncio.sleep(0.01)

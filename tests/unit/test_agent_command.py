@@ -2,27 +2,27 @@
 
 import pytest
 
-from muster.daemon.agent.ranks.python_command import Kind, PythonCommand, is_python, python_command
+from muster.daemon.agent.ranks.python_command import PythonCommand, TargetKind, is_python, parse_python_command
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("python train.py --lr 1", PythonCommand("python", (), Kind.SCRIPT, "train.py", ("--lr", "1"))),
+        ("python train.py --lr 1", PythonCommand("python", (), TargetKind.SCRIPT, "train.py", ("--lr", "1"))),
         (
             "/opt/venv/bin/python3.14 -u t.py",
-            PythonCommand("/opt/venv/bin/python3.14", ("-u",), Kind.SCRIPT, "t.py", ()),
+            PythonCommand("/opt/venv/bin/python3.14", ("-u",), TargetKind.SCRIPT, "t.py", ()),
         ),
-        ("python3 -m pkg.train -x", PythonCommand("python3", (), Kind.MODULE, "pkg.train", ("-x",))),
-        ("python3 -c pass a", PythonCommand("python3", (), Kind.TEXT, "pass", ("a",))),
+        ("python3 -m pkg.train -x", PythonCommand("python3", (), TargetKind.MODULE, "pkg.train", ("-x",))),
+        ("python3 -c pass a", PythonCommand("python3", (), TargetKind.TEXT, "pass", ("a",))),
         (
             "python3 -X dev -W ignore -Wd -OO t.py",
-            PythonCommand("python3", ("-X", "dev", "-W", "ignore", "-Wd", "-OO"), Kind.SCRIPT, "t.py", ()),
+            PythonCommand("python3", ("-X", "dev", "-W", "ignore", "-Wd", "-OO"), TargetKind.SCRIPT, "t.py", ()),
         ),
     ],
 )
 def test_python(line: str, expected: PythonCommand) -> None:
-    assert python_command(line.split()) == expected
+    assert parse_python_command(line.split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_python(line: str, expected: PythonCommand) -> None:
     ],
 )
 def test_not_for_the_warm_process(line: str) -> None:
-    assert python_command(line.split()) is None
+    assert parse_python_command(line.split()) is None
 
 
 def test_own_interpreter_counts_whatever_its_name() -> None:
@@ -58,6 +58,6 @@ def test_own_interpreter_counts_whatever_its_name() -> None:
     [("python -P t.py", True), ("python -I t.py", True), ("python -W P t.py", False), ("python -u t.py", False)],
 )
 def test_safe_path(line: str, safe: bool) -> None:
-    command = python_command(line.split())
+    command = parse_python_command(line.split())
     assert command is not None
     assert command.safe_path is safe

@@ -6,16 +6,16 @@ import pytest
 
 from muster.daemon.agent.ranks.reconcile import (
     CloseStore,
-    Fenced,
-    Kill,
-    Leave,
-    Local,
+    ExitAgent,
+    KillRanks,
     LocalRank,
+    LocalState,
     OpenStore,
-    Start,
+    ReportFenced,
+    StartRanks,
     Step,
-    decide,
-    settled,
+    is_carried_out,
+    next_steps,
 )
 from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_FENCE, DUTY_HOLD, DUTY_RUN, DUTY_UNSPECIFIED, Order, RankPlace
 
@@ -40,7 +40,7 @@ def ended(*generations: int) -> tuple[LocalRank, ...]:
     return tuple(LocalRank(rank, generation, alive=False) for rank, generation in enumerate(generations))
 
 
-FRESH = Local("here")
+FRESH = LocalState("here")
 START_BOTH = ((0, 0), (1, 1))
 
 
@@ -49,38 +49,38 @@ START_BOTH = ((0, 0), (1, 1))
     [
         # nothing stands
         (FRESH, HOLD, []),
-        (FRESH, EXIT, [Leave(7, "done")]),
+        (FRESH, EXIT, [ExitAgent(7, "done")]),
         (FRESH, fence(0), []),
         (FRESH, fence(0, "here"), [OpenStore(1)]),
         (FRESH, fence(0, "there"), []),
-        (FRESH, fence(3), [Fenced(3)]),
-        (FRESH, run(1), [Start(1, START_BOTH)]),
-        (FRESH, run(4), [Fenced(3), Start(4, START_BOTH)]),
+        (FRESH, fence(3), [ReportFenced(3)]),
+        (FRESH, run(1), [StartRanks(1, START_BOTH)]),
+        (FRESH, run(4), [ReportFenced(3), StartRanks(4, START_BOTH)]),
         (FRESH, Order(duty=DUTY_UNSPECIFIED), []),
         # ranks live
         (replace(FRESH, ranks=alive(1, 1)), run(1), []),
-        (replace(FRESH, ranks=alive(1)), run(1), [Start(1, ((1, 1),))]),
-        (replace(FRESH, ranks=alive(1, 1)), fence(1, "here"), [Kill(1), OpenStore(2)]),
-        (replace(FRESH, ranks=alive(2, 2)), fence(1), [Fenced(1)]),
-        (replace(FRESH, ranks=alive(1, 1)), HOLD, [Kill(1)]),
-        (replace(FRESH, ranks=alive(1, 1)), EXIT, [Kill(1)]),
+        (replace(FRESH, ranks=alive(1)), run(1), [StartRanks(1, ((1, 1),))]),
+        (replace(FRESH, ranks=alive(1, 1)), fence(1, "here"), [KillRanks(1), OpenStore(2)]),
+        (replace(FRESH, ranks=alive(2, 2)), fence(1), [ReportFenced(1)]),
+        (replace(FRESH, ranks=alive(1, 1)), HOLD, [KillRanks(1)]),
+        (replace(FRESH, ranks=alive(1, 1)), EXIT, [KillRanks(1)]),
         # killed, but not gone yet: wait
         (replace(FRESH, ranks=alive(1, 1), killed=1), fence(1), []),
         (replace(FRESH, ranks=alive(1, 1), killed=1), EXIT, []),
         (replace(FRESH, ranks=alive(1, 1), killed=1), run(2), []),
         # an order to run goes ahead of what lives: end it first
-        (replace(FRESH, ranks=alive(1, 1)), run(2), [Kill(1)]),
+        (replace(FRESH, ranks=alive(1, 1)), run(2), [KillRanks(1)]),
         # gone
-        (replace(FRESH, ranks=ended(1, 1), killed=1), fence(1), [Fenced(1)]),
+        (replace(FRESH, ranks=ended(1, 1), killed=1), fence(1), [ReportFenced(1)]),
         (replace(FRESH, ranks=ended(1, 1), killed=1, fenced=1), fence(1), []),
-        (replace(FRESH, ranks=ended(1, 1), fenced=1), run(2), [Start(2, START_BOTH)]),
+        (replace(FRESH, ranks=ended(1, 1), fenced=1), run(2), [StartRanks(2, START_BOTH)]),
         # a rank that has ended by itself is not started again in its generation
         (replace(FRESH, ranks=ended(1, 1)), run(1), []),
         # a generation that was fenced never runs here again
         (replace(FRESH, fenced=2), run(2), []),
         (replace(FRESH, fenced=3), run(2), []),
         # we fenced ourselves: report it, whatever the order says, and don't go on
-        (replace(FRESH, ranks=ended(1, 1), killed=1), run(1), [Fenced(1)]),
+        (replace(FRESH, ranks=ended(1, 1), killed=1), run(1), [ReportFenced(1)]),
         (replace(FRESH, ranks=ended(1, 1), killed=1, fenced=1), run(1), []),
         # stores
         (replace(FRESH, store=1), fence(0, "here"), []),
@@ -89,15 +89,15 @@ START_BOTH = ((0, 0), (1, 1))
         (replace(FRESH, store=1), HOLD, [CloseStore()]),
         (replace(FRESH, store=2, fenced=1, ranks=alive(2, 2)), run(2), []),
         (replace(FRESH, store=1, fenced=1, ranks=alive(2, 2)), run(2), [CloseStore()]),
-        (replace(FRESH, store=1), EXIT, [CloseStore(), Leave(7, "done")]),
+        (replace(FRESH, store=1), EXIT, [CloseStore(), ExitAgent(7, "done")]),
     ],
 )
-def test_steps(local: Local, order: Order, steps: list[Step]) -> None:
-    assert decide(local, order) == steps
+def test_steps(local: LocalState, order: Order, steps: list[Step]) -> None:
+    assert next_steps(local, order) == steps
 
 
 def test_a_spare_starts_nothing() -> None:
-    assert decide(Local("spare"), run(1)) == []
+    assert next_steps(LocalState("spare"), run(1)) == []
 
 
 @pytest.mark.parametrize(
@@ -113,23 +113,23 @@ def test_a_spare_starts_nothing() -> None:
         (FRESH, HOLD, True),
     ],
 )
-def test_settled(local: Local, order: Order, expected: bool) -> None:
-    assert settled(local, order) is expected
+def test_settled(local: LocalState, order: Order, expected: bool) -> None:
+    assert is_carried_out(local, order) is expected
 
 
 def test_a_whole_recovery_converges_whatever_order_comes_twice() -> None:
     local = replace(FRESH, ranks=alive(1, 1))
     for order in (run(1), run(1), fence(1, "here"), fence(1, "here"), run(2), run(2)):
         local = settle(local, order)
-    assert local == Local("here", fenced=1, killed=1, ranks=alive(2, 2), store=2)
+    assert local == LocalState("here", fenced=1, killed=1, ranks=alive(2, 2), store=2)
 
 
-def settle(local: Local, order: Order) -> Local:
+def settle(local: LocalState, order: Order) -> LocalState:
     """Carry out steps until none is left; processes end as soon as they are killed."""
-    while steps := decide(local, order):
+    while steps := next_steps(local, order):
         for step in steps:
             match step:
-                case Kill(generation):
+                case KillRanks(generation):
                     local = replace(
                         local,
                         killed=generation,
@@ -137,12 +137,12 @@ def settle(local: Local, order: Order) -> Local:
                             replace(rank, alive=rank.alive and rank.generation > generation) for rank in local.ranks
                         ),
                     )
-                case Fenced(generation):
+                case ReportFenced(generation):
                     local = replace(local, fenced=generation)
                 case OpenStore(generation):
                     local = replace(local, store=generation)
                 case CloseStore():
                     local = replace(local, store=0)
-                case Start(generation, places):
+                case StartRanks(generation, places):
                     local = replace(local, ranks=tuple(LocalRank(rank, generation, True) for rank, _ in places))
     return local

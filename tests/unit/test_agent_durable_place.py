@@ -4,33 +4,33 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.durable_dir_check import claim, fault
+from muster.daemon.agent.durable_dir_check import create_token, find_problem
 
 
 def test_all_nodes_see_the_folder_of_the_batch_host(tmp_path: Path) -> None:
     folder = str(tmp_path / "new" / "ck")
-    word = claim(folder)
+    word = create_token(folder)
     assert word
-    assert claim(folder) == word, "another job of the same folder"
-    assert fault(folder, word) == ""
+    assert create_token(folder) == word, "another job of the same folder"
+    assert find_problem(folder, word) == ""
 
 
 def test_a_folder_that_is_each_nodes_own_is_told(tmp_path: Path) -> None:
-    word = claim(str(tmp_path / "n0"))
-    claim(str(tmp_path / "n1"))
+    word = create_token(str(tmp_path / "n0"))
+    create_token(str(tmp_path / "n1"))
     for node in ("n1", "n2"):
-        assert "not the folder that the job's first node sees" in fault(str(tmp_path / node), word)
+        assert "not the folder that the job's first node sees" in find_problem(str(tmp_path / node), word)
 
 
 def test_what_is_no_folder_is_told_by_every_node(tmp_path: Path) -> None:
     file = tmp_path / "ok.toml"
     file.touch()
     for place in (file, file / "ck"):
-        assert claim(str(place)) == ""
-        assert "durable_dir = " in (words := fault(str(place), ""))
+        assert create_token(str(place)) == ""
+        assert "durable_dir = " in (words := find_problem(str(place), ""))
         assert "name another folder" in words
 
 
 @pytest.mark.parametrize("word", ["", "x"])
 def test_nothing_is_asked_of_a_job_without_one(word: str) -> None:
-    assert fault("", word) == ""
+    assert find_problem("", word) == ""

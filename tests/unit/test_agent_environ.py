@@ -2,9 +2,14 @@
 
 import pytest
 
-from muster.daemon.agent.ranks.rank_environment import Place, Store, base, of_rank
+from muster.daemon.agent.ranks.rank_environment import (
+    RankPosition,
+    StoreAccess,
+    environment_of_rank,
+    shared_environment,
+)
 
-PLACE = Place(
+PLACE = RankPosition(
     rank=5,
     local_rank=1,
     world_size=8,
@@ -18,7 +23,7 @@ PLACE = Place(
 
 
 def test_as_torchrun_sets_it() -> None:
-    found = of_rank({}, PLACE, Store(hosted=True, libuv=True), "gang", "/run")
+    found = environment_of_rank({}, PLACE, StoreAccess(hosted=True, libuv=True), "gang", "/run")
     assert found == {
         "RANK": "5",
         "LOCAL_RANK": "1",
@@ -45,19 +50,19 @@ def test_as_torchrun_sets_it() -> None:
 @pytest.mark.parametrize(
     ("store", "use_libuv", "expected"),
     [
-        (Store(hosted=True, libuv=True), None, ("True", None)),
-        (Store(hosted=True, libuv=True), "0", ("1", "0")),
-        (Store(hosted=True, libuv=False), None, ("1", "0")),
-        (Store(hosted=False, libuv=True), None, ("False", None)),
+        (StoreAccess(hosted=True, libuv=True), None, ("True", None)),
+        (StoreAccess(hosted=True, libuv=True), "0", ("1", "0")),
+        (StoreAccess(hosted=True, libuv=False), None, ("1", "0")),
+        (StoreAccess(hosted=False, libuv=True), None, ("False", None)),
     ],
 )
-def test_how_the_store_is_reached(store: Store, use_libuv: str | None, expected: tuple[str, str | None]) -> None:
+def test_how_the_store_is_reached(store: StoreAccess, use_libuv: str | None, expected: tuple[str, str | None]) -> None:
     start = {} if use_libuv is None else {"USE_LIBUV": use_libuv}
-    found = of_rank(start, PLACE, store, "gang", "/run")
+    found = environment_of_rank(start, PLACE, store, "gang", "/run")
     assert (found["TORCHELASTIC_USE_AGENT_STORE"], found.get("USE_LIBUV")) == expected
 
 
 def test_the_users_word_counts() -> None:
-    assert base({"OMP_NUM_THREADS": "4", "A": "1"}, {"A": "2"}) == {"OMP_NUM_THREADS": "4", "A": "2"}
-    assert base({}, {})["OMP_NUM_THREADS"] == "1"
-    assert "MUSTER_SPEC" not in base({"MUSTER_SPEC": "{}"}, {})
+    assert shared_environment({"OMP_NUM_THREADS": "4", "A": "1"}, {"A": "2"}) == {"OMP_NUM_THREADS": "4", "A": "2"}
+    assert shared_environment({}, {})["OMP_NUM_THREADS"] == "1"
+    assert "MUSTER_SPEC" not in shared_environment({"MUSTER_SPEC": "{}"}, {})

@@ -20,9 +20,9 @@ from muster.checkpoint.store.memory.slots import SealedMemory
 from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
 from muster.checkpoint.training.agent_connection import AgentConnection
-from muster.daemon.agent.memory_handover import Handover, newest_first
+from muster.daemon.agent.memory_handover import MemoryHandover, newest_first
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
-from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.slurm.hooks import prolog
@@ -35,9 +35,9 @@ SHARED = (5 << 20) + 3
 
 
 @asynccontextmanager
-async def musterd(path: Path) -> AsyncIterator[Depot]:
+async def musterd(path: Path) -> AsyncIterator[KeptMemoryStore]:
     """The memory of one node's daemon."""
-    depot = Depot(FdStore(""))
+    depot = KeptMemoryStore(FdStore(""))
     running = asyncio.create_task(MemoryService(path, depot).run())
     while not path.exists():  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(0)
@@ -57,8 +57,8 @@ class Run(InProcessGang):
         self.folder, self.generation = folder, generation
         self.ranks: dict[int, TorchlessRank] = {}
 
-    def handover(self, name: str) -> Handover:
-        return Handover(GANG, name, JOB, str(self.folder / name))
+    def handover(self, name: str) -> MemoryHandover:
+        return MemoryHandover(GANG, name, JOB, str(self.folder / name))
 
     async def __aenter__(self) -> Run:
         await self.add(*PLACES.values())

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.agent.failure_detector.peer_link import Ends, Hooks, Link
-from muster.daemon.agent.failure_detector.peers import Channels, PeerService, Self
+from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEndpoints, PeerLink
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1 import peer_pb2_grpc
@@ -25,13 +25,13 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
     credentials = SecretCredentials.create(tmp_path / "secret")
     before, keeper = asyncio.all_tasks(), _no_keeper()
     server = make_server(credentials)
-    service = PeerService(Self("g", "n1", "a", os.getuid()), keeper, lambda: None)
+    service = PeerService(AgentIdentity("g", "n1", "a", os.getuid()), keeper, lambda: None)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
     await server.start()
-    channels, answered, closed = Channels(credentials), asyncio.Event(), asyncio.Event()
-    hooks = Hooks(lambda: 0, lambda node, pong: answered.set(), lambda node: closed.set())
-    link = Link(Ends("g", "n0", "n1", address), channels.link, hooks)
+    channels, answered, closed = PeerChannels(credentials), asyncio.Event(), asyncio.Event()
+    hooks = LinkCallbacks(lambda: 0, lambda node, pong: answered.set(), lambda node: closed.set())
+    link = PeerLink(LinkEndpoints("g", "n0", "n1", address), channels.link, hooks)
     async with asyncio.timeout(20):
         await answered.wait()
         await server.stop(None)
@@ -75,7 +75,11 @@ async def test_a_link_that_is_stopped_as_its_call_is_refused_ends() -> None:
     async def open_link(address: str) -> Any:
         return call
 
-    link = Link(Ends("g", "n0", "n1", "127.0.0.1:1"), open_link, Hooks(lambda: 0, lambda *_: None, lambda *_: None))
+    link = PeerLink(
+        LinkEndpoints("g", "n0", "n1", "127.0.0.1:1"),
+        open_link,
+        LinkCallbacks(lambda: 0, lambda *_: None, lambda *_: None),
+    )
     await call.begun.wait()
     link.stop()
     mine = asyncio.all_tasks() - before

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from muster.daemon.agent.failure_detector.peers import PeerService, Self
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService
 from muster.v1.agent_pb2 import Order
 from muster.v1.common_pb2 import Member
 from muster.v1.peer_pb2 import LinkPing
@@ -16,7 +16,7 @@ def pinged(service: PeerService, node: str, generation: int = 1) -> bool:
 def test_who_was_answered_as_a_member_is_told_of_once_it_is_out() -> None:
     order = Order(generation=1, members=[Member(node="n1"), Member(node="n2")])
     keeper: Any = None
-    service = PeerService(Self("g", "n1", "a", 0), keeper, lambda: order)
+    service = PeerService(AgentIdentity("g", "n1", "a", 0), keeper, lambda: order)
     assert not pinged(service, "n2")
     assert not pinged(service, "n3", generation=2)  # our order may be older than its own
     assert service.answered_ms().keys() == {"n3"}

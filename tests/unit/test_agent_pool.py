@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.pool_jobs import Pool, Terms, ends_at
+from muster.daemon.agent.pool_jobs import PoolRequestDefaults, PoolRequests, job_end_time
 from muster.slurm.client.batch_script import PoolJob
 from muster.slurm.client.errors import SlurmRefused
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
@@ -45,7 +45,7 @@ class Asking:
         spec = JobSpec(name="tiny", run_dir=str(folder), node_options=["--gres=gpu:8", "--account=physics"])
         self.news = 0
         job = PoolJob("tiny-0a", spec, restarts=3, coordinator="ctl:7070", agent="/opt/muster-agent")
-        self.pool = Pool(Terms(job, None, environ), slurm, self._changed)
+        self.pool = PoolRequests(PoolRequestDefaults(job, None, environ), slurm, self._changed)
 
     def _changed(self) -> None:
         self.news += 1
@@ -111,4 +111,4 @@ async def test_a_full_disk_is_an_answer_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "end"), [("1790000000", 1790000000.0), ("", None), ("4294967294", None), ("x", None)])
 def test_the_jobs_end_is_what_slurm_says(text: str, end: float | None) -> None:
-    assert ends_at({"SLURM_JOB_END_TIME": text}) == end
+    assert job_end_time({"SLURM_JOB_END_TIME": text}) == end

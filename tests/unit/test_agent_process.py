@@ -11,13 +11,13 @@ process.adopt_orphans()
 family = "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
 parent = subprocess.Popen([sys.executable, "-c", family], stdout=subprocess.PIPE)
 parent.stdout.readline()
-early = process.children()
+early = process.child_pids()
 parent.kill()
 os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
-lists = [process.children, lambda: early]
-left = process.end_orphans(set(), lambda: (lists.pop() if len(lists) > 1 else lists[0])())
-print(left, len(process.children()))
-while process.end_orphans(set()):
+lists = [process.child_pids, lambda: early]
+left = process.kill_orphans(set(), lambda: (lists.pop() if len(lists) > 1 else lists[0])())
+print(left, len(process.child_pids()))
+while process.kill_orphans(set()):
     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
 """
 

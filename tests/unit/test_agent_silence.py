@@ -2,62 +2,70 @@
 
 import pytest
 
-from muster.daemon.agent.failure_detector.silence_rules import WIDEN_S, Circle, Heard, Judgement, judge
-from muster.daemon.transport.fencing_timeouts import ACCUSE_S, SILENT_S
+from muster.daemon.agent.failure_detector.silence_rules import (
+    SUSPECT_AFTER_S,
+    Decision,
+    LastContacts,
+    PeerGroup,
+    evaluate,
+)
+from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S, SELF_FENCE_AFTER_S
 
 EDGE = 0.001
 NEVER = float("-inf")
 
 
-def circle(size: int, neighbours: int = 2) -> Circle:
+def circle(size: int, neighbours: int = 2) -> PeerGroup:
     """Node n0 of a gang of `size`, which pings n1, n2, ..."""
     nodes = [f"n{i}" for i in range(size)]
-    return Circle("n0", frozenset(nodes), frozenset(nodes[1 : 1 + neighbours]))
+    return PeerGroup("n0", frozenset(nodes), frozenset(nodes[1 : 1 + neighbours]))
 
 
-def heard(now: float, ages: dict[str, float], coordinator: float = 0.0, **more: float) -> Heard:
-    return Heard({node: now - age for node, age in ages.items()}, now - coordinator, **more)
+def heard(now: float, ages: dict[str, float], coordinator: float = 0.0, **more: float) -> LastContacts:
+    return LastContacts({node: now - age for node, age in ages.items()}, now - coordinator, **more)
 
 
 def test_all_is_well() -> None:
-    assert judge(100, circle(10), heard(100, {"n1": 0.1, "n2": 0.6})) == Judgement()
+    assert evaluate(100, circle(10), heard(100, {"n1": 0.1, "n2": 0.6})) == Decision()
 
 
 def test_alone_there_is_nobody_to_lose() -> None:
-    assert judge(100, Circle("n0", frozenset({"n0"})), Heard()) == Judgement()
-    assert judge(100, Circle("n0"), Heard()) == Judgement()
+    assert evaluate(100, PeerGroup("n0", frozenset({"n0"})), LastContacts()) == Decision()
+    assert evaluate(100, PeerGroup("n0"), LastContacts()) == Decision()
 
 
 def test_a_neighbour_whose_link_is_not_open_yet_is_not_silent() -> None:
-    assert judge(100, circle(3), Heard(coordinator=100)) == Judgement()
+    assert evaluate(100, circle(3), LastContacts(coordinator=100)) == Decision()
 
 
-@pytest.mark.parametrize(("age", "spell"), [(WIDEN_S - EDGE, None), (WIDEN_S, 100 - WIDEN_S)])
+@pytest.mark.parametrize(("age", "spell"), [(SUSPECT_AFTER_S - EDGE, None), (SUSPECT_AFTER_S, 100 - SUSPECT_AFTER_S)])
 def test_silence_begins_a_spell(age: float, spell: float | None) -> None:
-    assert judge(100, circle(10), heard(100, {"n1": age, "n2": 0})).spell == spell
+    assert evaluate(100, circle(10), heard(100, {"n1": age, "n2": 0})).spell == spell
 
 
 def test_a_spell_keeps_its_beginning_and_ends_when_all_neighbours_answer() -> None:
-    assert judge(100, circle(10), heard(100, {"n1": 1.0, "n2": 0.9}, spell=95.0)).spell == 95.0
-    assert judge(100, circle(10), heard(100, {"n1": 0.1, "n2": 0.2}, spell=95.0)).spell is None
+    assert evaluate(100, circle(10), heard(100, {"n1": 1.0, "n2": 0.9}, spell=95.0)).spell == 95.0
+    assert evaluate(100, circle(10), heard(100, {"n1": 0.1, "n2": 0.2}, spell=95.0)).spell is None
 
 
-@pytest.mark.parametrize(("age", "accused"), [(ACCUSE_S - EDGE, set()), (ACCUSE_S + EDGE, {"n1"})])
+@pytest.mark.parametrize(("age", "accused"), [(ACCUSE_AFTER_S - EDGE, set()), (ACCUSE_AFTER_S + EDGE, {"n1"})])
 def test_accusation(age: float, accused: set[str]) -> None:
-    assert set(judge(100, circle(10), heard(100, {"n1": age, "n2": 0})).accuse) == accused
+    assert set(evaluate(100, circle(10), heard(100, {"n1": age, "n2": 0})).accuse) == accused
 
 
 def test_an_agent_that_stood_still_accuses_nobody_for_it() -> None:
     long_ago = heard(100, {"n1": 5.0, "n2": 5.0}, awake=99.9)
-    assert judge(100, circle(10), long_ago).accuse == {}
+    assert evaluate(100, circle(10), long_ago).accuse == {}
     later = heard(101.3, {"n1": 6.3, "n2": 0.1}, awake=99.9)
-    assert set(judge(101.3, circle(10), later).accuse) == {"n1"}
+    assert set(evaluate(101.3, circle(10), later).accuse) == {"n1"}
 
 
-@pytest.mark.parametrize(("coordinator", "killed"), [(SILENT_S - EDGE, False), (SILENT_S + EDGE, True)])
+@pytest.mark.parametrize(
+    ("coordinator", "killed"), [(SELF_FENCE_AFTER_S - EDGE, False), (SELF_FENCE_AFTER_S + EDGE, True)]
+)
 def test_all_lost(coordinator: float, killed: bool) -> None:
     ages = {f"n{i}": 2.5 for i in range(1, 10)}
-    assert bool(judge(100, circle(10), heard(100, ages, coordinator, spell=97.5)).kill) is killed
+    assert bool(evaluate(100, circle(10), heard(100, ages, coordinator, spell=97.5)).kill) is killed
 
 
 @pytest.mark.parametrize(
@@ -75,42 +83,42 @@ def test_all_lost(coordinator: float, killed: bool) -> None:
 )
 def test_the_majority_counts_this_node(size: int, near: int, killed: bool) -> None:
     ages = {f"n{i}": 0.1 if size - i <= near else 3.0 for i in range(1, size)}
-    ages["n1"] = max(ages["n1"], WIDEN_S)  # somebody is silent, else nothing is asked
-    found = judge(100, circle(size, neighbours=1), heard(100, ages, coordinator=3.0, spell=97.0))
+    ages["n1"] = max(ages["n1"], SUSPECT_AFTER_S)  # somebody is silent, else nothing is asked
+    found = evaluate(100, circle(size, neighbours=1), heard(100, ages, coordinator=3.0, spell=97.0))
     assert bool(found.kill) is killed
 
 
 @pytest.mark.parametrize("size", [2, 4, 10])
 def test_the_coordinators_answer_keeps_a_minority_alive(size: int) -> None:
     ages = {f"n{i}": 60.0 for i in range(1, size)}
-    found = judge(100, circle(size), heard(100, ages, coordinator=0.2, spell=40.0))
+    found = evaluate(100, circle(size), heard(100, ages, coordinator=0.2, spell=40.0))
     assert not found.kill
 
 
 def test_who_is_pinged_in_spells_only_is_taken_as_heard_until_the_spell_began() -> None:
     # The coordinator was pinged 4 s ago (it is pinged seldom while all is well), members never.
     gang = circle(10)
-    fresh = heard(100, {"n1": WIDEN_S, "n2": 0.1}, coordinator=4.0)
-    assert not judge(100, gang, fresh).kill
-    spell = 100 - WIDEN_S
-    still = Heard({"n1": spell, "n2": spell}, 96.0, spell)
-    assert not judge(spell + SILENT_S - EDGE, gang, still).kill
-    assert judge(spell + SILENT_S + EDGE, gang, still).kill
+    fresh = heard(100, {"n1": SUSPECT_AFTER_S, "n2": 0.1}, coordinator=4.0)
+    assert not evaluate(100, gang, fresh).kill
+    spell = 100 - SUSPECT_AFTER_S
+    still = LastContacts({"n1": spell, "n2": spell}, 96.0, spell)
+    assert not evaluate(spell + SELF_FENCE_AFTER_S - EDGE, gang, still).kill
+    assert evaluate(spell + SELF_FENCE_AFTER_S + EDGE, gang, still).kill
 
 
 def test_an_agent_that_stood_still_for_long_kills_at_once() -> None:
     # To the letter: others may have gone on without it, whatever the reason.
     stopped = heard(100, {"n1": 10.0, "n2": 10.0}, coordinator=12.0, awake=100.0)
-    assert judge(100, circle(10), stopped).kill
+    assert evaluate(100, circle(10), stopped).kill
 
 
 def test_one_dead_neighbour_and_no_coordinator_kill_nobody() -> None:
     ages = {"n1": 30.0, "n2": 0.1} | {f"n{i}": 0.2 for i in range(3, 10)}
-    found = judge(100, circle(10), heard(100, ages, coordinator=60.0, spell=70.0))
+    found = evaluate(100, circle(10), heard(100, ages, coordinator=60.0, spell=70.0))
     assert set(found.accuse) == {"n1"}
     assert not found.kill
 
 
 def test_the_reason_counts_the_heard() -> None:
-    found = judge(100, circle(4), heard(100, {"n1": 3.0, "n2": 3.0, "n3": 0.1}, coordinator=3.0, spell=97.0))
+    found = evaluate(100, circle(4), heard(100, {"n1": 3.0, "n2": 3.0, "n3": 0.1}, coordinator=3.0, spell=97.0))
     assert "2 of 4 heard" in found.kill

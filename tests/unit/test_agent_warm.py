@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.ranks.zygote_handle import CannotStart, Recipe, Warm
+from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.packets import Message
 
@@ -30,10 +30,10 @@ class Harness:
     runs: int = 0
 
     def __post_init__(self) -> None:
-        self.warm = Warm(self._heard, self.ended.set)
+        self.warm = ZygoteHandle(self._heard, self.ended.set)
 
     def start(self, *argv: str, preload: tuple[str, ...] = (), **environment: str) -> None:
-        self.warm.start(Recipe(argv, preload, {**os.environ, **environment}, str(self.folder)))
+        self.warm.start(ZygoteSpec(argv, preload, {**os.environ, **environment}, str(self.folder)))
 
     async def run(self, cold: str = "", **environment: str) -> tuple[int, str]:
         """Start a rank, wait until nothing of it is left; its exit code and output."""
@@ -52,7 +52,7 @@ class Harness:
         return key
 
     def log(self, key: str) -> str:
-        log = rank_log_files.path(*self._where(key))
+        log = rank_log_files.log_path(*self._where(key))
         return log.read_text() if log.exists() else ""
 
     def _where(self, key: str) -> tuple[str, str, int, int]:

@@ -14,17 +14,17 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from muster.daemon.transport.channel import (
-    KEY,
-    MESSAGE_BYTES,
-    CannotListen,
+    CREDENTIAL_KEY,
+    MAX_MESSAGE_BYTES,
+    ListenError,
     address_of,
     bind,
-    check_address,
+    check_listen_address,
+    credential_metadata,
     make_server,
     open_channel,
-    proof,
-    raise_bug,
-    reach,
+    open_first_ready_channel,
+    raise_unexpected_error,
 )
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
@@ -118,7 +118,7 @@ async def _call(channel: grpc.aio.Channel, kind: str, metadata: Any = None) -> l
 
 async def _proved(channel: grpc.aio.Channel, credentials: Credentials, kind: str) -> list[Any]:
     """As `_call`, with a credential: a call that streams both ways is opened with one, others get it on their way."""
-    return await _call(channel, kind, await proof(credentials, LINK) if kind == "Link" else None)
+    return await _call(channel, kind, await credential_metadata(credentials, LINK) if kind == "Link" else None)
 
 
 async def test_of_several_servers_the_one_that_answers_is_reached(
@@ -128,14 +128,14 @@ async def test_of_several_servers_the_one_that_answers_is_reached(
         gone_address = f"127.0.0.1:{gone.getsockname()[1]}"
         gone.close()
         mute_address = f"127.0.0.1:{mute.getsockname()[1]}"  # its kernel takes connections, and nobody is there
-        async with await reach([mute_address, gone_address, served.address], credentials) as channel:
+        async with await open_first_ready_channel([mute_address, gone_address, served.address], credentials) as channel:
             assert await _call(channel, "Offer")
 
 
 async def test_where_none_answers_the_call_says_so(credentials: SecretCredentials) -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
-    async with await reach(addresses, credentials, deadline_s=0.2) as channel:
+    async with await open_first_ready_channel(addresses, credentials, deadline_s=0.2) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _call(channel, "Offer")
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -163,7 +163,7 @@ async def test_a_call_without_credential_is_refused(served: Served, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_replayed_credential_is_refused(served: Served, credentials: SecretCredentials, kind: str) -> None:
-    token = ((KEY, credentials.issue(f"/muster.v1.PeerService/{kind}")),)
+    token = ((CREDENTIAL_KEY, credentials.issue(f"/muster.v1.PeerService/{kind}")),)
     async with grpc.aio.insecure_channel(served.address) as channel:
         await _call(channel, kind, token)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -173,7 +173,7 @@ async def test_a_replayed_credential_is_refused(served: Served, credentials: Sec
 
 
 async def test_a_credential_for_another_method_is_refused(served: Served, credentials: SecretCredentials) -> None:
-    token = ((KEY, credentials.issue("/muster.v1.PeerService/Fetch")),)
+    token = ((CREDENTIAL_KEY, credentials.issue("/muster.v1.PeerService/Fetch")),)
     async with grpc.aio.insecure_channel(served.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await _call(channel, "Offer", token)
@@ -189,7 +189,7 @@ async def test_health_is_told_to_anyone(served: Served) -> None:
 async def test_a_stream_goes_both_ways_at_once(served: Served, credentials: SecretCredentials) -> None:
     async with open_channel(served.address, credentials) as channel:
         stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
-        call = stub.Link(metadata=await proof(credentials, LINK))
+        call = stub.Link(metadata=await credential_metadata(credentials, LINK))
         for seq in (1, 2, 3):
             await call.write(peer_pb2.LinkPing(seq=seq))
             assert (await call.read()).seq == seq
@@ -198,7 +198,7 @@ async def test_a_stream_goes_both_ways_at_once(served: Served, credentials: Secr
 
 
 async def test_messages_larger_than_grpcs_default_pass(served: Served, credentials: SecretCredentials) -> None:
-    assert MESSAGE_BYTES == 64 * 1024 * 1024
+    assert MAX_MESSAGE_BYTES == 64 * 1024 * 1024
     async with open_channel(served.address, credentials) as channel:
         stub = common_pb2_grpc.ProbeServiceStub(channel)
         nonce = "x" * (16 * 1024 * 1024)
@@ -276,7 +276,7 @@ async def test_a_caller_cancelled_in_whichever_turn_its_credential_arrives_is_ca
     munge = Signalling()
 
     async def calls() -> None:
-        await proof(munge, LINK)
+        await credential_metadata(munge, LINK)
         await asyncio.get_running_loop().create_future()  # the call
 
     calling = asyncio.create_task(calls())
@@ -299,7 +299,7 @@ async def test_a_stuck_munge_at_the_server_ends_the_call(credentials: SecretCred
 
 
 async def test_a_taken_port_is_told(served: Served, credentials: SecretCredentials) -> None:
-    with pytest.raises(CannotListen, match=f"can't listen on {served.address}"):
+    with pytest.raises(ListenError, match=f"can't listen on {served.address}"):
         bind(make_server(credentials), served.address)
 
 
@@ -308,15 +308,15 @@ def test_an_address_is_tried_without_listening(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         if host != "[::1]":
-            with pytest.raises(CannotListen, match=rf"can't listen on {host}:{port}: is it taken"):
-                check_address(f"{host}:{port}")
-    check_address(f"{host or '127.0.0.1'}:{port}")
+            with pytest.raises(ListenError, match=rf"can't listen on {host}:{port}: is it taken"):
+                check_listen_address(f"{host}:{port}")
+    check_listen_address(f"{host or '127.0.0.1'}:{port}")
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:7070", "no.such.host.invalid:7070", "7070"])
 def test_an_address_that_is_not_this_hosts_is_told(address: str) -> None:
-    with pytest.raises(CannotListen, match="not an address of this host"):
-        check_address(address)
+    with pytest.raises(ListenError, match="not an address of this host"):
+        check_listen_address(address)
 
 
 async def test_no_host_means_all_addresses(credentials: SecretCredentials) -> None:
@@ -361,4 +361,4 @@ async def test_of_what_ends_a_streams_task_bugs_alone_are_raised(error: BaseExce
     task = asyncio.create_task(ends())
     await asyncio.wait({task})
     with pytest.raises(KeyError) if raised else contextlib.nullcontext():
-        raise_bug(task)
+        raise_unexpected_error(task)

@@ -46,7 +46,7 @@ def test_a_job_that_can_not_be_is_refused_in_words(field: str, value: object, wo
 
 def test_a_spec_that_would_fill_the_journal_is_refused() -> None:
     with pytest.raises(conversion.Nonsense, match="environment included"):
-        conversion.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.SPEC}))
+        conversion.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.MAX_SPEC_CHARS}))
     with pytest.raises(conversion.Nonsense, match="gang_id has"):
         conversion.submitted("g" * 1000, 1, 1000, spec())
 
@@ -59,10 +59,10 @@ def test_the_largest_job_is_taken() -> None:
 def test_an_agents_words_are_cut_to_what_somebody_reads() -> None:
     rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}the end")
     status = conversion.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]))
-    assert len(status.failure) == job_limits.WORDS + 3
+    assert len(status.failure) == job_limits.MAX_TEXT_CHARS + 3
     assert status.notice == "short"
     assert status.ranks[0].stderr_tail.endswith("xthe end")
-    assert len(status.ranks[0].stderr_tail) == job_limits.WORDS
+    assert len(status.ranks[0].stderr_tail) == job_limits.MAX_TEXT_CHARS
 
 
 def test_a_number_that_is_none_can_be_read_back(tmp_path: Path) -> None:

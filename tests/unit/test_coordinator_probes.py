@@ -21,7 +21,7 @@ from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import spec
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials
-from muster.daemon.transport.reachability import Door, knock, probe
+from muster.daemon.transport.reachability import Reachability, probe, try_connection
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ async def test_an_agent_that_answers(agent: ScriptedAgent, credentials: Credenti
 
 async def test_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
     await agent.die()
-    assert await probe(agent.address, "n1", credentials, 2.0) is Door.CLOSED
+    assert await probe(agent.address, "n1", credentials, 2.0) is Reachability.CLOSED
 
 
 async def test_a_process_that_is_mute(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:  # its kernel accepts, nobody reads
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Door.OPEN
+        assert await probe(address, "n1", credentials, 0.3) is Reachability.OPEN
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def full(listening: socket.socket) -> Iterator[None]:
 async def test_no_kernel_answers(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, full(listening):
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Door.MUTE
+        assert await probe(address, "n1", credentials, 0.3) is Reachability.MUTE
 
 
 async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
@@ -93,7 +93,9 @@ async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: 
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with full(listening):
             asking = asyncio.ensure_future(probe(address, "n1", credentials, 2.9))
-            assert await knock(address, 1.2) is Door.MUTE  # the kernel sends again after 1 s, and after 3 s
+            assert (
+                await try_connection(address, 1.2) is Reachability.MUTE
+            )  # the kernel sends again after 1 s, and after 3 s
         async with await asyncio.start_server(forward, sock=listening):
             assert await asking is None
             for task in forwarding:
@@ -108,15 +110,15 @@ async def test_the_last_word_of_a_kernel_that_dies_counts(credentials: Credentia
         asking = asyncio.ensure_future(probe(address, "n1", credentials, 1.0))
         accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
         with accepted, full(listening):
-            assert await asking is Door.MUTE
+            assert await asking is Reachability.MUTE
 
 
 async def test_nothing_was_ever_heard_of(credentials: Credentials) -> None:
-    assert await probe("", "n1", credentials, 2.0) is Door.MUTE
+    assert await probe("", "n1", credentials, 2.0) is Reachability.MUTE
 
 
 async def test_another_node_has_the_address_now(agent: ScriptedAgent, credentials: Credentials) -> None:
-    assert await probe(agent.address, "n2", credentials, 0.3) is Door.OPEN
+    assert await probe(agent.address, "n2", credentials, 0.3) is Reachability.OPEN
 
 
 class NoMunge:

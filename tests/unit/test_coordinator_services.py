@@ -22,7 +22,7 @@ from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import MUTE_S, AgentStream
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World, spec
-from muster.daemon.transport.channel import open_channel, proof
+from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.slurm.client.types import Topology
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
@@ -235,7 +235,7 @@ async def test_a_stream_speaks_or_ends_or_is_mute() -> None:
 async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World) -> None:
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        call = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
+        call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
         await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
         first = await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
@@ -254,7 +254,7 @@ async def test_a_daemon_is_told_of_gangs_that_want_their_memory_no_more(world: W
     kept = [node_pb2.KeptGang(gang_id=gang, generation=1) for gang in ("ended", "nobody's")]
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        call = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
+        call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
         await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
         await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5, kept=kept)))
@@ -563,10 +563,10 @@ async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: Worl
     hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        first = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
+        first = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
         await first.write(hello)
         await first.read()
-        second = stub.Attach(metadata=await proof(world.credentials, _NODE_ATTACH))
+        second = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
         await second.write(hello)
         await second.read()
         async with asyncio.timeout(DEADLINE_S):

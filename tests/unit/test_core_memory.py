@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.daemon.node.kept_memory.retention import KEPT_S
+from muster.daemon.node.kept_memory.retention import RETENTION_S
 from muster.simulator.scenarios.scenario import Rehearsal
 from muster.simulator.world.agent import Agent
 
@@ -77,7 +77,7 @@ def test_nothing_is_older_than_what_is_durable() -> None:
 def test_who_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() -> None:
     world = requeued(durable_dir="/durable")
     for node in world.machines:
-        world.world.depots.expire(node, world.now + KEPT_S)
+        world.world.depots.expire(node, world.now + RETENTION_S)
     assert starts_again(world).version is None
 
 

@@ -258,7 +258,7 @@ async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(
     jobs = [await queue(world, tmp_path), await queue(world, tmp_path)]
     outputs(capsys)
     for job in jobs:
-        log = rank_log_files.path(str(tmp_path / "run"), gang_of(world, job), 1, 0)
+        log = rank_log_files.log_path(str(tmp_path / "run"), gang_of(world, job), 1, 0)
         log.parent.mkdir(parents=True)
         log.write_text(f"job {job}\n")
     for job in jobs:
@@ -298,7 +298,7 @@ async def test_stacks_of_every_generation_are_shown_on_request(
     with pytest.raises(WrongInput, match="there are no stacks"):
         await muster(world, "logs", "--stacks", str(job))
     for generation in (1, 2):
-        log = rank_log_files.path(str(tmp_path / "run"), gang_of(world, job), generation, 0)
+        log = rank_log_files.log_path(str(tmp_path / "run"), gang_of(world, job), generation, 0)
         log.parent.mkdir(parents=True)
         log.write_text("hello\n")
     rank_log_files.stacks_path(str(tmp_path / "run"), gang_of(world, job), 1, 0).write_text("in train\n")

@@ -12,19 +12,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from muster.daemon.node.coordinator_stream import Attachment, Memory, Patience
-from muster.daemon.node.daemon import NodeDaemon, Settings, own_address
-from muster.daemon.node.kept_memory.kept_memory_store import Depot
+from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream, StreamTimeouts
+from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
+from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
-from muster.daemon.node.sensors.sensor import Observation, Roots
-from muster.daemon.transport.channel import CannotListen, bind, make_server, open_channel
+from muster.daemon.node.sensors.sensor import Observation, SensorPaths
+from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
 from muster.v1.common_pb2 import PingRequest
 
-FAST = Patience(hello_s=20.0, answer_s=20.0, first_pause_s=0.01, longest_pause_s=0.05)
-IMPATIENT = Patience(hello_s=0.5, answer_s=0.2, first_pause_s=0.01, longest_pause_s=0.05)
+FAST = StreamTimeouts(hello_s=20.0, answer_s=20.0, first_pause_s=0.01, longest_pause_s=0.05)
+IMPATIENT = StreamTimeouts(hello_s=0.5, answer_s=0.2, first_pause_s=0.01, longest_pause_s=0.05)
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 
 
@@ -98,7 +98,7 @@ async def coordinator(credentials: SecretCredentials) -> AsyncIterator[Coordinat
 class Running:
     """Something with `run()`, running."""
 
-    def __init__(self, what: Attachment | NodeDaemon) -> None:
+    def __init__(self, what: NodeStream | NodeDaemon) -> None:
         self.task = asyncio.ensure_future(what.run())
 
     async def __aenter__(self) -> None:
@@ -118,11 +118,16 @@ def _attachment(
     coordinator: Coordinator,
     credentials: SecretCredentials,
     heartbeat_s: float = 60.0,
-    patience: Patience = FAST,
-    memory: Memory | None = None,
-) -> Attachment:
-    return Attachment(
-        f"127.0.0.1:{coordinator.port}", credentials, _hello, heartbeat_s, memory or Depot(FdStore("")), patience
+    patience: StreamTimeouts = FAST,
+    memory: KeptGangs | None = None,
+) -> NodeStream:
+    return NodeStream(
+        f"127.0.0.1:{coordinator.port}",
+        credentials,
+        _hello,
+        heartbeat_s,
+        memory or KeptMemoryStore(FdStore("")),
+        patience,
     )
 
 
@@ -255,7 +260,7 @@ async def test_a_refusal_is_told_once_and_tried_again(
 
 
 def test_pauses_double_up_to_their_longest_with_jitter() -> None:
-    pauses = Patience().pauses()
+    pauses = StreamTimeouts().pauses()
     for whole in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
         assert whole / 2 <= next(pauses) <= whole
 
@@ -263,15 +268,15 @@ def test_pauses_double_up_to_their_longest_with_jitter() -> None:
 # --- the whole daemon ------------------------------------------------------------------------------------------------
 
 
-def _settings(coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, listen: str) -> Settings:
+def _settings(coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, listen: str) -> NodeSettings:
     (tmp_path / "kmsg").touch()
     (tmp_path / "boot_id").write_text("boot-1\n")
-    return Settings(
+    return NodeSettings(
         node="n1",
         coordinator=f"127.0.0.1:{coordinator.port}",
         listen=listen,
         credentials=credentials,
-        roots=Roots(kmsg=tmp_path / "kmsg"),
+        roots=SensorPaths(kmsg=tmp_path / "kmsg"),
         boot_id=tmp_path / "boot_id",
     )
 
@@ -298,7 +303,7 @@ async def test_two_daemons_on_one_port_are_a_mistake(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(CannotListen):
+        with pytest.raises(ListenError):
             await NodeDaemon(_settings(coordinator, credentials, tmp_path, listen)).run()
 
 
@@ -364,7 +369,9 @@ async def test_who_is_told_to_end_ends_though_an_error_comes_instead(credentials
             raise OSError("the call has failed") from None
         raise AssertionError("nobody else ends it")
 
-    running = asyncio.create_task(Attachment("127.0.0.1:1", credentials, hello, 5.0, Depot(FdStore(""))).run())
+    running = asyncio.create_task(
+        NodeStream("127.0.0.1:1", credentials, hello, 5.0, KeptMemoryStore(FdStore(""))).run()
+    )
     await asked.wait()
     running.cancel()
     async with asyncio.timeout(10):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.node.sensors.kernel_log import Device, KernelLog, message, open_log
-from muster.daemon.node.sensors.kmsg import KernelLogSensor, Recent
-from muster.daemon.node.sensors.sensor import Observation, Roots, keep_watching
-from muster.daemon.node.sensors.xid import Sighting
+from muster.daemon.node.sensors.kernel_log import Device, KernelLog, open_kernel_log, record_message
+from muster.daemon.node.sensors.kmsg import KernelLogSensor, RecentErrors
+from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
+from muster.daemon.node.sensors.xid import KernelError
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 
@@ -27,7 +27,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def _open(path: Path) -> KernelLog:
-    log = open_log(path)
+    log = open_kernel_log(path)
     assert log is not None
     return log
 
@@ -48,7 +48,7 @@ async def _next(lines: AsyncIterator[str]) -> str:
     ],
 )
 def test_a_record_holds_a_message(record: str, words: str) -> None:
-    assert message(record) == words
+    assert record_message(record) == words
 
 
 async def test_a_line_comes_at_once_and_older_ones_stand_before(path: Path) -> None:
@@ -98,13 +98,13 @@ async def test_closing_gives_every_descriptor_back(path: Path) -> None:
 
 
 def test_no_log_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert open_log(tmp_path / "absent") is None
+    assert open_kernel_log(tmp_path / "absent") is None
     assert "can't be read (No such file or directory); GPU errors go unseen" in caplog.text
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="reading /dev/kmsg takes CAP_SYSLOG")
 def test_the_kernels_own_log_is_a_device() -> None:
-    log = open_log(Path("/dev/kmsg"))
+    log = open_kernel_log(Path("/dev/kmsg"))
     assert isinstance(log, Device)
     with log:
         assert all(isinstance(line, str) for line in log.before())
@@ -129,7 +129,7 @@ class Watched:
 
     def __init__(self, path: Path) -> None:
         self.seen = Seen()
-        self._task = asyncio.ensure_future(KernelLogSensor(Roots(kmsg=path)).watch(self.seen))
+        self._task = asyncio.ensure_future(KernelLogSensor(SensorPaths(kmsg=path)).watch(self.seen))
 
     async def __aenter__(self) -> Seen:
         await asyncio.sleep(0)  # runs up to its first wait
@@ -157,7 +157,7 @@ async def test_one_fault_printed_twice_is_one_observation(path: Path) -> None:
 
 
 def test_after_a_second_the_same_is_new() -> None:
-    recent, sighting = Recent(), Sighting("xid", 79, "0000:3b:00", LOST)
+    recent, sighting = RecentErrors(), KernelError("xid", 79, "0000:3b:00", LOST)
     assert recent.is_new(sighting, 10.0)
     assert not recent.is_new(sighting, 10.9)
     assert recent.is_new(sighting, 11.0)
@@ -184,6 +184,6 @@ async def test_a_sensor_that_fails_is_started_again(caplog: pytest.LogCaptureFix
         waits.append(seconds)
 
     sensor = Broken()
-    await keep_watching(sensor, Seen(), pause)
+    await run_sensor(sensor, Seen(), pause)
     assert (sensor.tries, waits) == (3, [5.0, 5.0])
     assert "sensor broken failed" in caplog.text

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.host import clock, packets
-from muster.daemon.host.kept_memory_client import MOST_FDS, ask, call
+from muster.daemon.host.kept_memory_client import MAX_FDS, open_request, send_request
 from muster.daemon.node.kept_memory import systemd_fd_store
-from muster.daemon.node.kept_memory.kept_memory_store import Depot
-from muster.daemon.node.kept_memory.memory_service import USERS_MOST_CALLS, MemoryService
-from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
+from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
+from muster.daemon.node.kept_memory.memory_service import MAX_CALLS_PER_USER, MemoryService
+from muster.daemon.node.kept_memory.retention import RETENTION_S, JobOwner, KeptEntry, Retention
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.hooks import prolog
@@ -31,18 +31,18 @@ PAGE = 1 << 16
 MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-OWNER = Owner(7, 1000)
+OWNER = JobOwner(7, 1000)
 
 
-def kept(gang: str = "g", owner: Owner = OWNER, until: float = KEPT_S, generation: int = 3) -> Kept[str]:
-    return Kept(owner, gang, until, f"memory of {gang}", generation)
+def kept(gang: str = "g", owner: JobOwner = OWNER, until: float = RETENTION_S, generation: int = 3) -> KeptEntry[str]:
+    return KeptEntry(owner, gang, until, f"memory of {gang}", generation)
 
 
 # --- whose memory, for how long --------------------------------------------------------------------------------------
 
 
 def test_what_is_kept_is_given_back_to_its_user_once() -> None:
-    one: Custody[str] = Custody()
+    one: Retention[str] = Retention()
     assert one.keep(kept()) is None
     assert one.take(1001, "g") is None
     assert one.take(1000, "other") is None
@@ -51,17 +51,17 @@ def test_what_is_kept_is_given_back_to_its_user_once() -> None:
 
 
 def test_only_the_job_that_a_prolog_has_named_is_kept_of_and_only_its_user_says_so() -> None:
-    one: Custody[str] = Custody()
+    one: Retention[str] = Retention()
     assert "slurm.conf needs Prolog=" in one.refusal(OWNER)
     one.job_starts(OWNER)
     assert one.refusal(OWNER) == ""
-    assert "another user's" in one.refusal(Owner(7, 1001))
-    assert "job 7 has started on this node since" in one.refusal(Owner(6, 1000))
+    assert "another user's" in one.refusal(JobOwner(7, 1001))
+    assert "job 7 has started on this node since" in one.refusal(JobOwner(6, 1000))
 
 
-@pytest.mark.parametrize("other", [Owner(8, 1000), Owner(6, 1000), Owner(7, 1001)])
-def test_another_job_that_starts_makes_it_go(other: Owner) -> None:
-    one: Custody[str] = Custody()
+@pytest.mark.parametrize("other", [JobOwner(8, 1000), JobOwner(6, 1000), JobOwner(7, 1001)])
+def test_another_job_that_starts_makes_it_go(other: JobOwner) -> None:
+    one: Retention[str] = Retention()
     one.keep(kept())
     assert one.job_starts(OWNER) is None, "the requeued job itself"
     assert one.job_starts(other) == kept()
@@ -69,7 +69,7 @@ def test_another_job_that_starts_makes_it_go(other: Owner) -> None:
 
 
 def test_what_its_gang_wants_no_more_goes() -> None:
-    one: Custody[str] = Custody()
+    one: Retention[str] = Retention()
     one.keep(kept())
     assert one.over("other", 9) is one.over("g", 2) is None  # of an earlier run's end
     assert one.over("g", 3) == kept()
@@ -77,7 +77,7 @@ def test_what_its_gang_wants_no_more_goes() -> None:
 
 
 def test_nothing_is_kept_for_longer_than_it_may_be() -> None:
-    one: Custody[str] = Custody()
+    one: Retention[str] = Retention()
     one.keep(kept(until=600.0))
     assert one.expired(599.9) is None
     assert one.expired(600.0) == kept(until=600.0)
@@ -85,7 +85,7 @@ def test_nothing_is_kept_for_longer_than_it_may_be() -> None:
 
 
 def test_what_is_left_anew_takes_the_place_of_what_was_left() -> None:
-    one: Custody[str] = Custody()
+    one: Retention[str] = Retention()
     one.keep(kept())
     assert one.keep(kept(generation=4)) == kept()
     assert one.take(1000, "g") == kept(generation=4)
@@ -127,11 +127,11 @@ class Node:
 
     def __init__(self, path: Path, store: FdStore, root: bool = True) -> None:
         self.path, self.now = path, 1000.0
-        self.depot = Depot(store, freed_s=60.0)
+        self.depot = KeptMemoryStore(store, freed_s=60.0)
         self.service = MemoryService(path, self.depot, lambda: self.now, [os.getuid()] if root else [])
 
     async def ask(self, request: packets.Message, *fds: int) -> tuple[packets.Message, list[int]]:
-        return await asyncio.to_thread(ask, str(self.path), request, fds)
+        return await asyncio.to_thread(send_request, str(self.path), request, fds)
 
     async def leave(self, *fds: int, gang: str = "g", job: int = 7) -> str:
         answer, back = await self.ask({"keep": {"gang_id": gang, "slurm_job_id": job}}, *fds)
@@ -140,7 +140,7 @@ class Node:
 
     async def take(self, gang: str = "g") -> list[int]:
         """The inodes of what comes back, for good."""
-        line, _, fds = await asyncio.to_thread(call, str(self.path), {"take": {"gang_id": gang}})
+        line, _, fds = await asyncio.to_thread(open_request, str(self.path), {"take": {"gang_id": gang}})
         await self.end(line, b'{"taken": {}}' if fds else b"")
         return inodes(fds)
 
@@ -215,7 +215,7 @@ async def test_memory_is_gone_when_another_jobs_prolog_hears_back(node: Node, pa
 
 async def test_memory_goes_after_ten_minutes(node: Node, pair: tuple[int, int]) -> None:
     await node.leave(*pair)
-    node.now += KEPT_S - 1
+    node.now += RETENTION_S - 1
     node.tidy()
     assert [held(fd) for fd in pair] == [1, 1]
     node.now += 1
@@ -246,7 +246,7 @@ async def test_what_is_left_twice_stands_unharmed(node: Node, pair: tuple[int, i
 async def test_an_agent_that_ends_before_it_was_heard_has_taken_nothing(node: Node, pair: tuple[int, int]) -> None:
     expected = [os.fstat(fd).st_ino for fd in pair]
     await node.leave(*pair)
-    line, answer, fds = await asyncio.to_thread(call, str(node.path), {"take": {"gang_id": "g"}})
+    line, answer, fds = await asyncio.to_thread(open_request, str(node.path), {"take": {"gang_id": "g"}})
     assert inodes(fds) == expected
     assert answer == {"generation": "0"} or answer == {}
     assert await node.take() == [], "nobody else has it meanwhile"
@@ -256,7 +256,7 @@ async def test_an_agent_that_ends_before_it_was_heard_has_taken_nothing(node: No
 
 async def test_memory_that_comes_back_after_another_job_has_started_is_freed(node: Node, pair: tuple[int, int]) -> None:
     await node.leave(*pair)
-    line, _, fds = await asyncio.to_thread(call, str(node.path), {"take": {"gang_id": "g"}})
+    line, _, fds = await asyncio.to_thread(open_request, str(node.path), {"take": {"gang_id": "g"}})
     inodes(fds)
     await node.job_starts(8)
     await node.end(line)
@@ -271,13 +271,13 @@ def waits(event: threading.Event) -> None:
 
 def test_a_prolog_is_told_where_freeing_takes_too_long() -> None:
     writer = threading.Event()
-    depot, fds = Depot(FdStore(""), 0.0, lambda _: waits(writer)), (memfd(), memfd())
-    depot.recover({}, Owner(7, 1000))
+    depot, fds = KeptMemoryStore(FdStore(""), 0.0, lambda _: waits(writer)), (memfd(), memfd())
+    depot.recover({}, JobOwner(7, 1000))
     request = KeepMemory(gang_id="g", slurm_job_id=7)
     assert depot.keep(1000, request, [os.dup(fd) for fd in fds], 0.0) == ""
     with pytest.raises(TimeoutError, match="still being freed"):
-        depot.job_starts(Owner(8, 1000))
-    assert depot.job_starts(Owner(9, 1000)) == 0, "nobody waits for it again"
+        depot.job_starts(JobOwner(8, 1000))
+    assert depot.job_starts(JobOwner(9, 1000)) == 0, "nobody waits for it again"
     writer.set()
     inodes(list(fds))
 
@@ -330,7 +330,7 @@ async def test_a_request_that_can_not_be_right_is_refused_in_words(node: Node, p
     for gang in ("", "g" * 129, "g\nkept: all of it"):
         assert "has to be named" in await node.leave(*pair, gang=gang)
     assert "1 descriptors" in await node.leave(pair[0])
-    assert "descriptors" in await node.leave(*[pair[0]] * (MOST_FDS + 9))
+    assert "descriptors" in await node.leave(*[pair[0]] * (MAX_FDS + 9))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.setblocking(False)
         line.connect(str(node.path))
@@ -357,7 +357,7 @@ async def test_only_root_speaks_for_slurm(tmp_path: Path) -> None:
 
 async def test_one_user_has_so_many_calls_at_once_and_is_heard_again_after_them(tmp_path: Path) -> None:
     async with serving(tmp_path / "memory.sock", FdStore(""), root=False) as node:
-        lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(USERS_MOST_CALLS)]
+        lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(MAX_CALLS_PER_USER)]
         for line in lines:
             line.connect(str(node.path))
         with pytest.raises(ConnectionError):
@@ -434,7 +434,7 @@ async def test_after_a_restart_it_is_known_whose_it_is_and_until_when(
         await first.job_starts(7)
         await first.leave(*pair, job=7)
     async with serving(path, store, systemd.hands_out()) as second:
-        second.now = first.now + KEPT_S - 1
+        second.now = first.now + RETENTION_S - 1
         second.tidy()
         assert all(map(stands, pair))
         assert await second.job_starts(8) == 1
@@ -491,10 +491,10 @@ def test_descriptors_of_the_store_are_found_by_their_names() -> None:
     one, other = memfd(), memfd()
     first = min(one, other)
     environ = {"LISTEN_PID": "42", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a.0:a.1", "HOME": "/"}
-    assert systemd_fd_store.inherited(dict(environ), 43, first) == {}, "they are another process's"
+    assert systemd_fd_store.inherited_descriptors(dict(environ), 43, first) == {}, "they are another process's"
     assert abs(one - other) == 1
     os.set_inheritable(one, True)
-    assert systemd_fd_store.inherited(environ, 42, first) == {"a.0": first, "a.1": first + 1}
+    assert systemd_fd_store.inherited_descriptors(environ, 42, first) == {"a.0": first, "a.1": first + 1}
     assert environ == {"HOME": "/"}
     assert not os.get_inheritable(one)
     os.close(one)
@@ -525,7 +525,7 @@ async def test_the_command_takes_over_what_systemd_hands_it(
     try:
         while not path.exists():  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)
-        _, fds = await asyncio.to_thread(ask, str(path), {"take": {"gang_id": "g"}})
+        _, fds = await asyncio.to_thread(send_request, str(path), {"take": {"gang_id": "g"}})
         assert inodes(fds) == expected
     finally:
         process.terminate()
@@ -537,8 +537,8 @@ async def test_where_the_socket_can_not_be_musterd_goes_on_without(tmp_path: Pat
     async with serving(path, store) as first:
         await first.job_starts(7)
         await first.leave(*(fds := (memfd(), memfd())))
-    depot = Depot(store)
-    depot.recover(systemd.hands_out(), Owner(7, os.getuid()))
+    depot = KeptMemoryStore(store)
+    depot.recover(systemd.hands_out(), JobOwner(7, os.getuid()))
     await MemoryService(tmp_path / "nowhere" / "memory.sock", depot).run()
     systemd.hear()
     assert systemd.stored == {}, "nobody could ask for it"

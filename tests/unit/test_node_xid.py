@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.daemon.node.sensors.xid import Reader, Sighting
+from muster.daemon.node.sensors.xid import KernelError, KernelLineParser
 
 PCI = "NVRM: Xid (PCI:0000:b5:00): "
 
@@ -37,7 +37,7 @@ XIDS = [
 
 @pytest.mark.parametrize(("line", "code", "device"), XIDS)
 def test_an_xid_is_read(line: str, code: int, device: str | None) -> None:
-    assert Reader().read(line) == Sighting("xid", code, device or "0000:b5:00", line)
+    assert KernelLineParser().read(line) == KernelError("xid", code, device or "0000:b5:00", line)
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_an_xid_is_read(line: str, code: int, device: str | None) -> None:
     ],
 )
 def test_its_relatives_are_read(line: str, kind: str, code: int, device: str) -> None:
-    assert Reader().read(line) == Sighting(kind, code, device, line)
+    assert KernelLineParser().read(line) == KernelError(kind, code, device, line)
 
 
 def test_a_lost_gpu_may_take_three_lines() -> None:
-    reader = Reader()
+    reader = KernelLineParser()
     lines = [
         "NVRM: The NVIDIA GPU 0000:18:00.0",
         "NVRM: (PCI ID: 10de:2330) installed in this system has",
         "NVRM: fallen off the bus and is not responding to commands.",
     ]
-    assert [reader.read(line) for line in lines] == [None, None, Sighting("gpu-lost", 0, "0000:18:00.0", lines[2])]
+    assert [reader.read(line) for line in lines] == [None, None, KernelError("gpu-lost", 0, "0000:18:00.0", lines[2])]
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_a_lost_gpu_may_take_three_lines() -> None:
     ],
 )
 def test_other_lines_say_nothing(line: str) -> None:
-    assert Reader().read(line) is None
+    assert KernelLineParser().read(line) is None

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.host.kept_memory_client import MOST_FDS, SOCKET
-from muster.daemon.node.kept_memory.memory_service import MOST_CALLS
+from muster.daemon.host.kept_memory_client import MAX_FDS, SOCKET
+from muster.daemon.node.kept_memory.memory_service import MAX_CALLS
 from muster.daemon.transport.site_config import EXIT_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +86,8 @@ def test_the_node_daemon_may_read_the_kernel_log_and_nothing_else() -> None:
 def test_the_node_daemons_memory_outlives_its_restart() -> None:
     service = Unit("musterd").service
     # A note beside what is handed over; what takes another's place is stored before that goes.
-    assert int(service["FileDescriptorStoreMax"]) >= 2 * (1 + MOST_FDS)
-    assert int(service["LimitNOFILE"]) > (MOST_CALLS + 2) * (1 + MOST_FDS)
+    assert int(service["FileDescriptorStoreMax"]) >= 2 * (1 + MAX_FDS)
+    assert int(service["LimitNOFILE"]) > (MAX_CALLS + 2) * (1 + MAX_FDS)
     assert (service["NotifyAccess"], service["RuntimeDirectoryPreserve"]) == ("main", "restart")
     assert Path(SOCKET).parent == Path("/run", service["RuntimeDirectory"])
     assert service["RuntimeDirectoryMode"] == "0755", "every user's agent has to reach the socket"

@@ -15,7 +15,7 @@ from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.flush import flush_part, flush_version
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.daemon.host.worker_threads import Workers
+from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import FlushOrder
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Flusher:
         node: str,
         shard_store: ShardStore,
         committed: Callable[[], Version],
-        work: Workers,
+        work: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
         self._node = node

@@ -12,7 +12,7 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.pieces import digest_of, shard_digest
 from muster.checkpoint.store.memory.shards import Piece, Shard, ShardStore
 from muster.checkpoint.store.memory.slots import NoMemoryLeft, SealedMemory, available_bytes
-from muster.daemon.host.worker_threads import Workers
+from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
 Place = tuple[Shard, int]
@@ -28,7 +28,7 @@ class ReplicaBuilder:
         work: runs a function in a thread.
     """
 
-    def __init__(self, gang_id: str, shard_store: ShardStore, work: Workers) -> None:
+    def __init__(self, gang_id: str, shard_store: ShardStore, work: WorkerThreads) -> None:
         self._gang_id = gang_id
         self._shard_store = shard_store
         self._work = work

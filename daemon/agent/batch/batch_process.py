@@ -24,8 +24,8 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from muster.daemon.agent.batch.srun import REQUEUES, Allocation, Srun, requeue
-from muster.daemon.transport.channel import reach
+from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
+from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
 from muster.v1.api_pb2 import BatchRef, GangView
@@ -38,14 +38,14 @@ EXIT_REQUEUED = 75
 """EX_TEMPFAIL of sysexits.h. Slurm does not look at it, for the job waits already; should it have lost that, no job
 that depends on this one may take it for done."""
 _SIGNALS = 128
-LAUNCHES = 3
+MAX_LAUNCHES = 3
 """srun is started so often, where nothing tells which node it is that takes it down."""
 _ENDS = frozenset({"DONE", "FAILED", "CANCELLED"})
 # Phases in which no agent of this run of the job has done anything yet (docs/STATES.md).
 _BEFORE = frozenset({"SUBMITTED", "GATHERING"})
 
 
-class Absence(Enum):
+class ViewFailure(Enum):
     """Why there is no view of the gang."""
 
     SILENT = "the coordinator does not answer, or not us"
@@ -55,31 +55,31 @@ class Absence(Enum):
 class Coordinator(Protocol):
     """What is asked of the coordinator."""
 
-    async def view(self) -> GangView | Absence:
+    async def view(self) -> GangView | ViewFailure:
         """The gang, or why there is none to be seen."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteCoordinator:
     """The coordinator at `address` (or at one of several, with commas), asked by the batch process of `run`."""
 
     address: str
     credentials: Credentials
     run: BatchRef
 
-    async def view(self) -> GangView | Absence:
+    async def view(self) -> GangView | ViewFailure:
         """See Coordinator.view."""
-        async with await reach(split_addresses(self.address), self.credentials) as channel:
+        async with await open_first_ready_channel(split_addresses(self.address), self.credentials) as channel:
             try:
                 return await MusterStub(channel).Attend(self.run, timeout=_CALL_S)
             except grpc.aio.AioRpcError as error:
                 log.info("the coordinator at %s: %s", self.address, error.details())
-                return Absence.UNKNOWN if error.code() is grpc.StatusCode.NOT_FOUND else Absence.SILENT
+                return ViewFailure.UNKNOWN if error.code() is grpc.StatusCode.NOT_FOUND else ViewFailure.SILENT
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollTiming:
     """Seconds: between questions after srun's end, and beside it; from the gang's end to srun's, which may hang on a
     node that died. `unknown`: how many answers in a row, after srun's end, that there is no such gang."""
 
@@ -94,11 +94,11 @@ class Pace:
     gone: int = 20
 
 
-_PACE = Pace()
+_PACE = PollTiming()
 
 
-async def batch(
-    argv: Sequence[str], coordinator: Coordinator, allocation: Allocation | None = None, pace: Pace = _PACE
+async def run_batch(
+    argv: Sequence[str], coordinator: Coordinator, allocation: Allocation | None = None, pace: PollTiming = _PACE
 ) -> int:
     """Start `argv` (srun), wait until the gang is final, return its exit code, or EXIT_REQUEUED.
 
@@ -125,7 +125,7 @@ async def batch(
         lost |= found
         if code and found and await _goes_on(allocation, lost):
             continue
-        more = bool(allocation.needed) and not found and launches < LAUNCHES
+        more = bool(allocation.needed) and not found and launches < MAX_LAUNCHES
         ended = await _after_srun(code, coordinator, pace, more)
         if ended is not None:
             return ended
@@ -140,14 +140,14 @@ async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
     if allocation.needed:
         log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.needed)
     # Where nothing can be started on this very node, which lives, it is no dead node that srun speaks of.
-    may = allocation.requeue and allocation.host not in lost and allocation.restarts < REQUEUES
+    may = allocation.requeue and allocation.host not in lost and allocation.restarts < MAX_REQUEUES
     if allocation.needed and may:
         refused = await requeue(allocation)
         log.warning("job %d %s", allocation.job, f"can't be requeued: {refused}" if refused else "is requeued")
     return False
 
 
-async def _end(srun: Srun, pace: Pace) -> None:
+async def _end(srun: Srun, pace: PollTiming) -> None:
     if not await srun.ends(pace.srun_ends):
         log.warning("the gang is over but srun still runs: it is ended")
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
@@ -158,7 +158,7 @@ async def _end(srun: Srun, pace: Pace) -> None:
     await srun.wait()
 
 
-async def _final_beside(srun: Srun, coordinator: Coordinator, pace: Pace) -> GangView | None:
+async def _final_beside(srun: Srun, coordinator: Coordinator, pace: PollTiming) -> GangView | None:
     """The gang's view if it becomes final while srun runs; None when srun has ended first."""
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
@@ -169,13 +169,13 @@ async def _final_beside(srun: Srun, coordinator: Coordinator, pace: Pace) -> Gan
     return None
 
 
-async def _after_srun(code: int, coordinator: Coordinator, pace: Pace, more: bool) -> int | None:
+async def _after_srun(code: int, coordinator: Coordinator, pace: PollTiming, more: bool) -> int | None:
     """The exit code; None: no agent is left, and srun may be tried once more."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = gone = 0
     while True:
         view = await coordinator.view()
-        unknown = unknown + 1 if view is Absence.UNKNOWN else 0
+        unknown = unknown + 1 if view is ViewFailure.UNKNOWN else 0
         if isinstance(view, GangView) and view.final:
             return _say_end(view)
         left = isinstance(view, GangView) and _gathers_without_agents(view)

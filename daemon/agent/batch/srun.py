@@ -21,8 +21,8 @@ _FAILED = re.compile(rb"Task launch for \S+ failed on node ([^\s:]+)")
 _CHUNK = 65536
 _LAST_WORDS_S = 2.0
 """srun has ended: what it still had to say is read for so long. A child of it may keep the pipe open."""
-REQUEUE_S = 60.0
-REQUEUES = 5
+REQUEUE_TIMEOUT_S = 60.0
+MAX_REQUEUES = 5
 """A job whose launch fails is requeued so often."""
 
 
@@ -119,7 +119,7 @@ async def _ends(process: asyncio.subprocess.Process, within: float) -> bool:
         ended.cancel()
 
 
-async def requeue(given: Allocation, within: float = REQUEUE_S) -> str:
+async def requeue(given: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
     """Have Slurm put the job back into the queue, `within` seconds; Slurm's words where it refuses."""
     argv = (given.scontrol, "requeue", str(given.job))
     try:

@@ -14,8 +14,8 @@ import grpc.aio
 
 from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.host import clock
-from muster.daemon.transport.channel import end_if_told
-from muster.daemon.transport.reachability import Door, knock
+from muster.daemon.transport.channel import raise_if_cancelled
+from muster.daemon.transport.reachability import Reachability, try_connection
 from muster.v1.peer_pb2 import LinkPing, LinkPong
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class LinkEndpoints:
     """Whose link this is: the gang, this node, the other's node and address."""
 
     gang: str
@@ -35,7 +35,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class LinkCallbacks:
     """What a link tells. `generation`: asked for, that of this agent's newest order. `pong`: an answer has come.
     `closed`: the other's kernel has closed the connection, or takes none."""
 
@@ -44,7 +44,7 @@ class Hooks:
     closed: Callable[[str], None]
 
 
-class Link:
+class PeerLink:
     """Pings `ends.node` every `period` seconds, which may be changed at any time.
 
     contact: when the newest answered ping was sent; before the first answer, when the pinging began.
@@ -52,9 +52,9 @@ class Link:
     closed: the last connection was closed from the other side, and none was accepted since.
     """
 
-    def __init__(self, ends: Ends, open_link: OpenLink, hooks: Hooks) -> None:
+    def __init__(self, ends: LinkEndpoints, open_link: OpenLink, hooks: LinkCallbacks) -> None:
         self.ends = ends
-        self.period = silence_rules.PING_S
+        self.period = silence_rules.NEIGHBOUR_PING_S
         self.contact = clock.monotonic()
         self.answered = False
         self.closed = False
@@ -80,7 +80,7 @@ class Link:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
                 await self._talk(await self._open_link(self.ends.address))
-            end_if_told()
+            raise_if_cancelled()
             await self._after_end()
 
     async def _talk(self, call: Any) -> None:
@@ -123,10 +123,10 @@ class Link:
         if self.answered and not self.closed:
             self.closed = True
             self._hooks.closed(self.ends.node)
-        door = await knock(self.ends.address)
-        if door is Door.OPEN:
+        door = await try_connection(self.ends.address)
+        if door is Reachability.OPEN:
             self.closed = False
-        elif door is Door.CLOSED and not self.closed:
+        elif door is Reachability.CLOSED and not self.closed:
             self.closed = True
             self._hooks.closed(self.ends.node)
         await asyncio.sleep(_AGAIN_S)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from muster.daemon.agent.failure_detector import silence_rules
-from muster.daemon.agent.failure_detector.peer_link import Ends, Hooks, Link
-from muster.daemon.agent.failure_detector.peers import OpenLink, Self
+from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEndpoints, PeerLink
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, OpenLink
 from muster.daemon.host import clock
-from muster.daemon.transport.fencing_timeouts import SILENT_S
+from muster.daemon.transport.fencing_timeouts import SELF_FENCE_AFTER_S
 from muster.v1.agent_pb2 import DUTY_RUN, Accusation, Order, Silence
 from muster.v1.peer_pb2 import LinkPong
 
@@ -30,7 +30,7 @@ _ACCUSE_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Consequences:
+class MonitorCallbacks:
     """What is done about silence. `coordinator`: contact with it. `worried`: whether to ping it often. `end_ranks`:
     why.
     """
@@ -50,16 +50,16 @@ class _Memory:
     accused: dict[str, float] = field(default_factory=dict)
 
 
-class Neighbourhood:
+class PeerMonitor:
     """The links of one agent. `enlist` with each order; `run` for as long as the agent lives."""
 
-    def __init__(self, own: Self, open_link: OpenLink, consequences: Consequences) -> None:
+    def __init__(self, own: AgentIdentity, open_link: OpenLink, consequences: MonitorCallbacks) -> None:
         self._own = own
         self._open_link = open_link
         self._do = consequences
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerLink] = {}
         self._addresses: dict[str, str] = {}
-        self._circle = silence_rules.Circle(own.node)
+        self._circle = silence_rules.PeerGroup(own.node)
         self._generation = 0
         self._memory = _Memory()
 
@@ -71,7 +71,7 @@ class Neighbourhood:
         self._addresses = {member.node: member.peer_address for member in order.members}
         me = next((member for member in order.members if member.node == self._own.node), None)
         near = frozenset(me.neighbours if me is not None else ()) & frozenset(self._addresses)
-        self._circle = silence_rules.Circle(self._own.node, frozenset(self._addresses), near - {self._own.node})
+        self._circle = silence_rules.PeerGroup(self._own.node, frozenset(self._addresses), near - {self._own.node})
         self._memory.accused = {n: at for n, at in self._memory.accused.items() if n in self._addresses}
         self._set_links(wide=self._memory.spell is not None)
 
@@ -110,7 +110,7 @@ class Neighbourhood:
             log.warning("this agent stood still for %.1f s", now - memory.ticked)
             memory.awake = now
         memory.ticked = now
-        judged = silence_rules.judge(now, self._circle, self._heard())
+        judged = silence_rules.evaluate(now, self._circle, self._heard())
         if (judged.spell is None) != (memory.spell is None):
             self._set_links(wide=judged.spell is not None)
             self._do.worried(judged.spell is not None)
@@ -119,15 +119,15 @@ class Neighbourhood:
             how = Silence.SILENCE_CLOSED if self.closed(node) else Silence.SILENCE_NO_ANSWER
             self._accuse(node, how, seconds)
         # Silence that is older than the ranks is none of theirs: while ten nodes import PyTorch, pings come late.
-        if judged.kill and now - memory.started >= SILENT_S:
+        if judged.kill and now - memory.started >= SELF_FENCE_AFTER_S:
             self._do.end_ranks(judged.kill)
 
-    def _heard(self) -> silence_rules.Heard:
+    def _heard(self) -> silence_rules.LastContacts:
         # A member that is pinged in spells only counts as pinged from the spell's beginning.
         contacts = {
             node: link.contact for node, link in self._links.items() if link.answered or node in self._circle.neighbours
         }
-        return silence_rules.Heard(contacts, self._do.coordinator(), self._memory.spell, self._memory.awake)
+        return silence_rules.LastContacts(contacts, self._do.coordinator(), self._memory.spell, self._memory.awake)
 
     def _accuse(self, node: str, how: Silence.ValueType, seconds: float) -> None:
         now = clock.monotonic()
@@ -145,13 +145,13 @@ class Neighbourhood:
         for node, link in list(self._links.items()):
             if node not in wanted or link.ends.address != self._addresses[node]:
                 self._links.pop(node).stop()
-        hooks = Hooks(lambda: self._generation, self._pong, self._closed)
+        hooks = LinkCallbacks(lambda: self._generation, self._pong, self._closed)
         for node in wanted - set(self._links):
-            ends = Ends(self._own.gang, self._own.node, node, self._addresses[node])
-            self._links[node] = Link(ends, self._open_link, hooks)
+            ends = LinkEndpoints(self._own.gang, self._own.node, node, self._addresses[node])
+            self._links[node] = PeerLink(ends, self._open_link, hooks)
         for node, link in self._links.items():
-            calm = silence_rules.PING_S if node in self._circle.neighbours else _SELDOM_S
-            link.hurry(silence_rules.WIDE_PING_S if wide else calm)
+            calm = silence_rules.NEIGHBOUR_PING_S if node in self._circle.neighbours else _SELDOM_S
+            link.hurry(silence_rules.SUSPICION_PING_S if wide else calm)
 
     def _pong(self, node: str, pong: LinkPong) -> None:
         self._memory.accused.pop(node, None)

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.host import clock
-from muster.daemon.transport.channel import open_channel, proof
+from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.identity import Credentials, current_caller
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
@@ -26,7 +26,7 @@ _Context = Any
 _ANSWERED_S = 10.0
 
 
-class ShardKeeper(Protocol):
+class ShardService(Protocol):
     """The part of PeerService that is about shards (muster.checkpoint.store.checkpoint_service)."""
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed: ...
@@ -39,7 +39,7 @@ class ShardKeeper(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Self:
+class AgentIdentity:
     """Who this agent is. `uid`: the gang's owner."""
 
     gang: str
@@ -48,7 +48,7 @@ class Self:
     uid: int
 
 
-class Channels:
+class PeerChannels:
     """One channel to each address, opened when first asked for."""
 
     def __init__(self, credentials: Credentials) -> None:
@@ -67,7 +67,7 @@ class Channels:
         Raises:
             grpc.aio.AioRpcError: no credential can be made now.
         """
-        metadata = await proof(self._credentials, "/muster.v1.PeerService/Link")
+        metadata = await credential_metadata(self._credentials, "/muster.v1.PeerService/Link")
         return self.dial(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class Channels:
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
     """What this agent answers to the others of its gang. `order`: the newest one, None before the first."""
 
-    def __init__(self, own: Self, keeper: ShardKeeper, order: Callable[[], Order | None]) -> None:
+    def __init__(self, own: AgentIdentity, keeper: ShardService, order: Callable[[], Order | None]) -> None:
         self._own = own
         self._keeper = keeper
         self._order = order
@@ -148,7 +148,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 class ProbeService(common_pb2_grpc.ProbeServiceServicer):
     """Answers that an agent lives here."""
 
-    def __init__(self, own: Self) -> None:
+    def __init__(self, own: AgentIdentity) -> None:
         self._reply = PingReply(node=own.node, role="agent", incarnation=own.incarnation)
 
     async def Ping(self, request: PingRequest, context: _Context) -> PingReply:

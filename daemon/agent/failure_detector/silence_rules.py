@@ -19,17 +19,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from muster.daemon.transport.fencing_timeouts import ACCUSE_S, SILENT_S
+from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S, SELF_FENCE_AFTER_S
 
-PING_S = 0.5
-WIDE_PING_S = 0.25
-WIDEN_S = 0.75
+NEIGHBOUR_PING_S = 0.5
+SUSPICION_PING_S = 0.25
+SUSPECT_AFTER_S = 0.75
 
 _NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class PeerGroup:
     """Whom this agent belongs with. `members`: all nodes of the gang, `own` too; `neighbours`: those it always
     pings.
     """
@@ -40,7 +40,7 @@ class Circle:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastContacts:
     """What has been heard.
 
     contacts: by node; a neighbour that has never answered has the time at which the pinging began.
@@ -58,7 +58,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Decision:
     """`spell`: as in Heard, from now on. `accuse`: node to seconds of silence. `kill`: why the ranks must end, or
     empty.
     """
@@ -68,31 +68,31 @@ class Judgement:
     kill: str = ""
 
 
-def judge(now: float, circle: Circle, heard: Heard) -> Judgement:
+def evaluate(now: float, circle: PeerGroup, heard: LastContacts) -> Decision:
     """What follows from what has been heard until `now`."""
     contacts = {node: heard.contacts.get(node, now) for node in circle.neighbours - {circle.own}}
-    silent = [contact for contact in contacts.values() if now - contact >= WIDEN_S]
+    silent = [contact for contact in contacts.values() if now - contact >= SUSPECT_AFTER_S]
     if not silent:
-        return Judgement()
+        return Decision()
     spell = min(silent) if heard.spell is None else heard.spell
-    accuse = {node: now - at for node, at in contacts.items() if now - max(at, heard.awake) >= ACCUSE_S}
-    return Judgement(spell, accuse, _why_kill(now, circle, heard, spell))
+    accuse = {node: now - at for node, at in contacts.items() if now - max(at, heard.awake) >= ACCUSE_AFTER_S}
+    return Decision(spell, accuse, _why_kill(now, circle, heard, spell))
 
 
-def _why_kill(now: float, circle: Circle, heard: Heard, spell: float) -> str:
-    if now - max(heard.coordinator, spell) < SILENT_S:
+def _why_kill(now: float, circle: PeerGroup, heard: LastContacts, spell: float) -> str:
+    if now - max(heard.coordinator, spell) < SELF_FENCE_AFTER_S:
         return ""
     others = circle.members - {circle.own}
-    near = 1 + sum(now - _presumed(heard, circle, node, spell) < SILENT_S for node in others)
+    near = 1 + sum(now - _presumed(heard, circle, node, spell) < SELF_FENCE_AFTER_S for node in others)
     if 2 * near > len(circle.members):
         return ""
     return (
-        f"neither the coordinator nor a majority of the gang has answered for {SILENT_S:g} s "
+        f"neither the coordinator nor a majority of the gang has answered for {SELF_FENCE_AFTER_S:g} s "
         f"({near} of {len(circle.members)} heard, this node among them)"
     )
 
 
-def _presumed(heard: Heard, circle: Circle, node: str, spell: float) -> float:
+def _presumed(heard: LastContacts, circle: PeerGroup, node: str, spell: float) -> float:
     if node in circle.neighbours and node in heard.contacts:
         return heard.contacts[node]
     return max(heard.contacts.get(node, _NEVER), spell)

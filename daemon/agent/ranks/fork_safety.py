@@ -14,13 +14,13 @@ from muster.daemon.host import process_tree
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/infiniband/")
 
 
-def obstacle() -> str:
+def reason_not_to_fork() -> str:
     """Why this process must not be forked into a rank, in words; empty where it may."""
     if (device := _open_device()) is not None:
         return f"{device} is open in it"
     if _cuda_initialised():
         return "it holds a CUDA context"
-    if (threads := process_tree.threads()) > 1:
+    if (threads := process_tree.thread_count()) > 1:
         return f"it has {threads} threads"
     return ""
 

@@ -17,7 +17,7 @@ _LONE = frozenset("bBdEIOPqsSuvR")
 _WITH_VALUE = frozenset("WX")
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """How the program is named."""
 
     SCRIPT = "script"
@@ -31,7 +31,7 @@ class PythonCommand:
 
     interpreter: str
     flags: tuple[str, ...]
-    kind: Kind
+    kind: TargetKind
     target: str
     arguments: tuple[str, ...]
 
@@ -44,7 +44,7 @@ class PythonCommand:
         return [flag for flag in self.flags if flag.startswith("-") and flag[1:2] not in _WITH_VALUE]
 
 
-def python_command(argv: Sequence[str], own_interpreter: str = "") -> PythonCommand | None:
+def parse_python_command(argv: Sequence[str], own_interpreter: str = "") -> PythonCommand | None:
     """`argv` as a Python command, or None where it is none, or one that the warm process can't stand in for.
 
     `own_interpreter` is a path that counts as Python whatever its name.
@@ -56,11 +56,11 @@ def python_command(argv: Sequence[str], own_interpreter: str = "") -> PythonComm
     while rest:
         word = rest.pop(0)
         if word in ("-m", "-c"):
-            kind = Kind.MODULE if word == "-m" else Kind.TEXT
+            kind = TargetKind.MODULE if word == "-m" else TargetKind.TEXT
             return PythonCommand(argv[0], tuple(flags), kind, rest[0], tuple(rest[1:])) if rest else None
         if not word.startswith("-"):
             # Compiled scripts are rare enough to be started cold.
-            script = PythonCommand(argv[0], tuple(flags), Kind.SCRIPT, word, tuple(rest))
+            script = PythonCommand(argv[0], tuple(flags), TargetKind.SCRIPT, word, tuple(rest))
             return None if word.endswith(".pyc") else script
         taken = _flag(word, rest)
         if taken is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # torchrun sets it to 1 where the user says nothing; the same holds for the libraries that read their own variable.
-THREADS = "OMP_NUM_THREADS"
+OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
 # Settings of the agent that are nothing to the ranks.
 _OWN = frozenset(
     {"MUSTER_SPEC", "MUSTER_AUTH", "MUSTER_COORDINATOR", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_DURABLE"}
@@ -14,7 +14,7 @@ _OWN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """Where a rank stands in its generation."""
 
     rank: int
@@ -29,7 +29,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreAccess:
     """How ranks reach the rendezvous store. `hosted`: it listens already; else rank 0 opens it. `libuv`: torch has
     it.
     """
@@ -38,13 +38,15 @@ class Store:
     libuv: bool
 
 
-def base(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+def shared_environment(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """The environment that all ranks and generations share: this process's, the spec's [env] over it."""
     kept = {name: value for name, value in environ.items() if name not in _OWN}
-    return {THREADS: "1", **kept, **wanted}
+    return {OMP_THREADS_VARIABLE: "1", **kept, **wanted}
 
 
-def of_rank(base: Mapping[str, str], place: Place, store: Store, gang: str, run_dir: str) -> dict[str, str]:
+def environment_of_rank(
+    base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str, run_dir: str
+) -> dict[str, str]:
     """The whole environment of one rank, but for the number of its agent's socket."""
     return {
         **base,
@@ -70,7 +72,7 @@ def of_rank(base: Mapping[str, str], place: Place, store: Store, gang: str, run_
     }
 
 
-def _store(base: Mapping[str, str], store: Store) -> dict[str, str]:
+def _store(base: Mapping[str, str], store: StoreAccess) -> dict[str, str]:
     if not store.hosted:
         return {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     if store.libuv and base.get("USE_LIBUV", "1") != "0":

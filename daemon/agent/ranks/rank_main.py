@@ -23,7 +23,7 @@ from functools import partial
 from typing import NoReturn
 
 from muster.checkpoint.format import stack_file
-from muster.daemon.agent.ranks.python_command import Kind, PythonCommand
+from muster.daemon.agent.ranks.python_command import PythonCommand, TargetKind
 from muster.daemon.host import process_tree
 
 # Slurm signals every process of a step; ranks are told by their agent.
@@ -36,7 +36,7 @@ def detach(parent: int) -> None:
     ignored.
     """
     os.setsid()
-    process_tree.die_with(parent)
+    process_tree.die_with_parent(parent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -45,7 +45,7 @@ def detach(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def write_to(log: int) -> None:
+def redirect_output(log: int) -> None:
     """Both output streams go to the open file `log`, which is closed; nothing is to be read."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -54,7 +54,7 @@ def write_to(log: int) -> None:
     os.close(log)
 
 
-def live_in(environment: Mapping[str, str]) -> None:
+def replace_environment(environment: Mapping[str, str]) -> None:
     """Replace the whole environment."""
     for name in set(os.environ) - set(environment):
         del os.environ[name]
@@ -63,7 +63,7 @@ def live_in(environment: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def execute(argv: Sequence[str]) -> NoReturn:
+def exec_command(argv: Sequence[str]) -> NoReturn:
     """Become the command by exec, as a shell would."""
     # Python ignores these; a program expects them at their defaults.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -78,18 +78,18 @@ def execute(argv: Sequence[str]) -> NoReturn:
     os._exit(code)
 
 
-def take_place(command: PythonCommand, argv: Sequence[str]) -> None:
+def set_argv_and_path(command: PythonCommand, argv: Sequence[str]) -> None:
     """sys.argv and sys.path as the interpreter sets them up for `argv`; the script's own modules can be preloaded
     then.
     """
-    first = {Kind.MODULE: "-m", Kind.TEXT: "-c", Kind.SCRIPT: command.target}[command.kind]
+    first = {TargetKind.MODULE: "-m", TargetKind.TEXT: "-c", TargetKind.SCRIPT: command.target}[command.kind]
     sys.argv[:] = [first, *command.arguments]
     sys.orig_argv[:] = list(argv)
     if not (command.safe_path or sys.flags.safe_path):
         sys.path.insert(0, _path_entry(command))
 
 
-def become(command: PythonCommand) -> None:
+def run_as_main(command: PythonCommand) -> None:
     """Run the command's script; returns when it has come to its end.
 
     Raises:
@@ -111,9 +111,9 @@ def become(command: PythonCommand) -> None:
 
 
 def _run(command: PythonCommand, main: types.ModuleType) -> None:
-    if command.kind is Kind.MODULE:
+    if command.kind is TargetKind.MODULE:
         runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]
-    elif command.kind is Kind.TEXT:
+    elif command.kind is TargetKind.TEXT:
         exec(compile(command.target + "\n", "<string>", "exec", dont_inherit=True), main.__dict__)
     elif _is_package(command.target):
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
@@ -136,9 +136,9 @@ def _run_script(target: str, main: types.ModuleType) -> None:
 
 
 def _path_entry(command: PythonCommand) -> str:
-    if command.kind is Kind.TEXT:
+    if command.kind is TargetKind.TEXT:
         return ""
-    if command.kind is Kind.MODULE:
+    if command.kind is TargetKind.MODULE:
         return os.getcwd()
     path = os.path.realpath(command.target)
     return os.path.abspath(command.target) if _is_package(command.target) else os.path.dirname(path)

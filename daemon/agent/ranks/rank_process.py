@@ -82,7 +82,7 @@ class RankProcess:
     def tell(self, signum: int) -> None:
         """Send it a signal; nothing where it does not run."""
         if self._pid and self.running:
-            process_tree.tell(self._pid, signum)
+            process_tree.send_signal(self._pid, signum)
 
     def heard(self, message: packets.Message) -> bool:
         """Take a message of the warm process; True when it speaks of this rank no more and its pid may be released."""

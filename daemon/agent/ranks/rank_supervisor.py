@@ -17,9 +17,9 @@ from typing import Any
 
 from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_process import RankId, RankProcess
-from muster.daemon.agent.ranks.reconcile import LocalRank, Start
-from muster.daemon.agent.ranks.rendezvous_process import StoreProcess
-from muster.daemon.agent.ranks.zygote_handle import CannotStart, Recipe, Warm, describe
+from muster.daemon.agent.ranks.reconcile import LocalRank, StartRanks
+from muster.daemon.agent.ranks.rendezvous_process import RendezvousProcess
+from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec, describe
 from muster.daemon.host import packets, process_tree
 from muster.v1.agent_pb2 import Order, RankStatus
 
@@ -38,12 +38,12 @@ RankSocket = Callable[[int, int], socket.socket]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class NodeJob:
     """What the crew works for. `environment`: of all ranks; `run_dir`: where logs go."""
 
     gang: str
     node: str
-    recipe: Recipe
+    recipe: ZygoteSpec
     run_dir: str
     ranks_per_node: int
 
@@ -52,22 +52,22 @@ class _Berth:
     """One local rank's warm process, and what has been forked from it and may still be there."""
 
     def __init__(self) -> None:
-        self.warm: Warm | None = None
+        self.warm: ZygoteHandle | None = None
         self.ready = asyncio.Event()
         self.started = False
         # Why no process can be started for it, ever; empty: one can.
         self.refused = ""
-        self.children: dict[str, RankProcess | StoreProcess] = {}
+        self.children: dict[str, RankProcess | RendezvousProcess] = {}
         self.deaths = 0
 
 
-class Crew:
+class RankSupervisor:
     """All processes of one gang on one node.
 
     failure: an error that no order can mend, for the user; empty: none.
     """
 
-    def __init__(self, job: Job, rank_socket: RankSocket, changed: Callable[[], None]) -> None:
+    def __init__(self, job: NodeJob, rank_socket: RankSocket, changed: Callable[[], None]) -> None:
         self._job = job
         self._rank_socket = rank_socket
         self._changed = changed
@@ -77,7 +77,7 @@ class Crew:
         self._store_deaths: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
-        self.store: StoreProcess | None = None
+        self.store: RendezvousProcess | None = None
         self.failure = ""
 
     # --- what stands -------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Crew:
             if not berth.started and not berth.refused and starting < at_once and not self._leaving:
                 starting += self._start_warm(berth)
 
-    def start(self, step: Start, order: Order) -> None:
+    def start(self, step: StartRanks, order: Order) -> None:
         """Start ranks; they are counted as alive from now on."""
         for rank, local_rank in step.places:
             started = RankProcess(RankId(rank, local_rank, step.generation), self._changed)
@@ -144,7 +144,7 @@ class Crew:
         self.close_store()
         deaths = self._store_deaths.get(generation, 0)
         self._store_deaths = {generation: deaths + 1}
-        self.store = StoreProcess(generation, self._changed)
+        self.store = RendezvousProcess(generation, self._changed)
         self._place_store(by_itself=deaths < _DEATHS_STORE)
 
     def close_store(self) -> None:
@@ -166,11 +166,11 @@ class Crew:
 
     # --- ranks -------------------------------------------------------------------------------------------------------
 
-    def _place(self, rank: RankProcess, order: Order) -> rank_environment.Place:
+    def _place(self, rank: RankProcess, order: Order) -> rank_environment.RankPosition:
         here = sum(place.node == self._job.node for place in order.places)
         nodes = {place.node for place in order.places}
         group_rank = next((m.group_rank for m in order.members if m.node == self._job.node), 0)
-        return rank_environment.Place(
+        return rank_environment.RankPosition(
             rank=rank.id.rank,
             local_rank=rank.id.local_rank,
             world_size=order.world_size,
@@ -182,12 +182,12 @@ class Crew:
             generation=rank.id.generation,
         )
 
-    async def _launch(self, berth: _Berth, rank: RankProcess, place: rank_environment.Place) -> None:
+    async def _launch(self, berth: _Berth, rank: RankProcess, place: rank_environment.RankPosition) -> None:
         # The environment depends on which torch it finds.
         await berth.ready.wait()
         self._go(berth, rank, place)
 
-    def _go(self, berth: _Berth, rank: RankProcess, place: rank_environment.Place) -> None:
+    def _go(self, berth: _Berth, rank: RankProcess, place: rank_environment.RankPosition) -> None:
         if not rank.alive:
             return  # fenced while the imports went on
         if berth.refused:
@@ -200,10 +200,10 @@ class Crew:
         berth.children[rank.id.key] = rank
         # Rank 0's node has the store; ranks elsewhere are clients either way.
         hosted = self.store.hosted if self.store is not None else berth.warm.torch
-        environment = rank_environment.of_rank(
+        environment = rank_environment.environment_of_rank(
             self._job.recipe.environment,
             place,
-            rank_environment.Store(hosted, berth.warm.libuv),
+            rank_environment.StoreAccess(hosted, berth.warm.libuv),
             self._job.gang,
             self._job.run_dir,
         )
@@ -235,7 +235,7 @@ class Crew:
 
     def _start_warm(self, berth: _Berth) -> bool:
         recipe = self._job.recipe if berth.deaths < _DEATHS_WARM else self._job.recipe.bare()
-        warm = Warm(partial(self._heard, berth), partial(self._warm_ended, berth))
+        warm = ZygoteHandle(partial(self._heard, berth), partial(self._warm_ended, berth))
         try:
             warm.start(recipe)
         except CannotStart as error:
@@ -285,7 +285,7 @@ class Crew:
             log.error("a warm process has ended by itself; another is started")
             self._later(self._replace(children))
 
-    async def _replace(self, children: list[RankProcess | StoreProcess]) -> None:
+    async def _replace(self, children: list[RankProcess | RendezvousProcess]) -> None:
         if await self._end_orphans():
             for child in children:
                 child.gone()
@@ -296,7 +296,7 @@ class Crew:
         """End what a warm process left behind at its death, which has come to us; whether nothing of it is left."""
         for _ in range(round(_ORPHANS_S / _REAP_AGAIN_S)):
             warm = {berth.warm.pid for berth in self._berths if berth.warm is not None}
-            if process_tree.end_orphans(warm) == 0:
+            if process_tree.kill_orphans(warm) == 0:
                 return True
             await asyncio.sleep(_REAP_AGAIN_S)
         log.error("processes that ranks have left behind can't be ended")

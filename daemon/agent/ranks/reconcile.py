@@ -1,8 +1,8 @@
 """What an agent does next: a pure function of what stands on its node and of the newest order.
 
-An order is a level, not an edge: it says how things shall stand. `decide` compares, and returns the steps that bring
-them closer; it is asked again after every change, until it returns nothing. So an order may come twice, late, or from a
-coordinator that has restarted, and a step that failed is simply wanted again.
+An order describes the wanted state, not a change. `next_steps` compares the wanted state with the state of the node and
+returns the steps that bring the two closer. The agent calls `next_steps` again after every change, until no step is
+left. So an order may arrive twice, late, or from a restarted coordinator. A step that failed is returned again.
 
     duty    what shall stand
     HOLD    no rank lives, no store is open
@@ -33,7 +33,7 @@ class LocalRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalState:
     """What stands on this node. Generation 0 stands for none."""
 
     node: str
@@ -47,14 +47,14 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillRanks:
     """SIGKILL every rank of a generation up to `generation`."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class ReportFenced:
     """Note and report that every generation up to `generation` is gone."""
 
     generation: int
@@ -73,7 +73,7 @@ class CloseStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRanks:
     """Start these ranks, all of this node, in `generation`."""
 
     generation: int
@@ -82,20 +82,20 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class ExitAgent:
     """Free all memory and end the agent with `exit_code`."""
 
     exit_code: int
     reason: str
 
 
-Step = Kill | Fenced | OpenStore | CloseStore | Start | Leave
+Step = KillRanks | ReportFenced | OpenStore | CloseStore | StartRanks | ExitAgent
 
 
-def decide(local: Local, order: Order) -> list[Step]:
+def next_steps(local: LocalState, order: Order) -> list[Step]:
     """The steps that bring `local` closer to `order`; empty where they agree or something under way is waited for."""
     if local.killed > local.fenced and not _alive(local, local.killed):
-        return [Fenced(local.killed)]  # whatever made us kill them
+        return [ReportFenced(local.killed)]  # whatever made us kill them
     match order.duty:
         case Duty.DUTY_HOLD:
             return [*_end(local, EVERY_GENERATION), *_keep_store(local, 0)]
@@ -107,19 +107,19 @@ def decide(local: Local, order: Order) -> list[Step]:
         case Duty.DUTY_EXIT:
             if _alive(local, EVERY_GENERATION):
                 return _end(local, EVERY_GENERATION)
-            return [*_keep_store(local, 0), Leave(order.exit_code, order.reason)]
+            return [*_keep_store(local, 0), ExitAgent(order.exit_code, order.reason)]
     return []  # a duty of a later version: stay as we are
 
 
-def settled(local: Local, order: Order) -> bool:
+def is_carried_out(local: LocalState, order: Order) -> bool:
     """Whether the order is carried out: no step is left, and nothing is waited for."""
-    if decide(local, order):
+    if next_steps(local, order):
         return False
     bounds = {Duty.DUTY_FENCE: order.generation, Duty.DUTY_RUN: order.generation - 1}
     return not _alive(local, bounds.get(order.duty, EVERY_GENERATION))
 
 
-def _run(local: Local, order: Order) -> list[Step]:
+def _run(local: LocalState, order: Order) -> list[Step]:
     if order.generation <= local.fenced or order.generation <= local.killed:
         return []
     before = order.generation - 1
@@ -129,31 +129,31 @@ def _run(local: Local, order: Order) -> list[Step]:
     return steps
 
 
-def _start(local: Local, generation: int, places: Sequence[RankPlace]) -> list[Step]:
+def _start(local: LocalState, generation: int, places: Sequence[RankPlace]) -> list[Step]:
     started = {rank.rank for rank in local.ranks if rank.generation == generation}
     missing = tuple(
         (place.rank, place.local_rank) for place in places if place.node == local.node and place.rank not in started
     )
-    return [Start(generation, missing)] if missing else []
+    return [StartRanks(generation, missing)] if missing else []
 
 
-def _fence(local: Local, generation: int) -> list[Step]:
+def _fence(local: LocalState, generation: int) -> list[Step]:
     if _alive(local, generation):
         return _end(local, generation)
-    return [Fenced(generation)] if local.fenced < generation else []
+    return [ReportFenced(generation)] if local.fenced < generation else []
 
 
-def _end(local: Local, generation: int) -> list[Step]:
+def _end(local: LocalState, generation: int) -> list[Step]:
     alive = _alive(local, generation)
     newest = max((rank.generation for rank in alive), default=0)
-    return [Kill(newest)] if newest > local.killed else []
+    return [KillRanks(newest)] if newest > local.killed else []
 
 
-def _keep_store(local: Local, generation: int, *, or_none: bool = False) -> list[Step]:
+def _keep_store(local: LocalState, generation: int, *, or_none: bool = False) -> list[Step]:
     if local.store == generation or (or_none and local.store == 0):
         return []
     return [OpenStore(generation)] if generation and not or_none else [CloseStore()]
 
 
-def _alive(local: Local, generation: int) -> list[LocalRank]:
+def _alive(local: LocalState, generation: int) -> list[LocalRank]:
     return [rank for rank in local.ranks if rank.alive and rank.generation <= generation]

@@ -15,7 +15,7 @@ from muster.daemon.host import packets, process_tree
 log = logging.getLogger(__name__)
 
 
-class StoreProcess:
+class RendezvousProcess:
     """A store for `generation`. `port` is 0 until it listens (or is set aside); `ended` says that it must be opened
     anew.
     """

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from muster.checkpoint.format import stack_file
 from muster.daemon.host import process_tree, rank_log_files
-from muster.daemon.host.worker_threads import Workers
+from muster.daemon.host.worker_threads import WorkerThreads
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 18
+MAX_STACK_BYTES = 1 << 18
 """Of one rank's stacks."""
 _MOST_THREADS = 128
 _MOST_PROCESSES = 32
@@ -50,12 +50,12 @@ class _Asked:
         try:
             with open(self.file, "rb") as file:
                 file.seek(self.before)
-                return file.read(MOST_BYTES).decode(errors="replace")
+                return file.read(MAX_STACK_BYTES).decode(errors="replace")
         except OSError as error:
             return f"its stacks can't be read: {error.strerror}\n"
 
 
-def write(files: Mapping[Path, int]) -> None:
+def write_stacks(files: Mapping[Path, int]) -> None:
     """Write the stacks of each process (by pid) and of what it has started to its file. Blocking."""
     asked = {path: _ask(pid) for path, pid in files.items()}
     until = time.monotonic() + _ANSWER_S
@@ -71,7 +71,7 @@ def _ask(pid: int) -> _Asked | None:
         if (file := stack_file.find(member)) is not None:
             with suppress(OSError):
                 asked = _Asked(file, os.stat(file).st_size)
-                process_tree.tell(member, stack_file.SIGNAL)
+                process_tree.send_signal(member, stack_file.SIGNAL)
                 return asked
     return None
 
@@ -123,7 +123,7 @@ def _tree(pid: int) -> list[int]:
     return found[:_MOST_PROCESSES]
 
 
-class Stacks:
+class StackDumps:
     """Keeps the stacks of this node's ranks in the folder of the gang's logs, once for each generation.
 
     generation: the newest for which that is over.
@@ -132,7 +132,7 @@ class Stacks:
     def __init__(self, run_dir: str, gang: str) -> None:
         self._run_dir = run_dir
         self._gang = gang
-        self._work = Workers(1)
+        self._work = WorkerThreads(1)
         self._begun = 0
         self.generation = 0
 
@@ -147,7 +147,7 @@ class Stacks:
             rank_log_files.stacks_path(self._run_dir, self._gang, generation, rank): pid for rank, pid in pids.items()
         }
         try:
-            await self._work(write, files)
+            await self._work(write_stacks, files)
         except OSError as error:
             log.error("the stacks of generation %d can't be written: %s", generation, error)
         self.generation = max(generation, self.generation)

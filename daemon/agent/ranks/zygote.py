@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.daemon.agent.ranks import fork_safety, rank_main, rendezvous_store
-from muster.daemon.agent.ranks.python_command import PythonCommand, python_command
+from muster.daemon.agent.ranks.python_command import PythonCommand, parse_python_command
 from muster.daemon.host import packets, process_tree, rank_log_files
 
 # Slurm signals every process of a step: none of these is for us.
@@ -42,7 +42,7 @@ sys.path[:] = path[0 if sys.flags.safe_path else 1:]
 zygote.main(sys.argv[2:])
 """
 
-Task = Callable[[], None]
+ChildTask = Callable[[], None]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Child:
     reaped: bool = False
 
 
-class Warm:
+class ZygoteServer:
     """The loop of a warm process. `serve` returns a task in each forked child, None in the process itself at its
     end.
     """
@@ -68,7 +68,7 @@ class Warm:
         self._pid = os.getpid()
         self._woken, self._waker = _wake_on_child()
 
-    def serve(self) -> Task | None:
+    def serve(self) -> ChildTask | None:
         """Carry out the agent's messages until the agent has ended."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
@@ -86,7 +86,7 @@ class Warm:
                 if (task := self._do(*received)) is not None:
                     return task
 
-    def _do(self, message: packets.Message, fds: list[int]) -> Task | None:
+    def _do(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
         match message["do"]:
             case "rank":
                 return self._start_rank(message, fds)
@@ -100,7 +100,7 @@ class Warm:
 
     # --- children ----------------------------------------------------------------------------------------------------
 
-    def _start_rank(self, message: packets.Message, fds: list[int]) -> Task | None:
+    def _start_rank(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
         why = message["cold"] or self._obstacle()
         pid = os.fork()
         if pid == 0:
@@ -111,7 +111,7 @@ class Warm:
         return None
 
     def _obstacle(self) -> str:
-        return "the command is not a Python script" if self._command is None else fork_safety.obstacle()
+        return "the command is not a Python script" if self._command is None else fork_safety.reason_not_to_fork()
 
     def _be_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
         environment = message["env"]
@@ -122,17 +122,17 @@ class Warm:
         except OSError as error:
             self._say("refused", message["key"], words=str(error.strerror))
             os._exit(1)
-        rank_main.write_to(log)
+        rank_main.redirect_output(log)
         self._close()
-        rank_main.live_in({**environment, "MUSTER_AGENT_FD": str(link)})
+        rank_main.replace_environment({**environment, "MUSTER_AGENT_FD": str(link)})
         if cold or self._command is None:
             os.set_inheritable(link, True)
-            rank_main.execute(self._argv)
-        process_tree.name_self(f"rank{environment.get('RANK', '')}")
+            rank_main.exec_command(self._argv)
+        process_tree.set_process_name(f"rank{environment.get('RANK', '')}")
         gc.enable()
-        rank_main.become(self._command)
+        rank_main.run_as_main(self._command)
 
-    def _start_store(self, message: packets.Message) -> Task | None:
+    def _start_store(self, message: packets.Message) -> ChildTask | None:
         pid = os.fork()
         if pid == 0:
             return lambda: self._be_store(message)
@@ -142,7 +142,7 @@ class Warm:
 
     def _be_store(self, message: packets.Message) -> None:
         rank_main.detach(self._pid)
-        process_tree.name_self("muster-store")
+        process_tree.set_process_name("muster-store")
         rendezvous_store.serve(
             message["avoid"], message["libuv"], lambda port: self._say("store", message["key"], port=port)
         )
@@ -153,7 +153,9 @@ class Warm:
                 child.ended = True
                 # SIGKILL leaves no last words, and a fence may not wait for shared storage.
                 words = child.log is not None and code not in (0, -signal.SIGKILL)
-                self._say("exit", key, code=code, tail=rank_log_files.tail(*child.log) if words and child.log else "")
+                self._say(
+                    "exit", key, code=code, tail=rank_log_files.log_tail(*child.log) if words and child.log else ""
+                )
         self._end_leftovers()
 
     def _end_leftovers(self) -> None:
@@ -161,7 +163,7 @@ class Warm:
         # Only a rank leaves processes behind; it is the only one of its kind here at a time.
         if any(self._children[key].log is not None for key in waiting):
             keep = {child.pid for child in self._children.values() if not child.reaped}
-            if process_tree.end_orphans(keep) > 0:
+            if process_tree.kill_orphans(keep) > 0:
                 return
         for key in waiting:
             self._children[key].gone = True
@@ -174,7 +176,7 @@ class Warm:
     def _leave(self) -> None:
         """The agent has ended: so do all children. Those that die of our end (parent-death signal) are left to it."""
         deadline = time.monotonic() + _LAST_WISH_S
-        while process_tree.end_orphans(set()) > 0 and time.monotonic() < deadline:
+        while process_tree.kill_orphans(set()) > 0 and time.monotonic() < deadline:
             select.select([self._woken], [], [], 0.1)
 
     def _say(self, word: str, key: str, **more: Any) -> None:
@@ -196,14 +198,14 @@ def preload(modules: Sequence[str]) -> list[str]:
     """Import `modules`; returns what is worth knowing, one line each. What fails to import is left to the script."""
     notes = []
     for name in modules:
-        threads = process_tree.threads()
+        threads = process_tree.thread_count()
         try:
             importlib.import_module(name)
         except ImportError as error:
             notes.append(f"preload: {name} can't be imported: {error}")
         except Exception as error:  # noqa: BLE001 - a module's own code may raise anything; the script will meet it again
             notes.append(f"preload: {name} fails to import: {type(error).__name__}: {error}")
-        if process_tree.threads() > threads:
+        if process_tree.thread_count() > threads:
             notes.append(
                 f"preload: {name} starts threads, so ranks can't be forked from here: take it out of `preload`, "
                 "or keep its libraries to one thread (OMP_NUM_THREADS=1, OPENBLAS_NUM_THREADS=1)"
@@ -214,9 +216,9 @@ def preload(modules: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Entry point: FD of the socket, PARENT's pid."""
     fd, parent = int(arguments[0]), int(arguments[1])
-    process_tree.die_with(parent)
+    process_tree.die_with_parent(parent)
     process_tree.adopt_orphans()
-    process_tree.name_self("muster-warm")
+    process_tree.set_process_name("muster-warm")
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
@@ -225,7 +227,7 @@ def main(arguments: Sequence[str]) -> None:
     if received is None:
         return
     gc.disable()  # collecting amid imports finds nothing and takes a tenth of their time
-    warm = Warm(sock, received[0]["argv"], _prepare(sock, received[0]))
+    warm = ZygoteServer(sock, received[0]["argv"], _prepare(sock, received[0]))
     gc.freeze()  # the children share the pages of all that stands now, and never walk it
     if (task := warm.serve()) is None:
         os._exit(0)  # the interpreter's own tidying up takes a second with torch, for nothing
@@ -234,10 +236,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def _prepare(sock: socket.socket, message: packets.Message) -> PythonCommand | None:
     started = time.monotonic()
-    command = python_command(message["argv"], sys.executable)
+    command = parse_python_command(message["argv"], sys.executable)
     notes: list[str] = []
     if command is not None:
-        rank_main.take_place(command, message["argv"])
+        rank_main.set_argv_and_path(command, message["argv"])
         notes = preload(message["preload"])
     torch = "torch.distributed" in sys.modules
     ready = {"torch": torch, "libuv": torch and rendezvous_store.has_libuv(), "notes": notes}

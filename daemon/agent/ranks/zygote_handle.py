@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import muster
-from muster.daemon.agent.ranks.python_command import python_command
+from muster.daemon.agent.ranks.python_command import parse_python_command
 from muster.daemon.agent.ranks.zygote import COMMAND
 from muster.daemon.host import packets
 
@@ -47,7 +47,7 @@ class CannotStart(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ZygoteSpec:
     """What a warm process is started with: the job's argv, the modules to import, environment, working folder."""
 
     argv: tuple[str, ...]
@@ -55,12 +55,12 @@ class Recipe:
     environment: Mapping[str, str]
     work_dir: str
 
-    def bare(self) -> Recipe:
+    def bare(self) -> ZygoteSpec:
         """The same without imports ahead of time."""
         return replace(self, preload=())
 
 
-class Warm:
+class ZygoteHandle:
     """One warm process. `heard` is called with each of its messages, `ended` once when it has ended (and been
     reaped).
     """
@@ -80,7 +80,7 @@ class Warm:
         """Its process, 0 before it was started."""
         return self._process.pid if self._process is not None else 0
 
-    def start(self, recipe: Recipe) -> None:
+    def start(self, recipe: ZygoteSpec) -> None:
         """Start the process; it can be given work at once, and carries it out when it is warm.
 
         Raises:
@@ -164,8 +164,8 @@ class Warm:
         self._ended()
 
 
-def _spawn(recipe: Recipe, theirs: socket.socket) -> subprocess.Popen[bytes]:
-    command = python_command(recipe.argv, sys.executable)
+def _spawn(recipe: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    command = parse_python_command(recipe.argv, sys.executable)
     interpreter, flags = sys.executable, []
     if command is not None:
         interpreter, flags = _interpreter(command.interpreter, recipe), list(command.flags)
@@ -185,7 +185,7 @@ def _spawn(recipe: Recipe, theirs: socket.socket) -> subprocess.Popen[bytes]:
         raise CannotStart(f"{what} can't be used on this node: {error.strerror}") from None
 
 
-def _interpreter(word: str, recipe: Recipe) -> str:
+def _interpreter(word: str, recipe: ZygoteSpec) -> str:
     path = recipe.environment.get("PATH")
     found = shutil.which(word if os.path.isabs(word) else _beside(word, recipe.work_dir), path=path)
     if found is None:

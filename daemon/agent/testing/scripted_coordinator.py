@@ -15,7 +15,7 @@ from muster.v1 import agent_pb2_grpc
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
 
 
-class AgentSeen:
+class SeenAgent:
     """One agent, as its stream shows it: its hello, its newest status, everything else that it has said."""
 
     def __init__(self, hello: AgentHello) -> None:
@@ -29,7 +29,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
     """Start with `start`; `order` and `probe` send; `until` waits. Set `deaf` to leave pings unanswered."""
 
     def __init__(self, credentials: Credentials) -> None:
-        self.agents: dict[str, AgentSeen] = {}
+        self.agents: dict[str, SeenAgent] = {}
         self.attached = 0
         self.deaf = False
         self.term = 1
@@ -52,7 +52,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[CoordinatorMessage]:
         """See agent.proto."""
         first = await anext(aiter(request_iterator))
-        seen = AgentSeen(first.hello)
+        seen = SeenAgent(first.hello)
         self.attached += 1
         self.agents[first.hello.node] = seen
         if first.hello.node in self._orders:
@@ -103,7 +103,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
     def _message(self, **body: Any) -> CoordinatorMessage:
         return CoordinatorMessage(term=self.term, **body)
 
-    async def _read(self, seen: AgentSeen, messages: Any) -> None:
+    async def _read(self, seen: SeenAgent, messages: Any) -> None:
         async for message in messages:
             if message.WhichOneof("body") == "status":
                 seen.status = message.status

@@ -135,7 +135,7 @@ class Gang:
 
     def log(self, rank: int, generation: int) -> Path:
         """Where the rank writes."""
-        return rank_log_files.path(str(self.folder), "g", generation, rank)
+        return rank_log_files.log_path(str(self.folder), "g", generation, rank)
 
     def output(self, rank: int, generation: int) -> str:
         """What a rank has printed; nothing before it has started."""

@@ -30,7 +30,7 @@ from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.channel import raise_bug
+from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import Caller, current_caller
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
@@ -191,7 +191,7 @@ async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentH
         raise nonsense("hello needs gang_id, node, incarnation and peer_address")
     try:
         for field in ("gang_id", "node", "incarnation", "peer_address"):
-            conversion.check_length(field, getattr(hello, field), job_limits.NAME)
+            conversion.check_length(field, getattr(hello, field), job_limits.MAX_NAME_CHARS)
     except conversion.Nonsense as error:
         raise nonsense(str(error)) from None
     return hello, conversion.status(second.status)
@@ -277,4 +277,4 @@ async def _until_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) 
         writer.cancel()
         await asyncio.gather(reader, writer, return_exceptions=True)
     for task in (reader, writer):
-        raise_bug(task)  # gRPC logs it, and the stream ends with an error
+        raise_unexpected_error(task)  # gRPC logs it, and the stream ends with an error

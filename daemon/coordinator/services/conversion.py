@@ -15,14 +15,14 @@ _SILENCES = {
 }
 
 _MOST = {
-    "nodes": job_limits.NODES,
-    "spares": job_limits.NODES,
-    "pool_nodes": job_limits.NODES,
-    "ranks_per_node": job_limits.RANKS_PER_NODE,
-    "max_failures": job_limits.FAILURES,
-    "gather_timeout_s": job_limits.GATHER_TIMEOUT_S,
-    "stop_before_s": job_limits.STOP_BEFORE_S,
-    "hang_after_s": job_limits.HANG_AFTER_S,
+    "nodes": job_limits.MAX_NODES,
+    "spares": job_limits.MAX_NODES,
+    "pool_nodes": job_limits.MAX_NODES,
+    "ranks_per_node": job_limits.MAX_RANKS_PER_NODE,
+    "max_failures": job_limits.MAX_FAILURES,
+    "gather_timeout_s": job_limits.MAX_GATHER_TIMEOUT_S,
+    "stop_before_s": job_limits.MAX_STOP_BEFORE_S,
+    "hang_after_s": job_limits.MAX_HANG_AFTER_S,
 }
 
 
@@ -94,10 +94,10 @@ def _check_size(message: common_pb2.JobSpec) -> None:
         value = getattr(message, field)
         if not 0 <= value <= most:  # so is what is no number
             raise Nonsense(f"{field} = {value:.15g} must be 0 to {most:.15g}")
-    if (ranks := message.nodes * message.ranks_per_node) > job_limits.RANKS:
-        raise Nonsense(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.RANKS} ranks at most")
-    check_length("name", message.name, job_limits.NAME)
-    check_length("durable_dir", message.durable_dir, job_limits.PATH)
+    if (ranks := message.nodes * message.ranks_per_node) > job_limits.MAX_RANKS:
+        raise Nonsense(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
+    check_length("name", message.name, job_limits.MAX_NAME_CHARS)
+    check_length("durable_dir", message.durable_dir, job_limits.MAX_PATH_CHARS)
 
 
 def check_length(field: str, text: str, most: int) -> None:
@@ -118,16 +118,16 @@ def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) 
     """
     if not gang or not job:
         raise Nonsense("a gang is registered with its gang_id and the id of its Slurm job")
-    check_length("gang_id", gang, job_limits.NAME)
+    check_length("gang_id", gang, job_limits.MAX_NAME_CHARS)
     wanted = spec(message)
     text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
-    check_length("the job spec, its environment included,", text, job_limits.SPEC)
+    check_length("the job spec, its environment included,", text, job_limits.MAX_SPEC_CHARS)
     return events.GangSubmitted(gang, job, owner_uid, message.name, wanted, text)
 
 
 def _words(text: str) -> str:
     """An agent's own words: the journal keeps them with every decision that they are the reason of."""
-    return text if len(text) <= job_limits.WORDS else f"{text[: job_limits.WORDS]}..."
+    return text if len(text) <= job_limits.MAX_TEXT_CHARS else f"{text[: job_limits.MAX_TEXT_CHARS]}..."
 
 
 def _version(message: common_pb2.Version) -> events.Version:
@@ -141,7 +141,7 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         generation=message.generation,
         running=message.phase == agent_pb2.RANK_PHASE_RUNNING,
         exit_code=message.exit_code if exited else None,
-        stderr_tail=message.stderr_tail[-job_limits.WORDS :],
+        stderr_tail=message.stderr_tail[-job_limits.MAX_TEXT_CHARS :],
         step=message.step,
         progressed=message.progressed,
         declared=message.declared_phase,
@@ -150,4 +150,4 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
 
 def _shard(message: agent_pb2.ShardStatus) -> events.Shard:
     own = message.tier == agent_pb2.TIER_OWN
-    return events.Shard(message.rank, _version(message.version), own, message.digest[: job_limits.NAME])
+    return events.Shard(message.rank, _version(message.version), own, message.digest[: job_limits.MAX_NAME_CHARS])

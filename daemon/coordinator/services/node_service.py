@@ -21,7 +21,7 @@ from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.channel import raise_bug
+from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller
 from muster.slurm.client.types import Gone, Node, Unknown
 from muster.v1 import node_pb2 as pb
@@ -73,7 +73,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._streams[hello.node] = serving
         try:
             await asyncio.gather(serving, return_exceptions=True)
-            raise_bug(serving)  # gRPC logs it, and the stream ends with an error
+            raise_unexpected_error(serving)  # gRPC logs it, and the stream ends with an error
         finally:
             serving.cancel()
             if self._streams.get(hello.node) is serving:

@@ -15,10 +15,15 @@ from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
-from muster.daemon.transport.reachability import Door, probe
+from muster.daemon.transport.reachability import Reachability, probe
 from muster.v1 import agent_pb2
 
-_SILENCES = {None: None, Door.OPEN: Silence.KERNEL_ONLY, Door.CLOSED: Silence.CLOSED, Door.MUTE: Silence.NO_ANSWER}
+_SILENCES = {
+    None: None,
+    Reachability.OPEN: Silence.KERNEL_ONLY,
+    Reachability.CLOSED: Silence.CLOSED,
+    Reachability.MUTE: Silence.NO_ANSWER,
+}
 _log = logging.getLogger(__name__)
 
 

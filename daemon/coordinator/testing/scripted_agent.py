@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 
-from muster.daemon.transport.channel import bind, make_server, open_channel, proof
+from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
 from muster.daemon.transport.identity import Credentials
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc, common_pb2, common_pb2_grpc
@@ -64,7 +64,7 @@ class ScriptedAgent:
     async def attach(self, coordinator: str) -> None:
         """One stream, from hello until it ends; raises grpc.aio.AioRpcError as the coordinator ends it."""
         async with open_channel(coordinator, self._credentials) as channel:
-            metadata = await proof(self._credentials, "/muster.v1.AgentService/Attach")
+            metadata = await credential_metadata(self._credentials, "/muster.v1.AgentService/Attach")
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
             self._call = stub.Attach(metadata=metadata)
             await self._write(pb.AgentMessage(hello=self._hello))

@@ -21,7 +21,7 @@ from muster.daemon.coordinator.services.node_service import Resolve
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.channel import open_channel, proof
+from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -161,7 +161,7 @@ class World:
         """The node's daemon attaches and tells of an Xid; returns once the coordinator has taken it."""
         await self.live()
         async with open_channel(self.address, self.credentials) as channel:
-            metadata = await proof(self.credentials, "/muster.v1.NodeService/Attach")
+            metadata = await credential_metadata(self.credentials, "/muster.v1.NodeService/Attach")
             stub: Any = node_pb2_grpc.NodeServiceStub(channel)
             call = stub.Attach(metadata=metadata)
             hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")

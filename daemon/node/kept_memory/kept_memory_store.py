@@ -20,17 +20,17 @@ from threading import Lock
 from google.protobuf import json_format
 
 from muster.checkpoint.store.memory.slots import MEMFD_SEALS
-from muster.daemon.host.kept_memory_client import MOST_FDS
-from muster.daemon.node.kept_memory.retention import KEPT_S, Custody, Kept, Owner
+from muster.daemon.host.kept_memory_client import MAX_FDS
+from muster.daemon.node.kept_memory.retention import RETENTION_S, JobOwner, KeptEntry, Retention
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.v1.memory_pb2 import KeepMemory, KeptMemory
 
 _log = logging.getLogger(__name__)
 
-FREED_S = 8.0
+FREE_TIMEOUT_S = 8.0
 """A prolog waits so long for memory to be given back: Slurm gives a job up that has not begun after BatchStartTimeout,
 10 s by default."""
-GANG_NAME_MOST = 128
+MAX_GANG_NAME_CHARS = 128
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 _UNWRITABLE = fcntl.F_SEAL_WRITE | 0x10  # F_SEAL_FUTURE_WRITE
 _NOTE_BYTES = 1 << 16
@@ -53,7 +53,7 @@ class Memfds:
             yield f"{self.name}.{place}", fd
 
 
-class Depot:
+class KeptMemoryStore:
     """All memory that is kept here.
 
     Args:
@@ -62,16 +62,18 @@ class Depot:
         punch: gives a memfd's pages back to the system; in a thread.
     """
 
-    def __init__(self, store: FdStore, freed_s: float = FREED_S, punch: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, store: FdStore, freed_s: float = FREE_TIMEOUT_S, punch: Callable[[int], None] | None = None
+    ) -> None:
         self._store = store
         self._freed_s = freed_s
         self._punch = punch or _punch
         self._lock = Lock()
-        self._custody: Custody[Memfds] = Custody()
-        self._outdated: list[Kept[Memfds]] = []
+        self._custody: Retention[Memfds] = Retention()
+        self._outdated: list[KeptEntry[Memfds]] = []
         self._freeing: set[Future[None]] = set()
 
-    def recover(self, fds: Mapping[str, int], named: Owner | None) -> None:
+    def recover(self, fds: Mapping[str, int], named: JobOwner | None) -> None:
         """Take over what an earlier musterd had stored, as far as it is of the job that a prolog has `named` last; all
         else goes, as does what is not whole."""
         with self._lock:
@@ -98,22 +100,22 @@ class Depot:
         Returns:
             Why not, in words; empty: they are kept.
         """
-        owner = Owner(request.slurm_job_id, uid)
+        owner = JobOwner(request.slurm_job_id, uid)
         if refused := self._refusal(owner) or _flaw(request, fds):
             return refused
-        kept = _note(owner, request, fds, now + KEPT_S)
+        kept = _note(owner, request, fds, now + RETENTION_S)
         for name, fd in kept.memory.stored():
             self._store.put(name, fd)
         self.put_back(kept)
         _log.info("kept: %d memfds of gang %s, uid %d, job %d", len(fds), kept.gang, uid, owner.job)
         return ""
 
-    def take(self, uid: int, gang: str) -> Kept[Memfds] | None:
+    def take(self, uid: int, gang: str) -> KeptEntry[Memfds] | None:
         """What this user's gang has left: to be given back, then to be `let_go` or, where that fails, `put_back`."""
         with self._lock:
             return self._custody.take(uid, gang)
 
-    def put_back(self, kept: Kept[Memfds]) -> None:
+    def put_back(self, kept: KeptEntry[Memfds]) -> None:
         """Keep it, in the place of what was left before; unless another job has started meanwhile."""
         with self._lock:
             stranger = bool(self._custody.refusal(kept.owner))
@@ -123,13 +125,13 @@ class Depot:
         elif before is not None:
             self.let_go(before)
 
-    def let_go(self, kept: Kept[Memfds]) -> None:
+    def let_go(self, kept: KeptEntry[Memfds]) -> None:
         """Hold it no longer: its owner has it, or nobody wants it. Whatever else holds its memory goes on to."""
         for name, fd in kept.memory.stored():
             self._store.remove(name)
             os.close(fd)
 
-    def job_starts(self, owner: Owner) -> int:
+    def job_starts(self, owner: JobOwner) -> int:
         """A job is about to start here: free what another one has left. Its pages are gone when this returns, whoever
         else may still hold a descriptor: some gigabytes a second.
 
@@ -171,16 +173,16 @@ class Depot:
         """Hold nothing any more; what systemd has stored stays there."""
         with self._lock:
             held = [*self._outdated, *([self._custody.kept] if self._custody.kept is not None else [])]
-            self._custody, self._outdated = Custody(), []
+            self._custody, self._outdated = Retention(), []
         for kept in held:
             for _, fd in kept.memory.stored():
                 os.close(fd)
 
-    def _refusal(self, owner: Owner) -> str:
+    def _refusal(self, owner: JobOwner) -> str:
         with self._lock:
             return self._custody.refusal(owner)
 
-    def _free(self, gone: Kept[Memfds]) -> list[Future[None]]:
+    def _free(self, gone: KeptEntry[Memfds]) -> list[Future[None]]:
         """Begin to give memory back to the system."""
         _log.info("freed: the memory of gang %s, uid %d, job %d", gone.gang, gone.owner.uid, gone.owner.job)
         for name, _ in gone.memory.stored():
@@ -218,10 +220,10 @@ def _punch(fd: int) -> None:
 def _flaw(request: KeepMemory, fds: Sequence[int]) -> str:
     """Why this can't be kept, in words; empty: it can."""
     gang = request.gang_id
-    if not gang or not gang.isprintable() or len(gang) > GANG_NAME_MOST:
-        return f"a gang has to be named, in at most {GANG_NAME_MOST} printable characters"
-    if not 2 <= len(fds) <= MOST_FDS:
-        return f"{len(fds)} descriptors: one that describes the others, and at most {MOST_FDS - 1} of these"
+    if not gang or not gang.isprintable() or len(gang) > MAX_GANG_NAME_CHARS:
+        return f"a gang has to be named, in at most {MAX_GANG_NAME_CHARS} printable characters"
+    if not 2 <= len(fds) <= MAX_FDS:
+        return f"{len(fds)} descriptors: one that describes the others, and at most {MAX_FDS - 1} of these"
     if not all(_seals(fd) & MEMFD_SEALS == MEMFD_SEALS for fd in fds):
         return "only memfds are kept, sealed against growing, shrinking and further seals"
     if not all(_is_writable(fd) for fd in fds[1:]):
@@ -241,7 +243,7 @@ def _is_writable(fd: int) -> bool:
     return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR and not _seals(fd) & _UNWRITABLE
 
 
-def _note(owner: Owner, request: KeepMemory, fds: Sequence[int], until: float) -> Kept[Memfds]:
+def _note(owner: JobOwner, request: KeepMemory, fds: Sequence[int], until: float) -> KeptEntry[Memfds]:
     note = KeptMemory(
         uid=owner.uid,
         gang_id=request.gang_id,
@@ -253,7 +255,7 @@ def _note(owner: Owner, request: KeepMemory, fds: Sequence[int], until: float) -
     fd = os.memfd_create("musterd-note", os.MFD_CLOEXEC)
     os.pwrite(fd, json_format.MessageToJson(note, indent=None).encode(), 0)
     memory = Memfds(f"kept-{secrets.token_hex(8)}", fd, tuple(fds))
-    return Kept(owner, request.gang_id, until, memory, request.generation)
+    return KeptEntry(owner, request.gang_id, until, memory, request.generation)
 
 
 def _place(full: str, name: str) -> str:
@@ -262,7 +264,7 @@ def _place(full: str, name: str) -> str:
     return place if head == name and place.isdecimal() else ""
 
 
-def _read(name: str, fds: Mapping[int, int]) -> Kept[Memfds] | None:
+def _read(name: str, fds: Mapping[int, int]) -> KeptEntry[Memfds] | None:
     """What a note and the descriptors around it are; None where one is missing."""
     if 0 not in fds:
         return None
@@ -274,4 +276,4 @@ def _read(name: str, fds: Mapping[int, int]) -> Kept[Memfds] | None:
     if not all(place in fds for place in handed):
         return None
     memory = Memfds(name, fds[0], tuple(fds[place] for place in handed))
-    return Kept(Owner(note.slurm_job_id, note.uid), note.gang_id, note.until_s, memory, note.generation)
+    return KeptEntry(JobOwner(note.slurm_job_id, note.uid), note.gang_id, note.until_s, memory, note.generation)

@@ -22,17 +22,17 @@ from typing import Any
 from google.protobuf import json_format
 
 from muster.daemon.host import clock, packets
-from muster.daemon.host.kept_memory_client import MOST_FDS
-from muster.daemon.node.kept_memory.kept_memory_store import Depot
-from muster.daemon.node.kept_memory.retention import Owner
+from muster.daemon.host.kept_memory_client import MAX_FDS
+from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
+from muster.daemon.node.kept_memory.retention import JobOwner
 from muster.v1.memory_pb2 import KeepMemory, MemoryAnswer, MemoryRequest
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
 """A caller that says nothing for so long is hung up on."""
-LOOK_S = 5.0
-USERS_MOST_CALLS, MOST_CALLS = 16, 64
+EXPIRY_CHECK_S = 5.0
+MAX_CALLS_PER_USER, MAX_CALLS = 16, 64
 """Calls at once of one user, and of all together; root is always heard."""
 _WORDS_MOST = 200
 _PEER = struct.Struct("=iII")
@@ -50,7 +50,7 @@ class MemoryService:
     def __init__(
         self,
         path: Path,
-        depot: Depot,
+        depot: KeptMemoryStore,
         now: Callable[[], float] = clock.monotonic,
         root: Collection[int] = (0, os.getuid()),
     ) -> None:
@@ -60,11 +60,11 @@ class MemoryService:
         self._now = now
         self._root = root
 
-    def named(self) -> Owner | None:
+    def named(self) -> JobOwner | None:
         """Whom a prolog has named last, as far as an earlier musterd has noted it."""
         try:
             job, uid = self._prolog.read_text().split()
-            return Owner(int(job), int(uid))
+            return JobOwner(int(job), int(uid))
         except (OSError, ValueError):
             return None
 
@@ -80,15 +80,15 @@ class MemoryService:
         try:
             while True:
                 await asyncio.to_thread(self._depot.tidy, self._now())
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(EXPIRY_CHECK_S)
         finally:
             server.stop()
             self._depot.close()
 
     def _answer(self, uid: int, line: socket.socket) -> None:
         """One call."""
-        line.settimeout(PATIENCE_S)
-        data, fds = packets.receive_bytes(line, MOST_FDS + 1)
+        line.settimeout(REQUEST_TIMEOUT_S)
+        data, fds = packets.receive_bytes(line, MAX_FDS + 1)
         if not data:
             return
         try:
@@ -107,7 +107,7 @@ class MemoryService:
                 if not answer.refused:
                     fds = []
             elif kind == "free":
-                answer = self._job_starts(uid, Owner(request.free.slurm_job_id, request.free.uid))
+                answer = self._job_starts(uid, JobOwner(request.free.slurm_job_id, request.free.uid))
             _say(line, answer)
         finally:
             for fd in fds:
@@ -141,7 +141,7 @@ class MemoryService:
         _log.info("gang %s of uid %d has its memory back", gang, uid)
         self._depot.let_go(kept)
 
-    def _job_starts(self, uid: int, owner: Owner) -> MemoryAnswer:
+    def _job_starts(self, uid: int, owner: JobOwner) -> MemoryAnswer:
         if uid not in self._root:
             return MemoryAnswer(refused="only root says which job starts")
         try:
@@ -196,7 +196,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Whether there is room for one more call of this user."""
         uid = _uid(request)
         with self._lock:
-            full = self._calls[uid] >= USERS_MOST_CALLS or self._calls.total() >= MOST_CALLS
+            full = self._calls[uid] >= MAX_CALLS_PER_USER or self._calls.total() >= MAX_CALLS
             if full and uid not in self._root:
                 return False
             self._calls[uid] += uid not in self._root

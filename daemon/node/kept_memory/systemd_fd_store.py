@@ -47,7 +47,7 @@ class FdStore:
             _log.warning("systemd does not take %s: %s", words.partition("\n")[0], error)
 
 
-def inherited(environ: MutableMapping[str, str], pid: int, first: int = _FIRST_FD) -> dict[str, int]:
+def inherited_descriptors(environ: MutableMapping[str, str], pid: int, first: int = _FIRST_FD) -> dict[str, int]:
     """The descriptors that systemd gave this process (`pid`) at its start, by name; they are the caller's from now on,
     and not spoken of in `environ` any more. Of several of one name the last is given, the others are closed."""
     count, names = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_FDNAMES", "")

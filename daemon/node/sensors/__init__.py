@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.daemon.node.sensors.kmsg import KernelLogSensor
-from muster.daemon.node.sensors.sensor import Roots, Sensor
+from muster.daemon.node.sensors.sensor import Sensor, SensorPaths
 
-SENSORS: tuple[Callable[[Roots], Sensor], ...] = (KernelLogSensor,)
+SENSORS: tuple[Callable[[SensorPaths], Sensor], ...] = (KernelLogSensor,)

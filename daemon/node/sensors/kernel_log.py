@@ -44,7 +44,7 @@ class KernelLog(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def open_log(path: Path) -> KernelLog | None:
+def open_kernel_log(path: Path) -> KernelLog | None:
     """The log at `path`; None, with a warning, where there is none or it may not be read."""
     try:
         device = stat.S_ISCHR(path.stat().st_mode)
@@ -59,7 +59,7 @@ _PREFIX = re.compile(r"\d+,\d+,\d+,[^;]*;")
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 
 
-def message(record: str) -> str:
+def record_message(record: str) -> str:
     """The message of a record ("3,4711,98765,-;words\\n KEY=value"), unescaped; a bare line is its own message."""
     prefix = _PREFIX.match(record)
     if prefix is None:
@@ -88,7 +88,7 @@ class Device:
         try:
             lines = []
             while (record := _read_record(fd)) is not None:
-                lines.append(message(record))
+                lines.append(record_message(record))
             return lines
         finally:
             os.close(fd)
@@ -98,7 +98,7 @@ class Device:
         with _Wake(self._fd) as wake:
             while True:
                 while (record := _read_record(self._fd)) is not None:
-                    yield message(record)
+                    yield record_message(record)
                 await wake.wait()
 
 
@@ -136,14 +136,14 @@ class GrowingFile:
     def before(self) -> list[str]:
         """See KernelLog.before."""
         data = os.pread(self._fd, self._start, 0)
-        return [message(line) for line in data.decode(errors="replace").splitlines()]
+        return [record_message(line) for line in data.decode(errors="replace").splitlines()]
 
     async def follow(self) -> AsyncIterator[str]:
         """See KernelLog.follow."""
         with _Wake(self._notify) as wake:
             while True:
                 for line in self._read_lines():
-                    yield message(line)
+                    yield record_message(line)
                 await wake.wait()
                 self._drain()
 

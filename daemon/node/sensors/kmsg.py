@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 
 from muster.daemon.host import clock
-from muster.daemon.node.sensors.kernel_log import open_log
-from muster.daemon.node.sensors.sensor import Observation, Report, Roots
-from muster.daemon.node.sensors.xid import Reader, Sighting
+from muster.daemon.node.sensors.kernel_log import open_kernel_log
+from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
+from muster.daemon.node.sensors.xid import KernelError, KernelLineParser
 
-SAME_S = 1.0
+REPEAT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -23,17 +23,17 @@ class KernelLogSensor:
 
     name = "kernel log"
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: SensorPaths) -> None:
         self._path = roots.kmsg
 
     async def watch(self, report: Report) -> None:
         """See Sensor.watch."""
-        log = open_log(self._path)
+        log = open_kernel_log(self._path)
         if log is None:
             return
         with log:
             _look_back(log.before())
-            reader, recent = Reader(), Recent()
+            reader, recent = KernelLineParser(), RecentErrors()
             async for line in log.follow():
                 sighting = reader.read(line)
                 if sighting and recent.is_new(sighting, clock.monotonic()):
@@ -41,15 +41,15 @@ class KernelLogSensor:
                     report(_observation(sighting))
 
 
-class Recent:
+class RecentErrors:
     """What was seen within the last second, so that it is reported once."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, str], float] = {}
 
-    def is_new(self, sighting: Sighting, now: float) -> bool:
+    def is_new(self, sighting: KernelError, now: float) -> bool:
         """Whether this is not a repetition; `now` in seconds, monotonic."""
-        self._seen = {key: at for key, at in self._seen.items() if now - at < SAME_S}
+        self._seen = {key: at for key, at in self._seen.items() if now - at < REPEAT_S}
         key = (sighting.kind, sighting.code, sighting.device)
         if key in self._seen:
             return False
@@ -57,12 +57,12 @@ class Recent:
         return True
 
 
-def _observation(sighting: Sighting) -> Observation:
+def _observation(sighting: KernelError) -> Observation:
     return Observation(sighting.kind, sighting.code, sighting.device, sighting.text, clock.wall())
 
 
 def _look_back(lines: list[str]) -> None:
-    reader = Reader()
+    reader = KernelLineParser()
     old = [sighting for line in lines if (sighting := reader.read(line))]
     if old:
         _log.warning(

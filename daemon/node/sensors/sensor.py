@@ -17,8 +17,8 @@ from typing import Protocol
 
 from muster.v1 import node_pb2
 
-AGAIN_S = 5.0
-TEXT_LIMIT = 1000
+RESTART_S = 5.0
+MAX_TEXT_CHARS = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Observation:
             kind=self.kind,
             code=self.code,
             device=self.device,
-            text=self.text[:TEXT_LIMIT],
+            text=self.text[:MAX_TEXT_CHARS],
             observed_s=self.observed_s,
         )
 
@@ -48,7 +48,7 @@ Report = Callable[[Observation], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Roots:
+class SensorPaths:
     """Where sensors look. `kmsg`: the kernel log, a device or a growing file of lines."""
 
     kmsg: Path = Path("/dev/kmsg")
@@ -64,15 +64,13 @@ class Sensor(Protocol):
         ...
 
 
-async def keep_watching(
-    sensor: Sensor, report: Report, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> None:
-    """Run a sensor until it returns; start it again `AGAIN_S` seconds after a failure."""
+async def run_sensor(sensor: Sensor, report: Report, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Run a sensor until it returns; start it again `RESTART_S` seconds after a failure."""
     while True:
         try:
             await sensor.watch(report)
             _log.info("sensor %s: nothing (more) to watch here", sensor.name)
             return
         except Exception:  # noqa: BLE001  # one sensor must not take the daemon down
-            _log.exception("sensor %s failed, next try in %g s", sensor.name, AGAIN_S)
-        await pause(AGAIN_S)
+            _log.exception("sensor %s failed, next try in %g s", sensor.name, RESTART_S)
+        await pause(RESTART_S)

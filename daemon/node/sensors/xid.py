@@ -38,7 +38,7 @@ _RECOVERY_CODE = 154
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class KernelError:
     """One error in one line. `device`: the PCI address as printed, lower case; empty where the line has none."""
 
     kind: str
@@ -47,13 +47,13 @@ class Sighting:
     text: str
 
 
-class Reader:
+class KernelLineParser:
     """Reads line after line. It remembers the first of the three lines that tell of a lost GPU without an Xid."""
 
     def __init__(self) -> None:
         self._named = ""
 
-    def read(self, line: str) -> Sighting | None:
+    def read(self, line: str) -> KernelError | None:
         """What the line says; None: nothing of interest."""
         if "NVRM" not in line and "SXid" not in line and "XID" not in line:
             return None  # nearly every line: spare it the patterns
@@ -61,25 +61,25 @@ class Reader:
             return _xid(found, line)
         if found := _SXID.search(line):
             kind = "sxid" if found["severity"] == "Fatal" else "sxid-nonfatal"
-            return Sighting(kind, int(found["sxid"]), found["bdf"].lower(), line)
+            return KernelError(kind, int(found["sxid"]), found["bdf"].lower(), line)
         if found := _RETIREMENT.search(line):
-            return Sighting("xid", int(found["xid"]), "", line)
+            return KernelError("xid", int(found["xid"]), "", line)
         return self._lost(line)
 
-    def _lost(self, line: str) -> Sighting | None:
+    def _lost(self, line: str) -> KernelError | None:
         if found := _LOST.search(line):
-            return Sighting("gpu-lost", 0, found["bdf"].lower(), line)
+            return KernelError("gpu-lost", 0, found["bdf"].lower(), line)
         if found := _LOST_FIRST.search(line):
             self._named = found["bdf"].lower()
         if _LOST_LAST.search(line):
-            return Sighting("gpu-lost", 0, self._named, line)
+            return KernelError("gpu-lost", 0, self._named, line)
         return None
 
 
-def _xid(found: re.Match[str], line: str) -> Sighting:
+def _xid(found: re.Match[str], line: str) -> KernelError:
     code, rest, device = int(found["xid"]), found["rest"] or "", found["bdf"].lower()
     if code == _RECOVERY_CODE and (action := _RECOVERY.search(rest)):
-        return Sighting("gpu-recovery", int(action["to"], 16), device, line)
+        return KernelError("gpu-recovery", int(action["to"], 16), device, line)
     if code in _NVLINK5_CODES and (said := _NVLINK5.search(rest)) and said["severity"] == "Nonfatal":
-        return Sighting("xid-nonfatal", code, device, line)
-    return Sighting("xid", code, device, line)
+        return KernelError("xid-nonfatal", code, device, line)
+    return KernelError("xid", code, device, line)

@@ -1,6 +1,6 @@
 """Fencing by time: when the ranks of nodes that left without a word have ended.
 
-An agent that hears neither the coordinator nor a majority of its gang for `SILENT_S` kills its ranks
+An agent that hears neither the coordinator nor a majority of its gang for `SELF_FENCE_AFTER_S` kills its ranks
 (daemon/agent/failure_detector/silence_rules.py). This module is the coordinator's half of that rule.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from muster.daemon.coordinator.core.detection.probe_result import proven_ended
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.turn import GangTurn
-from muster.daemon.transport.fencing_timeouts import SILENT_S
+from muster.daemon.transport.fencing_timeouts import SELF_FENCE_AFTER_S
 
 KILL_MARGIN_S = 0.4
 """From that moment until its ranks are gone."""
@@ -33,7 +33,8 @@ def passed_at(gang_turn: GangTurn) -> float:
         return gang_turn.now + ACK_S
     if gang_turn.now >= index.quiet_at:  # what was reported since is looked at before anything starts
         speakers = index.said if index.quiet_at else gang_turn.seen.agents.keys()
-        quiet_at = max(_last_contact(gang_turn, member.node, speakers) for member in silent) + SILENT_S + KILL_MARGIN_S
+        last_contact_at = max(_last_contact(gang_turn, member.node, speakers) for member in silent)
+        quiet_at = last_contact_at + SELF_FENCE_AFTER_S + KILL_MARGIN_S
         index.quiet_at = max(index.quiet_at, quiet_at)
         index.said.clear()
     return index.quiet_at

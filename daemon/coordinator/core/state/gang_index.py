@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.events import RankState, Status
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedGang
 from muster.daemon.coordinator.core.state.state_tables import FENCING
-from muster.daemon.transport.fencing_timeouts import ACCUSE_S
+from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S
 
 _NOTHING = Status()
 
@@ -171,7 +171,7 @@ class GangIndex:
 
 def silent_neighbours(seat: facts.Seat, status: Status) -> list[str]:
     """Neighbours that have not answered the agent of `seat` for as long as an accusation takes."""
-    return [node for node in seat.neighbours if status.heard_s.get(node, 0.0) >= ACCUSE_S]
+    return [node for node in seat.neighbours if status.heard_s.get(node, 0.0) >= ACCUSE_AFTER_S]
 
 
 def _leaves(member: Member) -> bool:
