@@ -36,7 +36,7 @@ from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.core.state.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
-from muster.daemon.coordinator.shell.order_dispatch import OrderBook
+from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.transport.identity import SecretCredentials
 from muster.simulator import many
 
@@ -126,7 +126,7 @@ class Telling:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._streams = AgentStreams()
-        self._book = OrderBook(fleet.core.state, 1, self._streams.of, self._later)
+        self._dispatcher = OrderDispatcher(fleet.core.state, 1, self._streams.of_gang, self._later)
         self._late: list[tuple[float, Callable[[str], None], str]] = []
 
     def __call__(self, event: events.Event, outcome: Outcome) -> None:
@@ -134,11 +134,11 @@ class Telling:
         while self._late and self._late[0][0] <= self._fleet.now:
             _, action, gang = self._late.pop(0)
             action(gang)
-        self._book.follow(outcome.facts)
+        self._dispatcher.send_changes(outcome.facts)
         if isinstance(event, events.AgentAttached):
             stream = AgentStream(event.gang, event.node, event.incarnation)
             self._streams.add(stream)
-            self._book.tell(stream)
+            self._dispatcher.send_to(stream)
 
     def _later(self, delay: float, action: Callable[[str], None], gang: str) -> None:
         self._late.append((self._fleet.now + delay, action, gang))

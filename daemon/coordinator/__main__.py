@@ -100,8 +100,8 @@ async def _run(flags: argparse.Namespace) -> None:
     flags.state_dir = await asyncio.to_thread(_check_state_dir, flags)
     await _check_slurm_calls_can_end(flags)
     keeper = _lease_keeper(flags.state_dir) if flags.shared_state else None
-    permit = keeper.permit if keeper else no_lease
-    slurm = await _open_slurm(flags.slurm, permit)
+    lease_guard = keeper.guard if keeper else no_lease
+    slurm = await _open_slurm(flags.slurm, lease_guard)
     try:
         async with _lease_held(keeper, stop_requested):
             if stop_requested.is_set():
@@ -115,7 +115,7 @@ async def _run(flags: argparse.Namespace) -> None:
                     rights=Rights(settings.operator_uids()),
                     policy=policy,
                     heartbeat_s=flags.heartbeat,
-                    before_acting=permit,
+                    confirm_leadership=lease_guard,
                     lease_term=keeper.lease.term if keeper else 0,
                 )
             )

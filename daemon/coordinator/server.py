@@ -1,4 +1,4 @@
-"""The whole coordinator, put together: journal, engine, watch on Slurm, and the gRPC server before them."""
+"""The coordinator as a whole: journal, engine, the watch on Slurm, and the gRPC server."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
 GRACE_S = 0.2
-"""Seconds for calls under way when the coordinator stops."""
+"""Seconds that calls under way get to end when the coordinator stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a coordinator is started with. `listen` is "host:port", port 0 for any. `before_acting` is called before
-    anything is done that was decided, and does not return where another coordinator may act. `lease_term`: of
-    the lease under which `state_dir` is used, 0: the folder is this coordinator's alone."""
+    """The settings of a coordinator.
+
+    Args:
+        listen: "host:port", port 0 for any.
+        confirm_leadership: is called before the coordinator acts; does not return where another coordinator may act.
+        lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
+    """
 
     listen: str
     state_dir: Path
@@ -47,7 +51,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy.load)
     heartbeat_s: float = 5.0
     resolve: Resolve = addresses_of
-    before_acting: Callable[[], object] = no_lease
+    confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
 
 
@@ -56,15 +60,15 @@ class Coordinator:
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
-        """A coordinator that has read its journal. However large that is: the event loop goes on meanwhile.
+        """A coordinator that has replayed its journal. The event loop runs meanwhile, however large the journal is.
 
         Raises:
-            JournalError: it can't be opened or read.
+            JournalError: the journal can't be opened or read.
         """
-        return cls(settings, *await asyncio.to_thread(_take_up, settings.state_dir, settings.lease_term))
+        return cls(settings, *await asyncio.to_thread(_open_journal, settings.state_dir, settings.lease_term))
 
     def __init__(self, settings: Settings, journal: Journal, state: DurableState) -> None:
-        """`state` is what `journal` holds, which is closed with the coordinator."""
+        """`state` is the replay of `journal`, which the coordinator closes when it stops."""
         self._settings = settings
         self._journal = journal
         self.engine = Engine(
@@ -73,51 +77,53 @@ class Coordinator:
             settings.slurm,
             settings.credentials,
             limits=settings.policy.limits,
-            before_acting=settings.before_acting,
+            confirm_leadership=settings.confirm_leadership,
         )
         self._watch = SlurmWatch(
             settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()
         )
         self.roster = SlurmRoster(settings.slurm)
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in grpc-stubs
         self._server = self._make_server()
         self.port = 0
 
     async def start(self) -> None:
-        """Listen, and take up what is owed.
+        """Listen, and carry out what was owed before the restart.
 
         Raises:
-            muster.daemon.transport.channel.ListenError: the address is taken.
+            muster.daemon.transport.channel.ListenError: the address is in use.
         """
         self.port = bind(self._server, self._settings.listen)
         self.engine.start()
-        self._watching = asyncio.create_task(self._watch_slurm())
+        self._watch_task = asyncio.create_task(self._watch_slurm())
         await self._server.start()
-        await self._say(health_pb2.HealthCheckResponse.SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def wait(self) -> None:
-        """Until the engine is closed.
+        """Wait until the engine is closed.
 
         Raises:
             JournalError: the journal can't be written.
             Exception: a bug; the engine has stopped acting.
         """
-        watching = self._watching
-        await asyncio.wait({self.engine.failed, *([watching] if watching else [])}, return_when=asyncio.FIRST_COMPLETED)
+        watch_task = self._watch_task
+        await asyncio.wait(
+            {self.engine.failed, *([watch_task] if watch_task else [])}, return_when=asyncio.FIRST_COMPLETED
+        )
         if self.engine.failed.done():
             self.engine.failed.result()
-        elif watching:
-            watching.result()
+        elif watch_task:
+            watch_task.result()
 
     async def stop(self) -> None:
-        """Stop answering and let go of the journal. Agents keep running and come back."""
-        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        """Stop to answer and close the journal. Agents keep running and attach to the next coordinator."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.engine.aclose()
         self.engine.streams.close()
-        if self._watching:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._watch_task:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
         await self._server.stop(GRACE_S)
         self._journal.close()
 
@@ -147,12 +153,12 @@ class Coordinator:
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server
 
-    async def _say(self, state: object) -> None:
+    async def _set_health(self, state: object) -> None:
         for service in ("", *_SERVICES):
             await self._health.set(service, state)
 
 
-def _take_up(folder: Path, lease_term: int) -> tuple[Journal, DurableState]:
+def _open_journal(folder: Path, lease_term: int) -> tuple[Journal, DurableState]:
     journal = Journal(folder, lease_term=lease_term)
     return journal, journal.load()
 

@@ -63,8 +63,9 @@ MUTANTS: dict[str, Mutant] = {
     "act-before-journaling": Mutant(
         "orders go out before the journal has what they follow from",
         "muster.daemon.coordinator.shell.event_processing",
-        "        records = pages.append(outcome.facts, now, cause(event))\n",
-        "        hands.order(outcome.facts)\n        records = pages.append(outcome.facts, now, cause(event))\n",
+        "        records = journal.append(outcome.facts, now, cause(event))\n",
+        "        executor.send_orders(outcome.facts)\n"
+        "        records = journal.append(outcome.facts, now, cause(event))\n",
     ),
     "forget-who-is-out": Mutant(
         "a restarted coordinator takes nodes that are out for spares",
@@ -256,8 +257,8 @@ MUTANTS: dict[str, Mutant] = {
     "keep-memory-for-nobody": Mutant(
         "a gang that is over leaves its memory on its nodes",
         "muster.daemon.coordinator.shell.orders",
-        "            _leave(order, gang.exit_code, gang.reason)",
-        "            _leave(order, gang.exit_code, gang.reason)\n            order.requeued = True",
+        "            _set_exit(order, gang.exit_code, gang.reason)",
+        "            _set_exit(order, gang.exit_code, gang.reason)\n            order.requeued = True",
     ),
     "keep-memory-beside-a-job": Mutant(
         "a job starts on a node that keeps another one's memory",

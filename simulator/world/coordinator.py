@@ -1,4 +1,6 @@
-"""The coordinator's shell in virtual time: streams, probes, Slurm calls, timer. Core, journal and `take` are real.
+"""The coordinator's shell in virtual time: streams, probes, Slurm calls, timer.
+
+Core, journal and `process_event` are real.
 
 It can crash before and after each write of the journal and before each action: `world.crash_after` counts those points
 down. What is left then is the journal alone; a new Coordinator takes over.
@@ -19,9 +21,9 @@ from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.journal import Journal, Record
-from muster.daemon.coordinator.shell.engine import ASLEEP_S
-from muster.daemon.coordinator.shell.event_processing import take
-from muster.daemon.coordinator.shell.order_dispatch import OrderBook
+from muster.daemon.coordinator.shell.engine import SUSPENDED_S
+from muster.daemon.coordinator.shell.event_processing import process_event
+from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.slurm.owed_calls import give
 from muster.daemon.coordinator.slurm.watch import JOBS_EVERY_S, NODES_EVERY_S, SlurmWatch
 from muster.simulator.world.machine import Process
@@ -47,8 +49,8 @@ class Crashed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Listener:
-    """See orderbook.Listener."""
+class _Recipient:
+    """See order_dispatch.OrderRecipient."""
 
     coordinator: Coordinator
     stream: Stream
@@ -64,8 +66,8 @@ class _Listener:
         return node
 
     @property
-    def ordered(self) -> pb.CoordinatorMessage | None:
-        message: pb.CoordinatorMessage | None = self.stream.ordered
+    def last_order(self) -> pb.CoordinatorMessage | None:
+        message: pb.CoordinatorMessage | None = self.stream.last_order
         return message
 
     def put(self, message: pb.CoordinatorMessage) -> None:
@@ -83,7 +85,7 @@ class Coordinator(Process):
         self.core = Core(self.journal.load(), self._clock(), world.limits)
         self.streams: dict[tuple[str, str], Stream] = {}
         self._daemons: dict[str, Stream] = {}
-        self._orders = OrderBook(self.core.state, self.journal.term, self._listeners, self._tell_late)
+        self._orders = OrderDispatcher(self.core.state, self.journal.term, self._recipients, self._call_later)
         self._watch = SlurmWatch(DistantSlurm(world.slurm, world.chance), self.core.state, self.post)
         self._events: deque[events.Event] = deque()
         self._busy = False
@@ -93,7 +95,7 @@ class Coordinator(Process):
 
     def start(self) -> None:
         """Carry out what is owed, and begin to look at Slurm."""
-        self._guarded(self.call)
+        self._guarded(self.start_slurm_calls)
         self.post(events.Tick())
         self.later(0.1, self._look, self._watch.look_at_jobs, JOBS_EVERY_S)
         self.later(0.2, self._look, self._watch.look_at_nodes, NODES_EVERY_S)
@@ -121,7 +123,7 @@ class Coordinator(Process):
         self.world.tally.event(event)
         if self.world.trace:
             self.world.note(f"    {event}")
-        take(self.core, self, self, event, self._clock(), _cause)
+        process_event(self.core, self, self, event, self._clock(), _cause)
 
     def _guarded(self, action: Any, *args: Any) -> None:
         try:
@@ -144,7 +146,7 @@ class Coordinator(Process):
         for stream in [*self.streams.values(), *self._daemons.values()]:
             stream.close_far()
 
-    # -- turnover.Pages --
+    # -- event_processing.JournalWriter --
 
     def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]:
         """Write, and perhaps die before or after."""
@@ -161,28 +163,28 @@ class Coordinator(Process):
             self.world.laws.snapshot_taken(state, self.journal)
         return taken
 
-    # -- turnover.Hands --
+    # -- event_processing.Executor --
 
-    def before_acting(self) -> None:
+    def confirm_leadership(self) -> None:
         """The lease is not played here: one life begins when the one before is over."""
 
     def publish(self, records: Sequence[Record]) -> None:
         """The transcript holds the facts themselves."""
 
-    def order(self, facts: Sequence[facts.Fact]) -> None:
-        """See turnover.Hands."""
-        self._orders.follow(facts)
+    def send_orders(self, decided: Sequence[facts.Fact]) -> None:
+        """See event_processing.Executor."""
+        self._orders.send_changes(decided)
 
-    def drop(self, decided: Sequence[facts.Fact]) -> None:
-        """See turnover.Hands."""
+    def close_streams(self, decided: Sequence[facts.Fact]) -> None:
+        """See event_processing.Executor."""
         for fact in decided:
             if isinstance(fact, facts.MemberOut) and not fact.alive:
                 stream = self.streams.pop((fact.gang, fact.node), None)
                 if stream is not None:
                     stream.close_far()
 
-    def call(self) -> None:
-        """See turnover.Hands."""
+    def start_slurm_calls(self) -> None:
+        """See event_processing.Executor."""
         for call in sorted(self.core.state.owed.values(), key=lambda call: call.call):
             if call.call not in self._taken:
                 self._point(f"before Slurm call {call.call}")
@@ -193,8 +195,8 @@ class Coordinator(Process):
                 if len(queue) == 1:
                     self.later(self._slurm_s(), self._give, call, 0.25)
 
-    def ask(self, ask: ProbeRequest) -> None:
-        """See turnover.Hands."""
+    def start_probe(self, ask: ProbeRequest) -> None:
+        """See event_processing.Executor."""
         self._point(f"before probe {ask.probe}")
         for witness in ask.witnesses:
             if witness in (AGENT, MUSTERD):
@@ -202,24 +204,24 @@ class Coordinator(Process):
             elif stream := self.streams.get((ask.gang, witness)):
                 stream.down.put((self.journal.term, "probe", ask))
 
-    def arm(self, due: float | None, now: float) -> None:
-        """See turnover.Hands."""
+    def set_timer(self, due: float | None, now: float) -> None:
+        """See event_processing.Executor."""
         self._timer += 1
         if due is not None:
             self.later(max(0.0, due - now), self._ring, self._timer)
 
-    def report(self, bug: str) -> None:
-        """See turnover.Hands."""
+    def report_bug(self, bug: str) -> None:
+        """See event_processing.Executor."""
         raise Violation(bug)
 
     def _ring(self, number: int) -> None:
         if number == self._timer:
             self.post(events.Tick())
 
-    def _listeners(self, gang: str) -> list[_Listener]:
-        return [_Listener(self, stream) for (id, _), stream in self.streams.items() if id == gang]
+    def _recipients(self, gang: str) -> list[_Recipient]:
+        return [_Recipient(self, stream) for (id, _), stream in self.streams.items() if id == gang]
 
-    def _tell_late(self, delay: float, action: Callable[[str], None], gang: str) -> None:
+    def _call_later(self, delay: float, action: Callable[[str], None], gang: str) -> None:
         self.later(delay, self._guarded, action, gang)
 
     def send(self, stream: Stream, message: pb.CoordinatorMessage) -> None:
@@ -227,7 +229,7 @@ class Coordinator(Process):
         gang, node, _ = stream.key
         self._point(f"before the order for {node}")
         self.world.laws.ordered(self.core.state.gangs[gang], message.order)
-        stream.ordered = message
+        stream.last_order = message
         stream.down.put((message.term, "order", message.order))
 
     # -- Slurm --
@@ -318,7 +320,7 @@ class Coordinator(Process):
                 and post.gang in self.core.state.gangs
                 and self.streams.get((post.gang, agent.node)) is stream
             ):
-                self._guarded(self._orders.tell, _Listener(self, stream))
+                self._guarded(self._orders.send_to, _Recipient(self, stream))
 
     # -- node daemons --
 
@@ -374,7 +376,7 @@ class Coordinator(Process):
     def resume(self, since: float) -> None:
         """It stood still since then, goes on, and notices."""
         self.stopped = False
-        if self.schedule.now - since > ASLEEP_S:
+        if self.schedule.now - since > SUSPENDED_S:
             self.core.observed.since = self.schedule.now
         self.go_on()
 

@@ -142,7 +142,7 @@ class Stream:
     """One connection of a process on `node` to the coordinator; `key` says whose. `near` takes what comes down there,
     `far` what comes up to the coordinator."""
 
-    __slots__ = ("down", "key", "ordered", "up")
+    __slots__ = ("down", "key", "last_order", "up")
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Stream:
         far: tuple[Callable[[], bool], Callable[[Stream, Any], None]],
     ) -> None:
         self.key = key
-        self.ordered: Any = None
+        self.last_order: Any = None
         self.up = Pipe(net, node, COORDINATOR, far[0], lambda message: far[1](self, message))
         self.down = Pipe(net, COORDINATOR, node, near[0], lambda message: near[1](self, message))
         self.up.lost = self.down.lost = self.reset

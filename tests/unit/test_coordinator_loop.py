@@ -1,4 +1,4 @@
-"""The engine notices that it has stood still before it decides on what happened meanwhile."""
+"""The engine: it detects its own suspension, reports bugs of the core, and does not act without leadership."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.daemon.coordinator.core.state.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.coordinator.shell.engine import ASLEEP_S, Engine
+from muster.daemon.coordinator.shell.engine import SUSPENDED_S, Engine
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import SecretCredentials
@@ -24,48 +24,48 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 
 
-class PlayedClock(SteadyClock):
-    """Stands still until it is moved."""
+class ManualClock(SteadyClock):
+    """A clock that the test sets."""
 
     moment = 1000.0
 
     def now(self) -> float:
-        """The moment it was moved to."""
+        """The time that the test has set."""
         return self.moment
 
 
-@pytest.mark.parametrize(("still_s", "noticed"), [(ASLEEP_S / 2, False), (2 * ASLEEP_S, True)])
-async def test_the_first_event_after_a_standstill_is_decided_in_its_light(
-    tmp_path: Path, still_s: float, noticed: bool
+@pytest.mark.parametrize(("suspended_s", "detected"), [(SUSPENDED_S / 2, False), (2 * SUSPENDED_S, True)])
+async def test_a_suspension_is_detected_before_the_first_event_after_it(
+    tmp_path: Path, suspended_s: float, detected: bool
 ) -> None:
-    played, journal = PlayedClock(), Journal(tmp_path / "state")
+    manual, journal = ManualClock(), Journal(tmp_path / "state")
     slurm = FakeSlurm(FakeCluster((), now=clock.wall))
-    engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"), played)
+    engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"), manual)
     engine.start()
-    played.moment += still_s
+    manual.moment += suspended_s
     engine.post(events.Tick())
-    assert (engine.core.observed.since == played.moment) is noticed
+    assert (engine.core.observed.since == manual.moment) is detected
     await engine.aclose()
     journal.close()
 
 
-class Unsettled(Core):
-    """A core with a bug, which it reports."""
+class CoreWithBug(Core):
+    """A core that reports a bug of its own rules."""
 
     def decide(self, event: events.Event, now: float) -> Outcome:
-        """As the real one, and a bug."""
+        """The real decision, with a reported bug."""
         outcome = super().decide(event, now)
         outcome.bugs.append("gang g1 in phase RUNNING: the rules came to no end")
         return outcome
 
 
-async def test_what_the_core_finds_wrong_with_itself_is_logged_and_the_engine_goes_on(
+async def test_a_bug_that_the_core_reports_is_logged_and_the_engine_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = Journal(tmp_path / "state")
     slurm = FakeSlurm(FakeCluster((), now=clock.wall))
     engine = Engine(journal, journal.load(), slurm, SecretCredentials.create(tmp_path / "secret"))
-    engine.core = Unsettled(engine.core.state, engine.clock.now())
+    engine.core = CoreWithBug(engine.core.state, engine.clock.now())
     engine.start()
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == ["a bug of Muster: gang g1 in phase RUNNING: the rules came to no end"]
@@ -74,40 +74,40 @@ async def test_what_the_core_finds_wrong_with_itself_is_logged_and_the_engine_go
     journal.close()
 
 
-class Replaced(Exception):
-    """Stands for the end of the process."""
+class LeadershipLost(Exception):
+    """Raised in place of the end of the process."""
 
 
-async def test_what_was_written_is_not_done_where_another_may_act(tmp_path: Path) -> None:
-    """The machine stood still while it wrote: no clock of it shows that."""
+async def test_a_journaled_decision_is_not_acted_on_after_leadership_was_lost(tmp_path: Path) -> None:
+    """The machine was suspended during the write, which none of its clocks shows."""
 
-    def replaced() -> None:
-        raise Replaced
+    def lost() -> None:
+        raise LeadershipLost
 
     journal, secret = Journal(tmp_path / "state"), SecretCredentials.create(tmp_path / "secret")
     slurm = FakeSlurm(FakeCluster((), now=clock.wall))
-    engine = Engine(journal, journal.load(), slurm, secret, before_acting=replaced)
+    engine = Engine(journal, journal.load(), slurm, secret, confirm_leadership=lost)
     engine.start()
-    with engine.followers.subscribe() as told:
+    with engine.journal_subscribers.subscribe() as records:
         engine.post(events.NodeAttached("n1", "boot", "i", "n1:1"))
     assert journal.position
-    assert told.empty()
-    with pytest.raises(Replaced):
+    assert records.empty()
+    with pytest.raises(LeadershipLost):
         await engine.failed
     await engine.aclose()
     journal.close()
 
 
-async def test_the_event_loop_goes_on_while_a_journal_is_copied(tmp_path: Path) -> None:
-    """Else a large one would cost whoever copies it the lease."""
-    state, moved, seen = tmp_path / "state", threading.Event(), []
+async def test_the_event_loop_runs_while_a_journal_is_copied(tmp_path: Path) -> None:
+    """Otherwise the copy of a large journal would cost the coordinator its lease."""
+    state, loop_ran, seen = tmp_path / "state", threading.Event(), []
     state.mkdir()
     Journal(state, lease_term=1).close()
-    slow = state / "journal-00000001.db-wal"  # a pipe: it is copied once something else has moved
+    slow = state / "journal-00000001.db-wal"  # a pipe: the copy ends once the event loop has run
     os.mkfifo(slow)
 
     def feed() -> None:
-        seen.append(moved.wait(5))
+        seen.append(loop_ran.wait(5))
         slow.write_bytes(b"")
 
     feeding = threading.Thread(target=feed)
@@ -115,7 +115,7 @@ async def test_the_event_loop_goes_on_while_a_journal_is_copied(tmp_path: Path) 
     slurm, secret = FakeSlurm(FakeCluster((), now=clock.wall)), SecretCredentials.create(tmp_path / "secret")
     settings = Settings("127.0.0.1:0", state, slurm, secret, Rights(frozenset()), lease_term=2)
     opening = asyncio.create_task(Coordinator.open(settings))
-    asyncio.get_running_loop().call_later(0.0, moved.set)
+    asyncio.get_running_loop().call_later(0.0, loop_ran.set)
     coordinator = await opening
     assert seen == [True]
     feeding.join()

@@ -1,4 +1,4 @@
-"""Agents are told what is news to them, once, and who arrives is told of in batches."""
+"""Order dispatch: agents get each changed order once, and joins of a gathering gang in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, app
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
-from muster.daemon.coordinator.shell.order_dispatch import OrderBook
+from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.v1 import agent_pb2 as pb
 
 SEATS = (facts.Seat("n1", 0, "n2", ("n2",)), facts.Seat("n2", 1, "n1", ("n1",)))
@@ -22,32 +22,32 @@ START = [
 ]
 
 
-class Desk:
-    """A durable state with one gang, the streams of its agents, and the book between them."""
+class GangWithStreams:
+    """A durable state with one gang, the streams of its agents, and the dispatcher between them."""
 
     def __init__(self) -> None:
         self.state, self.streams = DurableState(), AgentStreams()
         self.late: list[tuple[Callable[[str], None], str]] = []
-        self.book = OrderBook(self.state, 3, self.streams.of, lambda _, *call: self.late.append(call))
-        self.hold(
+        self.dispatcher = OrderDispatcher(self.state, 3, self.streams.of_gang, lambda _, *call: self.late.append(call))
+        self.decide(
             [facts.GangRegistered("g", 7, 0, "", GangSpec(2, 0), "{}"), facts.PhaseChanged("g", Phase.GATHERING, "")]
         )
 
-    def hold(self, facts: list[facts.Fact]) -> None:
-        """Facts come to hold, and are followed."""
-        for fact in facts:
+    def decide(self, decided: list[facts.Fact]) -> None:
+        """Apply the facts and send the changed orders."""
+        for fact in decided:
             apply(self.state, fact, 1.0)
-        self.book.follow(facts)
+        self.dispatcher.send_changes(decided)
 
     def attach(self, node: str) -> AgentStream:
-        """The node's agent opens its stream."""
+        """The agent of the node opens its stream."""
         stream = AgentStream("g", node, "i")
         self.streams.add(stream)
-        self.book.tell(stream)
+        self.dispatcher.send_to(stream)
         return stream
 
-    def wait(self) -> None:
-        """What was put off is due."""
+    def run_scheduled(self) -> None:
+        """Call what the dispatcher has scheduled."""
         late, self.late = self.late, []
         for action, gang in late:
             action(gang)
@@ -55,59 +55,59 @@ class Desk:
 
 def _duty(stream: AgentStream) -> tuple[int, int, list[str]]:
     """Duty, serial and members of the newest order."""
-    assert stream.ordered
-    order = stream.ordered.order
+    assert stream.last_order
+    order = stream.last_order.order
     return order.duty, order.serial, [member.node for member in order.members]
 
 
-def test_arrivals_are_told_together() -> None:
-    desk = Desk()
-    desk.hold([JOINED[0]])
-    first = desk.attach("n1")
-    assert _duty(first) == (pb.DUTY_HOLD, 0, [])  # as it stood when the gang began to gather
-    desk.hold([JOINED[1]])
-    second = desk.attach("n2")
-    assert first.ordered is second.ordered
-    assert len(desk.late) == 1
-    desk.wait()
+def test_joins_of_a_gathering_gang_are_sent_together() -> None:
+    gang = GangWithStreams()
+    gang.decide([JOINED[0]])
+    first = gang.attach("n1")
+    assert _duty(first) == (pb.DUTY_HOLD, 0, [])  # the order from when the gang began to gather
+    gang.decide([JOINED[1]])
+    second = gang.attach("n2")
+    assert first.last_order is second.last_order
+    assert len(gang.late) == 1
+    gang.run_scheduled()
     assert _duty(first) == _duty(second) == (pb.DUTY_HOLD, 2, ["n1", "n2"])
-    assert first.ordered.term == 3
-    desk.hold([JOINED[0]])
-    assert len(desk.late) == 1
+    assert first.last_order.term == 3
+    gang.decide([JOINED[0]])
+    assert len(gang.late) == 1
 
 
-def test_a_start_is_told_at_once_with_all_who_have_arrived() -> None:
-    desk = Desk()
-    desk.hold([JOINED[0]])
-    streams = [desk.attach("n1")]
-    desk.hold([JOINED[1]])
-    streams.append(desk.attach("n2"))
-    desk.hold(START)
-    told = [stream.ordered for stream in streams]
+def test_a_start_is_sent_at_once_with_all_members() -> None:
+    gang = GangWithStreams()
+    gang.decide([JOINED[0]])
+    streams = [gang.attach("n1")]
+    gang.decide([JOINED[1]])
+    streams.append(gang.attach("n2"))
+    gang.decide(START)
+    told = [stream.last_order for stream in streams]
     assert told[0] is told[1]
     assert _duty(streams[0]) == (pb.DUTY_RUN, 4, ["n1", "n2"])
-    desk.wait()
-    assert all(stream.ordered is before for stream, before in zip(streams, told, strict=True))
+    gang.run_scheduled()
+    assert all(stream.last_order is before for stream, before in zip(streams, told, strict=True))
 
 
-def test_who_comes_back_during_a_recovery_is_told_of_at_once() -> None:
-    desk = Desk()
-    desk.hold([*JOINED, *START, facts.GenerationFenced("g", 1, "exit", False, "n1", 0, 1.0)])
-    stream = desk.attach("n1")
-    desk.hold([facts.MemberJoined("g", "n2", 7, "again", "n2:2", False, "")])
-    assert _duty(stream)[1] == desk.state.gangs["g"].serial
-    assert not desk.late
+def test_an_agent_that_returns_during_a_recovery_is_sent_at_once() -> None:
+    gang = GangWithStreams()
+    gang.decide([*JOINED, *START, facts.GenerationFenced("g", 1, "exit", False, "n1", 0, 1.0)])
+    stream = gang.attach("n1")
+    gang.decide([facts.MemberJoined("g", "n2", 7, "again", "n2:2", False, "")])
+    assert _duty(stream)[1] == gang.state.gangs["g"].serial
+    assert not gang.late
 
 
-def test_a_book_that_is_closed_tells_nobody() -> None:
-    desk = Desk()
-    desk.hold([JOINED[0]])
-    first = desk.attach("n1")
-    before = first.ordered
-    desk.hold([JOINED[1]])
-    desk.book.close()
-    desk.wait()
-    assert first.ordered is before
+def test_a_closed_dispatcher_sends_nothing() -> None:
+    gang = GangWithStreams()
+    gang.decide([JOINED[0]])
+    first = gang.attach("n1")
+    before = first.last_order
+    gang.decide([JOINED[1]])
+    gang.dispatcher.close()
+    gang.run_scheduled()
+    assert first.last_order is before
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_a_book_that_is_closed_tells_nobody() -> None:
         facts.PhaseChanged("g", Phase.RUNNING, ""),
     ],
 )
-def test_what_changes_no_order_is_not_told(fact: facts.Fact) -> None:
-    desk = Desk()
-    desk.hold([*JOINED, *START])
-    streams = [desk.attach(node) for node in ("n1", "n2")]
-    before = [stream.ordered for stream in streams]
-    desk.hold([fact])
-    assert all(stream.ordered is told for stream, told in zip(streams, before, strict=True))
-    assert not desk.late
+def test_a_fact_that_changes_no_order_is_not_sent(fact: facts.Fact) -> None:
+    gang = GangWithStreams()
+    gang.decide([*JOINED, *START])
+    streams = [gang.attach(node) for node in ("n1", "n2")]
+    before = [stream.last_order for stream in streams]
+    gang.decide([fact])
+    assert all(stream.last_order is told for stream, told in zip(streams, before, strict=True))
+    assert not gang.late

@@ -47,7 +47,7 @@ def _state(*story: facts.Fact) -> DurableState:
 
 
 def _order(state: DurableState, node: str) -> pb.Order:
-    return Orders(state.gangs["g"]).of(node)
+    return Orders(state.gangs["g"]).for_node(node)
 
 
 def _duties(*story: facts.Fact) -> list[str]:
@@ -140,13 +140,13 @@ def test_an_order_that_is_shared_is_the_nodes_own(length: int) -> None:
     for gang in state.gangs.values():
         orders = Orders(gang)
         for node in (*NODES, "n9"):
-            assert orders.of(node) == Orders(gang).of(node)
+            assert orders.for_node(node) == Orders(gang).for_node(node)
 
 
 def test_nodes_of_one_duty_share_one_order() -> None:
     orders = Orders(_state(*RUNNING).gangs["g"])
-    assert orders.of("n1") is orders.of("n2")
-    assert orders.of("n1") is not orders.of("n3")
+    assert orders.for_node("n1") is orders.for_node("n2")
+    assert orders.for_node("n1") is not orders.for_node("n3")
 
 
 HANG = facts.HangFound("g", 1, "hang: no step", 5.0)
@@ -154,10 +154,10 @@ HANG = facts.HangFound("g", 1, "hang: no step", 5.0)
 
 def test_who_runs_ranks_that_hang_is_told_to_keep_their_stacks_until_they_are_fenced() -> None:
     orders = Orders(_state(*RUNNING, HANG).gangs["g"])
-    assert [orders.of(node).keep_stacks for node in ("n1", "n2", "n3")] == [True, True, False]
-    assert orders.of("n1").serial > Orders(_state(*RUNNING).gangs["g"]).of("n1").serial
+    assert [orders.for_node(node).keep_stacks for node in ("n1", "n2", "n3")] == [True, True, False]
+    assert orders.for_node("n1").serial > Orders(_state(*RUNNING).gangs["g"]).for_node("n1").serial
     fenced = _state(*RUNNING, HANG, facts.GenerationFenced("g", 1, "hang: no step", False, "n1", 9, 5.0)).gangs["g"]
-    assert not Orders(fenced).of("n1").keep_stacks
+    assert not Orders(fenced).for_node("n1").keep_stacks
 
 
 def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:

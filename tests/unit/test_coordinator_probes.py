@@ -1,4 +1,4 @@
-"""The coordinator's own probe tells an answer from a mute process, an ended one and nothing at all."""
+"""Probes: the coordinator tells an answering process from a mute one, an ended one and an unreachable node."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ async def agent(credentials: SecretCredentials) -> AsyncIterator[ScriptedAgent]:
     await made.die()
 
 
-async def test_an_agent_that_answers(agent: ScriptedAgent, credentials: Credentials) -> None:
+async def test_a_probe_of_an_agent_that_answers(agent: ScriptedAgent, credentials: Credentials) -> None:
     assert await probe(agent.address, "n1", credentials, 2.0) is None
 
 
-async def test_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
+async def test_a_probe_of_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
     await agent.die()
     assert await probe(agent.address, "n1", credentials, 2.0) is Reachability.CLOSED
 
 
-async def test_a_process_that_is_mute(credentials: Credentials) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # its kernel accepts, nobody reads
+async def test_a_probe_of_a_process_that_does_not_answer(credentials: Credentials) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel accepts, and no process reads
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         assert await probe(address, "n1", credentials, 0.3) is Reachability.OPEN
 
 
 @contextmanager
 def full(listening: socket.socket) -> Iterator[None]:
-    """A listener with a full backlog drops what comes, as a cut link does."""
+    """A listener with a full backlog drops packets, as a cut link does."""
     with ExitStack() as callers:
         for _ in range(4):
             caller = callers.enter_context(socket.socket())
@@ -64,14 +64,14 @@ def full(listening: socket.socket) -> Iterator[None]:
         yield
 
 
-async def test_no_kernel_answers(credentials: Credentials) -> None:
+async def test_a_probe_that_no_kernel_answers(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, full(listening):
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         assert await probe(address, "n1", credentials, 0.3) is Reachability.MUTE
 
 
-async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
-    """What the first ping sent is lost; the kernel would send it again too late."""
+async def test_a_probe_over_a_link_that_is_repaired_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
+    """The packets of the first ping are lost, and the kernel would retransmit them too late."""
     host, port = agent.address.rsplit(":", 1)
     forwarding: set[Any] = set()
 
@@ -95,7 +95,7 @@ async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: 
             asking = asyncio.ensure_future(probe(address, "n1", credentials, 2.9))
             assert (
                 await try_connection(address, 1.2) is Reachability.MUTE
-            )  # the kernel sends again after 1 s, and after 3 s
+            )  # the kernel retransmits after 1 s and after 3 s
         async with await asyncio.start_server(forward, sock=listening):
             assert await asking is None
             for task in forwarding:
@@ -103,7 +103,7 @@ async def test_a_link_that_is_mended_in_time(agent: ScriptedAgent, credentials: 
             await asyncio.gather(*forwarding, return_exceptions=True)
 
 
-async def test_the_last_word_of_a_kernel_that_dies_counts(credentials: Credentials) -> None:
+async def test_the_last_answer_of_a_dying_kernel_counts(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         listening.setblocking(False)
         address = f"127.0.0.1:{listening.getsockname()[1]}"
@@ -113,16 +113,16 @@ async def test_the_last_word_of_a_kernel_that_dies_counts(credentials: Credentia
             assert await asking is Reachability.MUTE
 
 
-async def test_nothing_was_ever_heard_of(credentials: Credentials) -> None:
+async def test_a_probe_without_an_address(credentials: Credentials) -> None:
     assert await probe("", "n1", credentials, 2.0) is Reachability.MUTE
 
 
-async def test_another_node_has_the_address_now(agent: ScriptedAgent, credentials: Credentials) -> None:
+async def test_a_probe_of_an_address_that_another_node_has_now(agent: ScriptedAgent, credentials: Credentials) -> None:
     assert await probe(agent.address, "n2", credentials, 0.3) is Reachability.OPEN
 
 
 class NoMunge:
-    """A host whose munged is away."""
+    """Credentials on a host whose munged is down."""
 
     def issue(self, method: str) -> str:
         raise IdentityUnavailable("munged does not answer")
@@ -131,19 +131,19 @@ class NoMunge:
         raise IdentityUnavailable("munged does not answer")
 
 
-async def test_its_own_lack_of_credentials_is_nobodys_silence(agent: ScriptedAgent) -> None:
+async def test_a_probe_without_credentials_is_no_evidence(agent: ScriptedAgent) -> None:
     with pytest.raises(IdentityUnavailable):
         await probe(agent.address, "n1", NoMunge(), 2.0)
 
 
-async def test_every_witness_is_asked(agent: ScriptedAgent, credentials: Credentials) -> None:
+async def test_every_witness_probes(agent: ScriptedAgent, credentials: Credentials) -> None:
     posted: asyncio.Queue[events.Event] = asyncio.Queue()
     streams = AgentStreams()
     witness = AgentStream("g", "n2", "i")
     streams.add(witness)
     prober = Prober(credentials, streams, 3, posted.put_nowait)
     prober.start(ProbeRequest(7, "g", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))
-    order = await witness.take()
+    order = await witness.next_message()
     assert order
     assert (order.term, order.probe.probe_id, order.probe.node, order.probe.deadline_ms) == (3, 7, "n1", 2000)
     async with asyncio.timeout(5):

@@ -19,7 +19,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
-from muster.daemon.coordinator.shell.agent_streams import MUTE_S, AgentStream
+from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
@@ -206,7 +206,7 @@ async def test_an_agent_that_was_restarted_gets_in(world: World, first: str) -> 
     if first == "ended":
         await world.agents["n3"].die()
     else:
-        _stream(world, "n3").heard_at -= MUTE_S
+        _stream(world, "n3").heard_at -= SILENT_STREAM_S
     second = ScriptedAgent("n3", spec(), world.credentials, incarnation="b")
     await second.open()
     attaching = asyncio.create_task(second.attach(world.address))
@@ -217,16 +217,16 @@ async def test_an_agent_that_was_restarted_gets_in(world: World, first: str) -> 
     await asyncio.gather(attaching, return_exceptions=True)
 
 
-async def test_a_stream_speaks_or_ends_or_is_mute() -> None:
+async def test_a_stream_is_heard_or_closed_or_silent() -> None:
     stream = AgentStream("g1", "n1", "a")
-    for stir, speaks in ((stream.heard, True), (stream.close, False)):
-        waiting = asyncio.create_task(stream.speaks())
-        await asyncio.sleep(0)  # one turn: it waits
-        stir()
-        assert await waiting is speaks
-    mute = AgentStream("g1", "n1", "a")
-    mute.heard_at -= MUTE_S
-    assert not await mute.speaks()
+    for act, heard in ((stream.note_heard, True), (stream.close, False)):
+        waiting = asyncio.create_task(stream.wait_until_heard())
+        await asyncio.sleep(0)  # one turn of the loop: the task waits
+        act()
+        assert await waiting is heard
+    silent = AgentStream("g1", "n1", "a")
+    silent.heard_at -= SILENT_STREAM_S
+    assert not await silent.wait_until_heard()
 
 
 # -- node daemons ----------------------------------------------------------------------------------------------------

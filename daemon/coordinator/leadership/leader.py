@@ -49,10 +49,10 @@ class LeaseKeeper:
         self._thread.join()
         self.lease.release()
 
-    def permit(self) -> float:
+    def guard(self) -> float:
         """Seconds for which this process still holds the lease. Ends the process where it does not hold the lease.
 
-        Call it before every action that only the leader may do (`slurm/client/permit.py`).
+        Call it before every action that only the leader may do (`slurm/client/lease_guard.py`).
         """
         try:
             self.lease.check()

@@ -107,7 +107,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             Dismissed: one is. What counts is what it says from now on: one that has just died says nothing more.
         """
         while other := self._other(hello):
-            if await other.speaks():
+            if await other.wait_until_heard():
                 raise Dismissed(
                     f"an agent of this job runs on {hello.node} already: incarnation {other.incarnation}; "
                     f"this one is {hello.incarnation}"
@@ -118,7 +118,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def _other(self, hello: pb.AgentHello) -> AgentStream | None:
         """The stream of another incarnation of this agent, in the same run of the job."""
         stream = self._engine.streams.get(hello.gang_id, hello.node)
-        if stream is None or stream.incarnation == hello.incarnation or stream.restart != hello.slurm_restart_count:
+        if (
+            stream is None
+            or stream.incarnation == hello.incarnation
+            or stream.restart_count != hello.slurm_restart_count
+        ):
             return None
         return stream
 
@@ -163,7 +167,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         try:
             self._engine.post(_attached(hello, status, leaf))
             if self._engine.running:
-                self._engine.tell(stream)
+                self._engine.send_order(stream)
             await _until_either(asyncio.create_task(self._receive(stream, messages)), writer)
         finally:
             stream.close()
@@ -172,7 +176,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
         async for message in messages:
-            stream.heard()
+            stream.note_heard()
             if message.HasField("ping"):
                 stream.put(self._message(pong=message.ping))
             if event := _event(stream, message):
@@ -264,7 +268,7 @@ def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None
 
 
 async def _send(stream: AgentStream, context: _Context) -> None:
-    while (message := await stream.take()) is not None:
+    while (message := await stream.next_message()) is not None:
         await context.write(message)
 
 

@@ -96,7 +96,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
         """See api.proto. Ages alone are no change."""
         gang, before = self._find(request), b""
-        with self._engine.watchers.subscribe(gang.id) as changed:
+        with self._engine.gang_subscribers.subscribe(gang.id) as changed:
             while True:
                 view = self._view(gang)
                 if (now := _without_ages(view)) != before:
@@ -121,7 +121,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto. Live events of one gang end when nothing more can come."""
         id, position = self._whose_events(request.gang), request.after
         gang = self._engine.core.state.gangs.get(id)
-        with self._engine.followers.subscribe() as live:
+        with self._engine.journal_subscribers.subscribe() as live:
             while page := self._history(id, position):
                 for record in page:
                     position = record.position

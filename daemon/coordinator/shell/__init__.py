@@ -1,4 +1,4 @@
-"""All that acts on decisions: one event loop, orders to agents, probes, streams, followers of the journal.
+"""All that acts on decisions: one event loop, orders to agents, probes, agents' streams, subscribers of the journal.
 
-Imports `core`, `journal`, `slurm`. `services` and `server` import it.
+Imports `core`, `journal`, `slurm`, and `leadership` for its clock. `services` and `server` import it.
 """

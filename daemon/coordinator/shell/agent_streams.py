@@ -1,9 +1,10 @@
-"""The open streams of agents: who is attached, and what waits to be sent to them.
+"""The open streams of agents: which agents are attached, and which messages wait to be sent to them.
 
-An outbox holds at most one order, the newest: orders are levels. Everything else (pongs, probes) keeps its turn.
+A stream's outbox holds at most one order, the newest, because an order replaces all orders before it. All other
+messages (pongs, probe orders) are sent in their sequence.
 
-A node has one agent of a gang. Where a second process claims to be it, the first one's word decides: an agent that
-speaks lives, and says something every 5 s at least.
+A gang has one agent on each node. Where a second process claims to be that agent, messages from the first one decide:
+a live agent sends a message at least every 5 s.
 """
 
 from __future__ import annotations
@@ -17,61 +18,61 @@ from dataclasses import dataclass, field
 from muster.daemon.host import clock
 from muster.v1 import agent_pb2 as pb
 
-MUTE_S = 7.0
-"""Seconds without a word after which an open stream counts as dead: agents ping every 5 s."""
+SILENT_STREAM_S = 7.0
+"""Seconds without a message after which an open stream counts as dead: agents ping every 5 s."""
 
 
 @dataclass(eq=False, slots=True)
 class AgentStream:
-    """One agent's stream. `put` never waits; `take` waits for the next message, None at the end.
+    """One agent's stream. `put` never blocks. `next_message` waits for a message to send.
 
-    `ordered` is the newest message with an order that was put; `heard_at`: when the agent last said something, on the
-    monotonic clock; `restart`: Slurm's count of restarts of the job that the agent belongs to.
+    `last_order` is the newest message with an order that was put. `heard_at`: the time of the agent's last message, on
+    the monotonic clock. `restart_count`: Slurm's count of restarts of the agent's job.
     """
 
     gang: str
     node: str
     incarnation: str
-    restart: int = 0
+    restart_count: int = 0
     heard_at: float = field(default_factory=clock.monotonic)
-    ordered: pb.CoordinatorMessage | None = None
+    last_order: pb.CoordinatorMessage | None = None
     _order: pb.CoordinatorMessage | None = None
     _others: deque[pb.CoordinatorMessage] = field(default_factory=deque)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    _outbox_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _heard_or_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
     def put(self, message: pb.CoordinatorMessage) -> None:
-        """Send `message`; a newer order takes the place of one that still waits."""
+        """Send `message`. An order replaces an order that still waits in the outbox."""
         if message.HasField("order"):
-            self._order = self.ordered = message
+            self._order = self.last_order = message
         else:
             self._others.append(message)
-        self._wake.set()
+        self._outbox_changed.set()
 
     def close(self) -> None:
-        """End the stream once all that waits was sent."""
+        """End the stream once all waiting messages were sent."""
         self._closed = True
-        self._wake.set()
-        self._stirred.set()
+        self._outbox_changed.set()
+        self._heard_or_closed.set()
 
-    def heard(self) -> None:
-        """The agent has said something."""
+    def note_heard(self) -> None:
+        """Note that the agent has sent a message."""
         self.heard_at = clock.monotonic()
-        self._stirred.set()
+        self._heard_or_closed.set()
 
-    async def speaks(self) -> bool:
-        """Wait for the agent's next word. False: the stream has ended, or has been mute for MUTE_S in all."""
+    async def wait_until_heard(self) -> bool:
+        """Wait for the agent's next message. False: the stream was closed, or was silent for SILENT_STREAM_S in all."""
         before = self.heard_at
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, before + MUTE_S - clock.monotonic())):
+            async with asyncio.timeout(max(0.0, before + SILENT_STREAM_S - clock.monotonic())):
                 while self.heard_at == before and not self._closed:
-                    self._stirred.clear()
-                    await self._stirred.wait()
+                    self._heard_or_closed.clear()
+                    await self._heard_or_closed.wait()
         return self.heard_at > before and not self._closed
 
-    async def take(self) -> pb.CoordinatorMessage | None:
-        """The next message; orders come before anything else."""
+    async def next_message(self) -> pb.CoordinatorMessage | None:
+        """Wait for the next message to send, orders first; None: the stream was closed and the outbox is empty."""
         while True:
             if self._order is not None:
                 message, self._order = self._order, None
@@ -80,8 +81,8 @@ class AgentStream:
                 return self._others.popleft()
             if self._closed:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            self._outbox_changed.clear()
+            await self._outbox_changed.wait()
 
 
 class AgentStreams:
@@ -91,14 +92,14 @@ class AgentStreams:
         self._streams: dict[str, dict[str, AgentStream]] = {}
 
     def add(self, stream: AgentStream) -> None:
-        """Count `stream` as its agent's; an earlier one of the same agent or node is ended."""
+        """Add `stream`. Closes an earlier stream of the same gang and node."""
         of_gang = self._streams.setdefault(stream.gang, {})
         if before := of_gang.get(stream.node):
             before.close()
         of_gang[stream.node] = stream
 
     def remove(self, stream: AgentStream) -> bool:
-        """Forget `stream`. False, and nothing happens, where a newer one has taken its place."""
+        """Remove `stream`. False, and nothing happens, where a newer stream has replaced it."""
         of_gang = self._streams.get(stream.gang, {})
         if of_gang.get(stream.node) is not stream:
             return False
@@ -108,7 +109,7 @@ class AgentStreams:
         return True
 
     def drop(self, gang: str, node: str) -> None:
-        """Send what waits, then end the stream of that agent, which counts as removed."""
+        """Remove the stream of that agent, and close it once its waiting messages were sent."""
         if stream := self.get(gang, node):
             self.remove(stream)
             stream.close()
@@ -118,11 +119,11 @@ class AgentStreams:
         return self._streams.get(gang, {}).get(node)
 
     def close(self) -> None:
-        """End every stream."""
+        """Close every stream."""
         for of_gang in self._streams.values():
             for stream in of_gang.values():
                 stream.close()
 
-    def of(self, gang: str) -> Iterator[AgentStream]:
+    def of_gang(self, gang: str) -> Iterator[AgentStream]:
         """The streams of a gang's agents."""
         yield from self._streams.get(gang, {}).values()

@@ -1,11 +1,12 @@
-"""The one place where events enter: decide, journal, act.
+"""The engine: every event enters here, is decided, journaled and acted on.
 
-`Engine.post` hands an event to the core, writes the facts that follow to the journal, and only then acts on them:
-orders to agents, calls to Slurm, probes, the timer. All on one thread and without waiting: a rank's exit becomes
-its neighbours' FENCE within one turn of the event loop. Carrying out is idempotent: `start` does what is still owed.
+`Engine.post` gives an event to the core, writes the facts that follow to the journal, and only then acts on them:
+orders to agents, calls to Slurm, probes, the timer. All of this happens on one thread and without waiting, so a rank's
+exit becomes its neighbours' FENCE within one iteration of the event loop. Acting is idempotent: `start` carries out
+what was still owed before a restart.
 
-Where the journal can't be written, or the core fails, the engine stops acting for good and `failed` says why: agents
-train on without it, and the next start takes up where the journal ends.
+Where the journal can't be written, or the core fails, the engine stops for good and `failed` says why. Ranks train on
+without the coordinator, and the next start continues from the end of the journal.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
-from muster.daemon.coordinator.shell.event_processing import take
-from muster.daemon.coordinator.shell.order_dispatch import OrderBook
+from muster.daemon.coordinator.shell.event_processing import process_event
+from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.shell.probes import Prober
-from muster.daemon.coordinator.shell.subscriptions import Followers, Watchers
+from muster.daemon.coordinator.shell.subscriptions import GangSubscribers, JournalSubscribers
 from muster.daemon.coordinator.slurm.owed_calls import SlurmCalls
 from muster.daemon.transport.identity import Credentials
 from muster.slurm.client.lease_guard import no_lease
@@ -35,9 +36,11 @@ from muster.slurm.client.types import Slurm
 _log = logging.getLogger(__name__)
 _facts_log = logging.getLogger("muster.facts")
 
-PULSE_S = 0.25
-ASLEEP_S = 1.0
-"""A coordinator that stood still for longer has heard nobody meanwhile: that is its own silence, not theirs."""
+SUSPENSION_CHECK_S = 0.25
+"""Seconds between two checks whether this process was suspended."""
+SUSPENDED_S = 1.0
+"""A coordinator that did not run for longer than this was suspended. It heard no agent meanwhile, which is no evidence
+against the agents."""
 
 
 class Engine:
@@ -51,141 +54,143 @@ class Engine:
         credentials: Credentials,
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
-        before_acting: Callable[[], object] = no_lease,
+        confirm_leadership: Callable[[], object] = no_lease,
     ) -> None:
-        """`state` is what `journal` holds. `before_acting` is called between writing and acting, and does not return
-        where another coordinator may act."""
+        """`state` is the replay of `journal`. `confirm_leadership` is called after writing and before acting; it does
+        not return where another coordinator may act."""
         self.clock = clock or SteadyClock(journal.last_at)
         self.core = Core(state, self.clock.now(), limits)
         self.journal = journal
         self.streams = AgentStreams()
         call_later = asyncio.get_running_loop().call_later
-        self._orders = OrderBook(self.core.state, journal.term, self.streams.of, call_later)
-        self.followers = Followers()
-        self.watchers = Watchers()
+        self._orders = OrderDispatcher(self.core.state, journal.term, self.streams.of_gang, call_later)
+        self.journal_subscribers = JournalSubscribers()
+        self.gang_subscribers = GangSubscribers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._before_acting = before_acting
-        self._calls = SlurmCalls(slurm, self.post)
+        self._confirm_leadership = confirm_leadership
+        self._slurm_calls = SlurmCalls(slurm, self.post)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
-        self._waiting: deque[events.Event] = deque()
-        self._busy = False
+        self._queue: deque[events.Event] = deque()
+        self._processing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._due: float | None = None
-        self._awake_at = self.clock.now()
-        self._pulse: asyncio.Task[None] | None = None
+        self._timer_due: float | None = None
+        self._last_ran_at = self.clock.now()
+        self._suspension_check: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
-        """Events are taken: the engine was started and has neither failed nor been closed."""
-        return self._pulse is not None and not self.failed.done()
+        """Whether events are processed: the engine was started and has neither failed nor been closed."""
+        return self._suspension_check is not None and not self.failed.done()
 
     def start(self) -> None:
-        """Begin: carry out what is owed since before the restart."""
-        self._awake_at = self.clock.now()
-        self._pulse = asyncio.create_task(self._feel_pulse())
-        self._calls.start_owed(self.core.state)
+        """Start to process events, and carry out what was owed before the restart."""
+        self._last_ran_at = self.clock.now()
+        self._suspension_check = asyncio.create_task(self._check_for_suspension())
+        self._slurm_calls.start_owed(self.core.state)
         self.post(events.Tick())
 
     async def aclose(self) -> None:
-        """Stop taking events; agents keep running."""
+        """Stop to process events. Agents keep running."""
         if not self.failed.done():
             self.failed.set_result(None)
-        self.failed.exception()  # whoever closes has seen it
+        self.failed.exception()  # marks the exception as retrieved: the caller has read it
         self._orders.close()
         if self._timer:
             self._timer.cancel()
-        if self._pulse:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
-        await self._calls.aclose()
+        if self._suspension_check:
+            self._suspension_check.cancel()
+            await asyncio.gather(self._suspension_check, return_exceptions=True)
+        await self._slurm_calls.aclose()
         await self._prober.aclose()
 
     def post(self, event: events.Event) -> None:
-        """Take `event`, decide, journal, act. Never waits, never raises; dropped when the engine is not running."""
-        self._waiting.append(event)
-        if self._busy:
+        """Process `event`. Never blocks, never raises. The event is dropped where the engine is not running."""
+        self._queue.append(event)
+        if self._processing:
             return
-        self._busy = True
+        self._processing = True
         try:
-            while self._waiting and self.running:
-                self._take(self._waiting.popleft())
-        except Exception as error:  # noqa: BLE001  # the top of all that streams, calls and timers bring in
+            while self._queue and self.running:
+                self._process(self._queue.popleft())
+        except Exception as error:  # noqa: BLE001  # top level of everything that streams, calls and timers post
             self._fail(error)
         finally:
-            self._waiting.clear()
-            self._busy = False
+            self._queue.clear()
+            self._processing = False
 
-    def tell(self, stream: AgentStream) -> None:
-        """Send the agent behind `stream` its order."""
-        self._orders.tell(stream)
+    def send_order(self, stream: AgentStream) -> None:
+        """Send the agent of `stream` its current order."""
+        self._orders.send_to(stream)
 
-    def _take(self, event: events.Event) -> None:
+    def _process(self, event: events.Event) -> None:
         now = self.clock.now()
-        self._wake_up(now)
-        take(self.core, self.journal, self, event, now, events.stored_text)
+        self._note_running(now)
+        process_event(self.core, self.journal, self, event, now, events.stored_text)
         if not isinstance(event, events.AgentHeard | events.BatchHeard | events.NodeHeard):
-            self.watchers.touch(getattr(event, "gang", ""))
+            self.gang_subscribers.notify(getattr(event, "gang", ""))
 
-    # -- what `turnover.take` has carried out --
+    # -- event_processing.Executor --
 
-    def before_acting(self) -> None:
-        """See turnover.Hands."""
-        self._before_acting()
+    def confirm_leadership(self) -> None:
+        """See event_processing.Executor."""
+        self._confirm_leadership()
 
     def publish(self, records: Sequence[Record]) -> None:
-        """See turnover.Hands."""
+        """See event_processing.Executor."""
         for record in records:
-            self.followers.publish(record)
+            self.journal_subscribers.publish(record)
             _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
 
-    def order(self, facts: Sequence[facts.Fact]) -> None:
-        """See turnover.Hands."""
-        self._orders.follow(facts)
+    def send_orders(self, decided: Sequence[facts.Fact]) -> None:
+        """See event_processing.Executor."""
+        self._orders.send_changes(decided)
 
-    def drop(self, decided: Sequence[facts.Fact]) -> None:
-        """See turnover.Hands. A cut link would leave such a stream open for ever."""
+    def close_streams(self, decided: Sequence[facts.Fact]) -> None:
+        """See event_processing.Executor. Without this, the stream of a cut link would stay open for ever."""
         for fact in decided:
             if isinstance(fact, facts.MemberOut) and not fact.alive:
                 self.streams.drop(fact.gang, fact.node)
 
-    def call(self) -> None:
-        """See turnover.Hands."""
-        self._calls.start_owed(self.core.state)
+    def start_slurm_calls(self) -> None:
+        """See event_processing.Executor."""
+        self._slurm_calls.start_owed(self.core.state)
 
-    def ask(self, ask: ProbeRequest) -> None:
-        """See turnover.Hands."""
-        self._prober.start(ask)
+    def start_probe(self, request: ProbeRequest) -> None:
+        """See event_processing.Executor."""
+        self._prober.start(request)
 
-    def arm(self, due: float | None, now: float) -> None:
-        """See turnover.Hands."""
-        if due == self._due:
+    def set_timer(self, due: float | None, now: float) -> None:
+        """See event_processing.Executor."""
+        if due == self._timer_due:
             return
-        self._due = due
+        self._timer_due = due
         if self._timer:
             self._timer.cancel()
             self._timer = None
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._tick)
 
-    def report(self, bug: str) -> None:
-        """See turnover.Hands."""
+    def report_bug(self, bug: str) -> None:
+        """See event_processing.Executor."""
         _log.error("a bug of Muster: %s", bug)
 
     def _tick(self) -> None:
-        self._due = self._timer = None
+        self._timer_due = self._timer = None
         self.post(events.Tick())
 
-    async def _feel_pulse(self) -> None:
+    async def _check_for_suspension(self) -> None:
         while True:
-            await asyncio.sleep(PULSE_S)
-            self._wake_up(self.clock.now())
+            await asyncio.sleep(SUSPENSION_CHECK_S)
+            self._note_running(self.clock.now())
 
-    def _wake_up(self, now: float) -> None:
-        """Notice before anything is decided that this process has stood still."""
-        if now - self._awake_at > ASLEEP_S:
-            _log.warning("stood still for %.1f s; contacts before that don't count", now - self._awake_at)
+    def _note_running(self, now: float) -> None:
+        """Note that this process runs. After a suspension, earlier contacts no longer count as recent."""
+        if now - self._last_ran_at > SUSPENDED_S:
+            _log.warning(
+                "this process was suspended for %.1f s: contacts from before do not count", now - self._last_ran_at
+            )
             self.core.observed.since = now
-        self._awake_at = now
+        self._last_ran_at = now
 
     def _fail(self, error: BaseException) -> None:
         self._orders.close()

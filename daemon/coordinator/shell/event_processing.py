@@ -1,6 +1,6 @@
-"""What one event leads to, in the order that is law: decide, journal, see that one may, act.
+"""The processing of one event, in the order that safety needs: decide, journal, confirm leadership, act.
 
-The engine and the simulator both go through `take`, so a crash at any of its lines is a crash of the real order.
+The engine and the simulator both call `process_event`, so a simulated crash at any of its lines is a real crash.
 """
 
 from __future__ import annotations
@@ -15,68 +15,74 @@ from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.journal import Record
 
 
-class Pages(Protocol):
-    """The journal, as far as an event needs it (journal.Journal)."""
+class JournalWriter(Protocol):
+    """The part of the journal that event processing needs (journal.Journal)."""
 
-    def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]: ...
+    def append(self, decided: Sequence[facts.Fact], at: float, cause: str) -> list[Record]: ...
     def snapshot_if_due(self, state: DurableState) -> bool: ...
 
 
-class Hands(Protocol):
-    """Who carries out. Each of these may be repeated after a restart and harms nobody twice."""
+class Executor(Protocol):
+    """Carries out what the core decided. Every method is idempotent: a restarted coordinator may repeat each action."""
 
-    def before_acting(self) -> None:
-        """Do not return where another coordinator may act: this one's machine may have stood still just now."""
+    def confirm_leadership(self) -> None:
+        """Do not return where another coordinator may act: this machine may have been suspended a moment ago."""
         ...
 
     def publish(self, records: Sequence[Record]) -> None:
-        """Show what was written to whoever follows the journal."""
+        """Show the written records to the subscribers of the journal."""
         ...
 
-    def order(self, facts: Sequence[facts.Fact]) -> None:
-        """Tell the agents of the gangs that `facts` are about what they shall do now."""
+    def send_orders(self, decided: Sequence[facts.Fact]) -> None:
+        """Send new orders to the agents whose orders `decided` changes."""
         ...
 
-    def drop(self, facts: Sequence[facts.Fact]) -> None:
-        """End the streams of nodes that are out and silent."""
+    def close_streams(self, decided: Sequence[facts.Fact]) -> None:
+        """Close the streams of nodes that `decided` removes from their gang and that are silent."""
         ...
 
-    def call(self) -> None:
-        """Start every Slurm call that is owed and not under way."""
+    def start_slurm_calls(self) -> None:
+        """Start every owed Slurm call that is not under way."""
         ...
 
-    def ask(self, ask: ProbeRequest) -> None:
+    def start_probe(self, request: ProbeRequest) -> None:
         """Start a round of probes."""
         ...
 
-    def arm(self, due: float | None, now: float) -> None:
+    def set_timer(self, due: float | None, now: float) -> None:
         """Post a Tick at `due` (seconds), and at no other time."""
         ...
 
-    def report(self, bug: str) -> None:
-        """Tell the operator of a fault that the core found in its own rules."""
+    def report_bug(self, bug: str) -> None:
+        """Report a fault that the core found in its own rules to the operator."""
         ...
 
 
-def take(
-    core: Core, pages: Pages, hands: Hands, event: events.Event, now: float, cause: Callable[[events.Event], str]
+def process_event(
+    core: Core,
+    journal: JournalWriter,
+    executor: Executor,
+    event: events.Event,
+    now: float,
+    cause: Callable[[events.Event], str],
 ) -> None:
-    """Decide on `event` at `now`, write what was decided, then carry it out. `cause` puts the event in words.
+    """Decide on `event` at `now`, journal the decision, then carry it out. `cause` describes the event in words.
 
     Raises:
-        JournalError: nothing was done about it; or all was, and a snapshot can't be written. Who holds `core` stops.
+        JournalError: the decision could not be journaled, and nothing was done; or everything was done, and a snapshot
+            could not be written. In both cases the owner of `core` must stop.
     """
     outcome = core.decide(event, now)
     for bug in outcome.bugs:
-        hands.report(bug)
+        executor.report_bug(bug)
     if outcome.facts:
-        records = pages.append(outcome.facts, now, cause(event))
-        hands.before_acting()
-        hands.publish(records)
-        hands.order(outcome.facts)
-        hands.drop(outcome.facts)
-        hands.call()
-    for ask in outcome.asks:
-        hands.ask(ask)
-    hands.arm(outcome.due, now)
-    pages.snapshot_if_due(core.state)
+        records = journal.append(outcome.facts, now, cause(event))
+        executor.confirm_leadership()
+        executor.publish(records)
+        executor.send_orders(outcome.facts)
+        executor.close_streams(outcome.facts)
+        executor.start_slurm_calls()
+    for request in outcome.asks:
+        executor.start_probe(request)
+    executor.set_timer(outcome.due, now)
+    journal.snapshot_if_due(core.state)

@@ -1,7 +1,7 @@
-"""Tells agents their orders: each kind is made once for a gang, and sent where it is news.
+"""Sends agents their orders. An order is built once for a gang, and sent to the agents whose order it changes.
 
-A gang of a thousand nodes gets the same few orders a thousand times; while it gathers, and its agents arrive one by
-one, those that are there hear of the others a few times a second, not once for each.
+A gang of a thousand nodes has few different orders. While a gang gathers, its agents attach one by one: the attached
+agents get the list of members a few times a second, not once for each arrival.
 """
 
 from __future__ import annotations
@@ -15,92 +15,92 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.v1 import agent_pb2 as pb
 
-JOINED_S = 0.25
-"""Seconds after which the agents of a gang that gathers, the one that joined too, hear who has joined."""
+JOIN_BATCH_S = 0.25
+"""Seconds for which joins of a gathering gang are collected before its agents get the new list of members."""
 
-_NO_ORDER = (
+_CHANGES_NO_ORDER = (
     facts.NodeRegistered | facts.NodeJudged | facts.EchoHeard | facts.EchoOver | facts.SlurmOwed | facts.SlurmSettled
     | facts.JobChanged | facts.PoolQueued
 )  # fmt: skip
-"""No order depends on these."""
+"""Facts that no order depends on."""
 
 
-class Listener(Protocol):
-    """The stream of one agent. `ordered` is the message that was put last."""
+class OrderRecipient(Protocol):
+    """The stream of one agent. `last_order` is the newest message that was put."""
 
     @property
     def gang(self) -> str: ...
     @property
     def node(self) -> str: ...
     @property
-    def ordered(self) -> pb.CoordinatorMessage | None: ...
+    def last_order(self) -> pb.CoordinatorMessage | None: ...
     def put(self, message: pb.CoordinatorMessage) -> None: ...
 
 
-class OrderBook:
-    """The orders of all gangs in `state`, under `term`.
+class OrderDispatcher:
+    """Sends the orders of all gangs in `state`, under `term`.
 
     Args:
-        listeners: the open streams of a gang's agents.
-        later: calls its second argument with its third in so many seconds.
+        recipients: returns the open streams of a gang's agents.
+        call_later: calls its second argument with its third after so many seconds.
     """
 
     def __init__(
         self,
         state: DurableState,
         term: int,
-        listeners: Callable[[str], Iterable[Listener]],
-        later: Callable[[float, Callable[[str], None], str], object],
+        recipients: Callable[[str], Iterable[OrderRecipient]],
+        call_later: Callable[[float, Callable[[str], None], str], object],
     ) -> None:
         self._state = state
         self._term = term
-        self._listeners = listeners
-        self._later = later
-        self._pages: dict[str, _Page] = {}
-        self._soon: set[str] = set()
+        self._recipients = recipients
+        self._call_later = call_later
+        self._gang_orders: dict[str, _GangOrders] = {}
+        self._scheduled: set[str] = set()
 
-    def tell(self, listener: Listener) -> None:
-        """Send the agent behind `listener` its order, whatever it was told before."""
-        listener.put(self._page(self._state.gangs[listener.gang]).message(listener.node))
+    def send_to(self, recipient: OrderRecipient) -> None:
+        """Send `recipient` its current order, even if the recipient has it already."""
+        recipient.put(self._orders_of(self._state.gangs[recipient.gang]).message(recipient.node))
 
-    def follow(self, facts: Iterable[facts.Fact]) -> None:
-        """Send agents what `facts`, which hold by now, change in their orders."""
+    def send_changes(self, decided: Iterable[facts.Fact]) -> None:
+        """Send agents the orders that `decided` changes. The facts are applied to the durable state already."""
         changed: dict[str, bool] = {}
-        for fact in facts:
-            if not isinstance(fact, _NO_ORDER):
+        for fact in decided:
+            if not isinstance(fact, _CHANGES_NO_ORDER):
                 changed[fact.gang] = changed.get(fact.gang, False) or not self._can_wait(fact)
-        for gang, now in changed.items():
-            if now:
-                self._tell_all(gang)
-            elif gang not in self._soon:
-                self._soon.add(gang)
-                self._later(JOINED_S, self._tell_late, gang)
+        for gang, at_once in changed.items():
+            if at_once:
+                self._send_to_all(gang)
+            elif gang not in self._scheduled:
+                self._scheduled.add(gang)
+                self._call_later(JOIN_BATCH_S, self._send_scheduled, gang)
 
     def close(self) -> None:
-        """Tell nobody any more who has joined."""
-        self._soon.clear()
+        """Cancel all scheduled sending."""
+        self._scheduled.clear()
 
     def _can_wait(self, fact: facts.Fact) -> bool:
         return isinstance(fact, facts.MemberJoined) and self._state.gangs[fact.gang].phase is Phase.GATHERING
 
-    def _tell_late(self, gang: str) -> None:
-        if gang in self._soon:
-            self._tell_all(gang)
+    def _send_scheduled(self, gang: str) -> None:
+        if gang in self._scheduled:
+            self._send_to_all(gang)
 
-    def _tell_all(self, id: str) -> None:
-        self._soon.discard(id)
-        self._pages.pop(id, None)
+    def _send_to_all(self, id: str) -> None:
+        self._scheduled.discard(id)
+        self._gang_orders.pop(id, None)
         if gang := self._state.gangs.get(id):
-            self._page(gang).tell(self._listeners(id))
+            self._orders_of(gang).send(self._recipients(id))
 
-    def _page(self, gang: Gang) -> _Page:
-        if gang.id not in self._pages:
-            self._pages[gang.id] = _Page(gang, self._term)
-        return self._pages[gang.id]
+    def _orders_of(self, gang: Gang) -> _GangOrders:
+        if gang.id not in self._gang_orders:
+            self._gang_orders[gang.id] = _GangOrders(gang, self._term)
+        return self._gang_orders[gang.id]
 
 
-class _Page:
-    """The orders of one gang, as its durable state stood when they were made."""
+class _GangOrders:
+    """The messages with the orders of one gang, as the durable state was when they were built."""
 
     def __init__(self, gang: Gang, term: int) -> None:
         self._orders = Orders(gang)
@@ -108,19 +108,19 @@ class _Page:
         self._messages: dict[int, pb.CoordinatorMessage] = {}
 
     def message(self, node: str) -> pb.CoordinatorMessage:
-        """The very same object for all nodes of one duty."""
-        order = self._orders.of(node)
+        """The message for `node`: the same object for all nodes with the same duty."""
+        order = self._orders.for_node(node)
         if id(order) not in self._messages:
             self._messages[id(order)] = pb.CoordinatorMessage(term=self._term, order=order)
         return self._messages[id(order)]
 
-    def tell(self, listeners: Iterable[Listener]) -> None:
-        """Send those whose order is another than the one that they were sent last."""
-        news: dict[tuple[int, int], bool] = {}
-        for listener in listeners:
-            message = self.message(listener.node)
-            pair = (id(listener.ordered), id(message))
-            if pair not in news:
-                news[pair] = listener.ordered != message
-            if news[pair]:
-                listener.put(message)
+    def send(self, recipients: Iterable[OrderRecipient]) -> None:
+        """Send each recipient its order, unless the recipient got an equal order last."""
+        differs: dict[tuple[int, int], bool] = {}
+        for recipient in recipients:
+            message = self.message(recipient.node)
+            pair = (id(recipient.last_order), id(message))
+            if pair not in differs:
+                differs[pair] = recipient.last_order != message
+            if differs[pair]:
+                recipient.put(message)

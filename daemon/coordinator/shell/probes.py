@@ -1,6 +1,6 @@
-"""Asks after a silent node: the coordinator's own two probes, and orders to other agents to probe for it.
+"""Probes of a silent node: the coordinator's own two probes, and the orders to other agents to probe the node.
 
-An agent that was asked and doesn't answer the coordinator says nothing about anybody: it posts nothing.
+An agent that was asked to probe and does not answer the coordinator is no evidence: nothing is posted for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Prober:
-    """Carries out Asks; every answer becomes a Probed."""
+    """Carries out probe requests. Every answer is posted as a Probed event."""
 
     def __init__(
         self, credentials: Credentials, streams: AgentStreams, term: int, post: Callable[[events.Event], None]
@@ -39,36 +39,36 @@ class Prober:
         self._post = post
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, ask: ProbeRequest) -> None:
-        """Ask every witness; returns at once."""
-        for witness in ask.witnesses:
+    def start(self, request: ProbeRequest) -> None:
+        """Ask every witness of `request`. Returns at once."""
+        for witness in request.witnesses:
             if witness in (AGENT, MUSTERD):
-                task = asyncio.create_task(self._own(ask, witness))
+                task = asyncio.create_task(self._probe_from_here(request, witness))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            elif stream := self._streams.get(ask.gang, witness):
-                stream.put(agent_pb2.CoordinatorMessage(term=self._term, probe=_order(ask)))
+            elif stream := self._streams.get(request.gang, witness):
+                stream.put(agent_pb2.CoordinatorMessage(term=self._term, probe=_probe_order(request)))
 
     async def aclose(self) -> None:
-        """Drop the probes under way."""
+        """Cancel the probes under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _own(self, ask: ProbeRequest, witness: str) -> None:
-        address = ask.peer_address if witness == AGENT else ask.probe_address
+    async def _probe_from_here(self, request: ProbeRequest, witness: str) -> None:
+        address = request.peer_address if witness == AGENT else request.probe_address
         try:
-            met = await probe(address, ask.node, self._credentials, ask.deadline_s)
+            found = await probe(address, request.node, self._credentials, request.deadline_s)
         except IdentityUnavailable as error:
-            _log.error("can't probe %s on %s: %s", witness, ask.node, error)
+            _log.error("can't probe %s on %s: %s", witness, request.node, error)
             return
-        self._post(events.Probed(ask.gang, ask.probe, witness, ask.node, _SILENCES[met]))
+        self._post(events.Probed(request.gang, request.probe, witness, request.node, _SILENCES[found]))
 
 
-def _order(ask: ProbeRequest) -> agent_pb2.ProbeOrder:
+def _probe_order(request: ProbeRequest) -> agent_pb2.ProbeOrder:
     return agent_pb2.ProbeOrder(
-        probe_id=ask.probe,
-        node=ask.node,
-        peer_address=ask.peer_address,
-        deadline_ms=round(ask.deadline_s * 1000),
+        probe_id=request.probe,
+        node=request.node,
+        peer_address=request.peer_address,
+        deadline_ms=round(request.deadline_s * 1000),
     )

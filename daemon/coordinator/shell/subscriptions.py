@@ -1,6 +1,7 @@
-"""Who wants to know: live journal records for followers, and a nudge for watchers of a gang's view.
+"""Subscriptions: live records for readers of the journal, and a flag for readers of a gang's view.
 
-Neither ever waits for a reader: a follower that falls too far behind is cut off, a watcher just sees the newest.
+No reader ever blocks the coordinator. A subscription whose reader falls too far behind is ended; a reader of a view
+sees the newest view only.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from contextlib import contextmanager
 
 from muster.daemon.coordinator.journal.journal import Record
 
-BACKLOG = 10_000
-"""Records that a follower may be behind."""
+MAX_BACKLOG = 10_000
+"""Records that a subscriber of the journal may be behind."""
 
 
-class Followers:
-    """Queues of those who follow the journal."""
+class JournalSubscribers:
+    """The queues of those who read the journal live."""
 
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Record | None]] = set()
 
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[Record | None]]:
-        """A queue that gets every record from now on; None tells that the reader was too slow and is cut off."""
-        queue: asyncio.Queue[Record | None] = asyncio.Queue(BACKLOG + 1)
+        """A queue that gets every record from now on. None in the queue: the reader was too slow and gets no more."""
+        queue: asyncio.Queue[Record | None] = asyncio.Queue(MAX_BACKLOG + 1)
         self._queues.add(queue)
         try:
             yield queue
@@ -32,24 +33,24 @@ class Followers:
             self._queues.discard(queue)
 
     def publish(self, record: Record) -> None:
-        """Hand `record` to every follower."""
+        """Put `record` into every queue."""
         for queue in list(self._queues):
-            if queue.qsize() >= BACKLOG:
+            if queue.qsize() >= MAX_BACKLOG:
                 self._queues.discard(queue)
                 queue.put_nowait(None)
             else:
                 queue.put_nowait(record)
 
 
-class Watchers:
-    """Flags of those who watch a gang."""
+class GangSubscribers:
+    """The flags of those who watch the view of a gang."""
 
     def __init__(self) -> None:
         self._flags: dict[str, set[asyncio.Event]] = {}
 
     @contextmanager
     def subscribe(self, gang: str) -> Iterator[asyncio.Event]:
-        """A flag that is set whenever something of `gang` may have changed; whoever waits clears it."""
+        """A flag that is set whenever the view of `gang` may have changed. The reader clears the flag."""
         flag = asyncio.Event()
         self._flags.setdefault(gang, set()).add(flag)
         try:
@@ -59,9 +60,9 @@ class Watchers:
             if not self._flags[gang]:
                 del self._flags[gang]
 
-    def touch(self, gang: str) -> None:
-        """Something of `gang` (empty: of any gang) may have changed."""
-        touched = [self._flags.get(gang, set())] if gang else list(self._flags.values())
-        for flags in touched:
+    def notify(self, gang: str) -> None:
+        """Set the flags of `gang` (empty: of all gangs): its view may have changed."""
+        changed = [self._flags.get(gang, set())] if gang else list(self._flags.values())
+        for flags in changed:
             for flag in flags:
                 flag.set()

@@ -104,7 +104,7 @@ class World:
         """Wait until Slurm is owed nothing."""
         assert self.coordinator
         engine = self.coordinator.engine
-        with engine.followers.subscribe() as live:
+        with engine.journal_subscribers.subscribe() as live:
             async with asyncio.timeout(DEADLINE_S):
                 while engine.core.state.owed:
                     await live.get()
@@ -136,7 +136,7 @@ class World:
         """Wait until the journal has `count` facts of this kind."""
         assert self.coordinator
         engine = self.coordinator.engine
-        with engine.followers.subscribe() as live:
+        with engine.journal_subscribers.subscribe() as live:
             found = [r for r in engine.journal.history("", 0, 10_000) if r.name == stored_class(kind)]
             async with asyncio.timeout(DEADLINE_S):
                 while len(found) < count:
