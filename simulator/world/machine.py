@@ -40,7 +40,8 @@ class Process:
 
     def later(self, delay: float, action: Callable[..., None], *args: Any) -> None:
         """Call `action(*args)` in `delay` seconds, or when the process goes on after that; never once it has ended."""
-        self.schedule.later(delay, self._run, action, args)
+        schedule = self.schedule
+        schedule.at(schedule.now + delay, self._run, action, args)
 
     def go_on(self) -> None:
         """It is no longer stopped: what was due meanwhile happens now."""

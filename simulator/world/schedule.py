@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 Action = Callable[..., None]
@@ -21,11 +21,12 @@ class Schedule:
     def at(self, moment: float, action: Action, *args: Any) -> None:
         """Call `action(*args)` at `moment`, or now if that has passed."""
         self._count += 1
-        heapq.heappush(self._heap, (max(moment, self.now), self._count, action, args))
+        heappush(self._heap, (moment if moment > self.now else self.now, self._count, action, args))
 
     def later(self, delay: float, action: Action, *args: Any) -> None:
         """Call `action(*args)` in `delay` seconds."""
-        self.at(self.now + delay, action, *args)
+        self._count += 1
+        heappush(self._heap, (self.now + delay if delay > 0.0 else self.now, self._count, action, args))
 
     def next_at(self) -> float | None:
         """When the next action is due; None: nothing will happen."""
@@ -37,6 +38,15 @@ class Schedule:
         Raises:
             IndexError: there is none.
         """
-        self.now, _, action, args = heapq.heappop(self._heap)
+        self.now, _, action, args = heappop(self._heap)
         self.steps += 1
         action(*args)
+
+    def run_until(self, moment: float) -> None:
+        """Take every action that is due by `moment`, which is `now` afterwards."""
+        heap = self._heap
+        while heap and heap[0][0] <= moment:
+            self.now, _, action, args = heappop(heap)
+            self.steps += 1
+            action(*args)
+        self.now = max(self.now, moment)

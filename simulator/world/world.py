@@ -317,9 +317,7 @@ class World:
 
     def run_until(self, moment: float) -> None:
         """Let everything happen that is due by `moment`."""
-        while (at := self.schedule.next_at()) is not None and at <= moment:
-            self.schedule.step()
-        self.schedule.now = max(self.schedule.now, moment)
+        self.schedule.run_until(moment)
 
     def submit(self, wanted: Wanted) -> None:
         """A user submits a job, and registers it with the coordinator if that can be reached."""
