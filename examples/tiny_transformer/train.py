@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ def arguments() -> argparse.Namespace:
     """The command line; the defaults give 3.2 million parameters."""
     parser = argparse.ArgumentParser(description="Trains a small transformer on a lighthouse keeper's log.")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--until", type=Path, help="train until this file exists, however many steps that takes")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
-    """Trains up to `args.steps` finished steps, from wherever the last run of this job came to.
+    """Trains up to the last step, from wherever the last run of this job came to.
 
     None: it was asked to stop before, and will be started again.
     """
@@ -89,17 +91,30 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
         print(f"{count} parameters, {world} ranks, starting after step {start}", flush=True)
-    for step in range(start + 1, args.steps + 1):
+    for step in itertools.count(start + 1) if args.until else range(start + 1, args.steps + 1):
         began = time.monotonic()
         loss = backward()
         optimizer.step()
-        go_on = ck.step(step, final=step == args.steps)
+        last = is_last(args, step, device)
+        go_on = ck.step(step, final=last)
         if rank == 0:
             print(f"step {step} loss {loss:.4f} {time.monotonic() - began:.3f} s", flush=True)
         if not go_on:
             return None
+        if last:
+            break
         time.sleep(args.pause)
     return model
+
+
+def is_last(args: argparse.Namespace, step: int, device: torch.device) -> bool:
+    """Whether training ends with `step`. All ranks get the same answer, though they look for the file at different
+    times."""
+    if args.until is None:
+        return step >= int(args.steps)
+    found = torch.tensor(float(args.until.exists()), device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
 
 
 def finish(args: argparse.Namespace, model: Transformer, device: torch.device) -> None:

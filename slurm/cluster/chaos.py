@@ -385,8 +385,10 @@ def _submitted(training: Training) -> bool:
         raise
 
 
-def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None], steps: int = STEPS) -> Chaos:
-    """Strike for so long, then ask. `steps`: of each job.
+def play(
+    cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None], steps: int = STEPS, faults: int = 0
+) -> Chaos:
+    """Strike for `minutes`, and until `faults` have struck; then ask. `steps`: of each job.
 
     Raises:
         Broken, WaitTimeout: a promise was not kept.
@@ -397,7 +399,7 @@ def play(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None]
     lanes = [Lane(user, steps, submit(cluster, user, steps, 0)) for user in USERS]
     try:
         end = time.monotonic() + 60 * minutes
-        while time.monotonic() < end:
+        while time.monotonic() < end or chaos.counts.total() < faults:
             time.sleep(chaos.random.uniform(*CALM_S))
             chaos.mend()
             for lane in lanes:

@@ -283,7 +283,7 @@ class Cluster:
 
     def node_states(self) -> dict[str, str]:
         """Slurm's state of each node, as `sinfo` names it (``idle``, ``down*``, ``drained`` ...)."""
-        lines = self.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T", timeout=20).stdout.splitlines()
+        lines = self.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines()
         return dict(line.split() for line in lines)
 
     def broken_nodes(self) -> list[str]:
@@ -310,13 +310,13 @@ class Cluster:
     # Inside
 
     def _queue(self) -> str:
-        return self.exec(CONTROLLER, "squeue", "-h", "-o", "%i %T %N", timeout=20).stdout.strip()
+        return self.exec(CONTROLLER, "squeue", "-h", "-o", "%i %T %N").stdout.strip()
 
     def _queued_nodes(self) -> list[str]:
         return self.sh(CONTROLLER, "squeue -h -o %N | xargs -r scontrol show hostnames").split()
 
     def _slurmctld_answers(self) -> bool:
-        return self.exec(CONTROLLER, "sinfo", "-h", check=False, timeout=20).rc == 0
+        return self.exec(CONTROLLER, "sinfo", "-h", check=False).rc == 0
 
     def _resume(self, node: str) -> None:
         began = time.monotonic()

@@ -26,7 +26,7 @@ from muster.slurm.cluster.training import XID, Training, TrainingSpec, View
 from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError
 
-FIRST_FAULT, SECOND_FAULT, STEPS = 50, 70, 90
+FIRST_FAULT, SECOND_FAULT, STEPS = 30, 45, 60
 COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}
 
 

@@ -153,10 +153,10 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
 def _coordinator_listens(cluster: Cluster) -> bool:
     # Asked from inside: on the host something else may answer for the address.
     knock = f">/dev/tcp/{CONTROLLER}/{COORDINATOR_PORT}"
-    return cluster.exec(LOGIN, "bash", "-c", knock, check=False, timeout=20).rc == 0
+    return cluster.exec(LOGIN, "bash", "-c", knock, check=False).rc == 0
 
 
 def _all_idle(cluster: Cluster) -> bool:
-    answer = cluster.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False, timeout=20)
+    answer = cluster.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False)
     states = answer.stdout.split()
     return len(states) == cluster.spec.nodes and set(states) == {"idle"}

@@ -20,7 +20,7 @@ from typing import Any
 
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import LOGIN
-from muster.slurm.cluster.waiting import wait_until
+from muster.slurm.cluster.waiting import allowed, wait_until
 
 SMALL = ("--width", "64", "--layers", "2")
 """train.py's arguments for a small model: its steps take hundredths of a second."""
@@ -30,18 +30,23 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """A kernel log line of a fatal GPU error."""
 _LOOK_AGAIN_S = 0.5
+_FINISH = "finish"
+"""A job without a number of steps ends once this file is in its folder."""
 View = dict[str, Any]
 """A GangView (api.proto) as JSON, with the field names of the proto."""
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """A job of `nodes` ranks, one a node, and `spares`; `arguments` go to train.py, `settings` into job.toml."""
+    """A job of `nodes` ranks, one a node, and `spares`; `arguments` go to train.py, `settings` into job.toml.
+
+    A job without `steps` trains until `Training.finish` is called.
+    """
 
     name: str
     nodes: int = 8
     spares: int = 2
-    steps: int = 100_000
+    steps: int | None = None
     arguments: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     user: str = "alice"
@@ -101,13 +106,16 @@ class Training:
         for file in EXAMPLE.iterdir():
             if file.is_file():
                 shutil.copy(file, self.folder / file.name)
+        (self.folder / _FINISH).unlink(missing_ok=True)
         inside = f"/shared/jobs/{self.spec.name}"
         (self.folder / "job.toml").write_text(self._job_toml(inside))
         self.cluster.sh(LOGIN, f"chown -R {self.spec.user}: {inside}; chmod -R a+rX {inside}")
         return inside
 
     def _job_toml(self, inside: str) -> str:
-        command = ["python3", f"{inside}/train.py", "--steps", str(self.spec.steps), *self.spec.arguments]
+        steps = self.spec.steps
+        length = ("--until", f"{inside}/{_FINISH}") if steps is None else ("--steps", str(steps))
+        command = ["python3", f"{inside}/train.py", *length, *self.spec.arguments]
         lines = [
             f'name = "{self.spec.name}"',
             f"nodes = {self.spec.nodes}",
@@ -142,8 +150,9 @@ class Training:
         """The first view for which `condition` holds.
 
         Raises:
-            TimeoutError: none within `timeout` seconds; the newest view is in the message.
+            TimeoutError: none within `allowed(timeout)` seconds; the newest view is in the message.
         """
+        timeout = allowed(timeout)
         with self.changed:
             if not self.changed.wait_for(lambda: bool(self.view) and condition(self.view), timeout):
                 raise TimeoutError(
@@ -221,6 +230,10 @@ class Training:
         return statistics.median(times) if times else float("nan")
 
     # The end
+
+    def finish(self) -> None:
+        """Let a job without a number of steps end with its next step."""
+        (self.folder / _FINISH).touch()
 
     def cancel(self) -> None:
         """Cancel and wait until Slurm has ended the job."""

@@ -1,11 +1,11 @@
 """The shared cluster: started once for the whole run, mended before each test that asks for `healthy`.
 
-`make test` runs them file by file in two processes, each with its cluster: much of the time of both is Slurm's own
-waiting.
+`make test` runs the tests in three processes, each with its own cluster: much of the time is Slurm's own waiting.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +15,11 @@ from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.image.engine import EngineError
 
 _CLUSTER = pytest.StashKey[Cluster]()
+
+
+def pytest_configure() -> None:
+    """Give every wait more time than even a busy machine takes: a test fails by what it sees, not by when."""
+    os.environ.setdefault("MUSTER_PATIENCE", "5")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

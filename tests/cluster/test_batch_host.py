@@ -1,7 +1,5 @@
 """Rank 0's node, the batch host and the srun are as replaceable as any other."""
 
-import time
-
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
@@ -23,7 +21,7 @@ def state(cluster: Cluster, job: int) -> str:
 
 def limited(name: str) -> TrainingSpec:
     settings = (f'durable_dir = "/shared/jobs/{name}/durable"', '[slurm]\ntime = "00:30:00"')
-    return TrainingSpec(name, nodes=4, spares=0, steps=100_000, arguments=PACED, settings=settings)
+    return TrainingSpec(name, nodes=2, spares=0, arguments=PACED, settings=settings)
 
 
 def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
@@ -32,7 +30,7 @@ def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
     # Limits are in minutes, and only a job that trains can be stopped by plan: half a minute is left to it at least.
     ran = int(cluster.sh(CONTROLLER, f"echo $(($(date +%s) - $(squeue -h -j {training.job} -o %S | date -f - +%s)))"))
     cluster.sh(CONTROLLER, f"scontrol update jobid={training.job} timelimit={(ran + 30) // 60 + 1}")
-    view = training.wait_final(100)
+    view = training.wait_final()
     assert (view["phase"], view["exit_code"]) == ("FAILED", 98)
     assert "time limit" in view["reason"]
     last = training.steps(1)[-1][0]
@@ -42,8 +40,8 @@ def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
     assert saved[-1].startswith(f"step_{last:08d}_")
 
 
-def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_3(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("batch-host", nodes=4, spares=3, steps=120, arguments=SMALL)) as training:
+def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_2(healthy: Cluster) -> None:
+    with Training(healthy, TrainingSpec("batch-host", nodes=3, spares=2, arguments=SMALL)) as training:
         job = training.submit()
         following = afterok(healthy, job)
         training.wait_step(15)
@@ -53,8 +51,9 @@ def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_3(healthy
         healthy.power_off("n0")
         training.wait_step(int(training.view["step"]) + 20)
         assert training.generation == 2, "the death of a node without ranks costs nothing"
-        healthy.kmsg("n3", XID)
+        healthy.kmsg("n2", XID)
         training.wait_recovered(3)
+        training.finish()
         view = training.wait_final()
         assert view["phase"] == "DONE", view.get("reason")
         wait_until(lambda: state(healthy, job) == "COMPLETED", 60, f"job {job} ends COMPLETED")
@@ -77,21 +76,21 @@ def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> No
 
 
 def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> None:
-    """It heals after a minute; then slurmctld and every slurmd are restarted: the job trains on.
+    """It heals once Slurm has missed it; then slurmctld and every slurmd are restarted: the job trains on.
 
-    In that minute the job beside it comes to its time limit.
+    While it lasts the job beside it comes to its time limit.
     """
     with (
-        Training(healthy, TrainingSpec("healing", nodes=4, spares=2, steps=100_000, arguments=PACED)) as training,
+        Training(healthy, TrainingSpec("healing", nodes=3, spares=1, arguments=PACED)) as training,
         Training(healthy, limited("limited")) as beside,
     ):
         job = training.submit()
         training.wait_step(15)
         beside.submit()
-        cut = healthy.partition("n0")
+        healthy.partition("n0")
         training.wait_recovered(2)
         stops_before_its_time_limit(healthy, beside)
-        wait_until(lambda: time.time() - cut > 60, 90, "a minute of partition")
+        wait_until(lambda: healthy.node_states()["n0"].endswith("*"), 120, "n0 answers Slurm no more")
         healthy.heal("n0")
         # The batch script and its srun, whose words name the agent too, stay until Slurm ends them.
         agent = "pgrep -u alice -f 'python3 [^ ]*/muster-agent run' || true"
@@ -109,7 +108,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
 
 def test_a_batch_host_that_dies_before_the_gang_has_gathered_costs_a_requeue(healthy: Cluster) -> None:
     """It is back at once, so Slurm misses nothing: the job keeps its nodes, and nobody would start agents on them."""
-    spec = TrainingSpec("at-once", nodes=4, spares=1, steps=40, arguments=SMALL, settings=("gather_timeout = 60",))
+    spec = TrainingSpec("at-once", nodes=2, spares=1, steps=40, arguments=SMALL, settings=("gather_timeout = 60",))
     with Training(healthy, spec) as training:
         job = training.submit()
         host = f"squeue -h -j {job} -t R -o %B"

@@ -31,8 +31,8 @@ def preempting(cluster: Cluster) -> Iterator[Cluster]:
     cluster.reconfigure(spec)
 
 
-def training_job(cluster: Cluster, name: str, steps: int, *settings: str) -> Training:
-    return Training(cluster, TrainingSpec(name, nodes=4, spares=0, steps=steps, arguments=PACED, settings=settings))
+def training_job(cluster: Cluster, name: str, nodes: int, *settings: str) -> Training:
+    return Training(cluster, TrainingSpec(name, nodes=nodes, spares=0, arguments=PACED, settings=settings))
 
 
 def durable(name: str) -> str:
@@ -43,7 +43,9 @@ def goes_on_where_it_stopped(training: Training, origin: str) -> None:
     """The next generation begins with the step after the last one of the generation before, from `origin`."""
     training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
     stopped = training.steps(1)[-1][0]
-    view = training.wait_final(240)
+    training.wait_step(stopped + 1, 240)
+    training.finish()
+    view = training.wait_final()
     assert view["phase"] == "DONE", view.get("reason")
     assert training.steps(training.generation)[0][0] == stopped + 1
     events = training.cluster.exec(LOGIN, "muster", "events", str(training.job), user=training.spec.user).stdout
@@ -53,26 +55,26 @@ def goes_on_where_it_stopped(training: Training, origin: str) -> None:
 
 
 def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> None:
-    with training_job(preempting, "requeue", 80, durable("requeue")) as training:
+    with training_job(preempting, "requeue", 3, durable("requeue")) as training:
         job = training.submit()
-        training.wait_step(20)
+        training.wait_step(10)
         preempting.sh(CONTROLLER, f"scontrol requeue {job}")
         goes_on_where_it_stopped(training, "memory at step {step} ")
 
 
 def test_a_requeued_job_without_durable_storage_goes_on_from_its_nodes_memory(preempting: Cluster) -> None:
-    with training_job(preempting, "memory", 80) as training:
+    with training_job(preempting, "memory", 2) as training:
         job = training.submit()
-        training.wait_step(20)
+        training.wait_step(10)
         preempting.sh(CONTROLLER, f"scontrol requeue {job}")
         goes_on_where_it_stopped(training, "memory at step {step} ")
 
 
 def test_a_job_that_ran_in_between_on_one_node_has_that_nodes_memory(preempting: Cluster) -> None:
-    with training_job(preempting, "between", 80, durable("between")) as training:
+    with training_job(preempting, "between", 2, durable("between")) as training:
         job = training.submit()
-        training.wait_step(20)
-        node = training.node_of(2)
+        training.wait_step(10)
+        node = training.node_of(1)
         preempting.sh(CONTROLLER, f"scontrol requeue {job}; scontrol hold {job}")
         training.wait(lambda v: v.get("phase") == "REQUEUED", 60, "REQUEUED")
         preempting.sh(LOGIN, f"su alice -c 'srun -w {node} -N1 --exclusive true'")
@@ -82,9 +84,9 @@ def test_a_job_that_ran_in_between_on_one_node_has_that_nodes_memory(preempting:
 
 
 def test_a_preempted_job_is_saved_within_its_grace_time_and_makes_room_at_once(preempting: Cluster) -> None:
-    with training_job(preempting, "preempted", 80, durable("preempted")) as training:
+    with training_job(preempting, "preempted", 3, durable("preempted")) as training:
         training.submit()
-        training.wait_step(20)
+        training.wait_step(10)
         urgent = "sbatch --parsable -p urgent -N10 --exclusive -o /dev/null --wrap 'sleep 3'"
         number = preempting.sh(LOGIN, f'su alice -c "{urgent}"').strip()
         shown = f"scontrol show job {number}"

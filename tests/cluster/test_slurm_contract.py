@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 CONTRACT = Path(__file__).resolve().parents[1] / "contract"
 USER = "alice"
-LONGEST_RUN_S = 240
+LONGEST_RUN_S = 800
 
 
 def put_contract(cluster: Cluster) -> str:

@@ -48,7 +48,7 @@ def submit(cluster: Cluster, *words: str) -> str:
 
 def slurm_state(cluster: Cluster, job: str) -> str:
     """Slurm's word for how the job stands, after COMPLETING."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         shown = cluster.sh(LOGIN, f"scontrol show job {job} -o")
         state = shown.partition("JobState=")[2].split()[0]

@@ -79,7 +79,7 @@ class RealWorld:
                 await self._cli.cancel(id, timeout_s=20)
         while self._lost:
             await please("power_on", self._lost.pop())
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while True:
             nodes = await self._cli.nodes(timeout_s=20)
             assert not isinstance(nodes, Unknown), nodes

@@ -74,7 +74,7 @@ async def node_of(world: World, name: str) -> Node:
 
 
 async def _eventually(
-    world: World, look: Callable[[], Awaitable[_Seen]], what: Callable[[_Seen], bool], seconds: float = 10
+    world: World, look: Callable[[], Awaitable[_Seen]], what: Callable[[_Seen], bool], seconds: float = 60
 ) -> _Seen:
     """What `look` gives once `what` holds of it."""
     for _ in range(int(seconds / 0.1)):
@@ -89,7 +89,7 @@ async def registered(world: World, name: str) -> Node:
     return await _eventually(world, lambda: node_of(world, name), lambda node: node.boot_time is not None)
 
 
-async def until(world: World, id: int, what: Callable[[Job], bool], seconds: float = 10) -> Job:
+async def until(world: World, id: int, what: Callable[[Job], bool], seconds: float = 60) -> Job:
     """The job once `what` holds of it."""
     return await _eventually(world, lambda: job_of(world, id), what, seconds)
 
@@ -277,7 +277,7 @@ async def a_job_whose_batch_host_died_ends_with_its_code(world: World) -> None:
     assert (await job_of(world, next_id)).state is JobState.PENDING
     await world.slurm.complete_job(job.id, 0)
     # COMPLETING lasts 12 s: the steps' daemons report to that of the dead node first.
-    ended = await until(world, job.id, lambda job: job.final, seconds=40)
+    ended = await until(world, job.id, lambda job: job.final)
     assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0)
     await until(world, next_id, lambda job: job.running)
     await world.slurm.complete_job(job.id, 0)
