@@ -196,6 +196,8 @@ def _defined_by(node: ast.stmt) -> list[str]:
 
 def _missing(quoted: str) -> bool:
     """What a document quotes is a path, a `module.function`, a class or a word of the wire that is not there."""
+    if " " in quoted:
+        return False  # a command
     if "/" in quoted:
         return not (ROOT / quoted).exists()
     if quoted.startswith("muster."):
@@ -206,9 +208,10 @@ def _missing(quoted: str) -> bool:
     return False
 
 
-def test_paths_and_functions_that_the_architecture_names_exist() -> None:
-    quoted = QUOTED.findall((ROOT / "ARCHITECTURE.md").read_text())
-    assert len(quoted) > 150
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_and_functions_that_a_guide_names_exist(page: str) -> None:
+    quoted = QUOTED.findall(re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL))
+    assert len(quoted) > 80
     missing = [name for name in quoted if _missing(name)]
     assert not missing
 
@@ -224,6 +227,13 @@ def test_words_that_the_architecture_quotes_are_in_the_code() -> None:
 @pytest.mark.parametrize("name", ["lease.py/none", "failure_detector.no_such_function", "Member.no_such_field"])
 def test_a_name_that_does_not_exist_is_found(name: str) -> None:
     assert _missing(name)
+
+
+def test_the_layout_names_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    layout = {name.rstrip("/") for name in QUOTED.findall(text[text.index("## Layout") : text.index("## Which file")])}
+    folders = {str(path.parent.relative_to(ROOT)) for path in SOURCES if path.stat().st_size}
+    assert not {name for name in folders - layout if "/" in name and not name.startswith(("benchmarks", "examples"))}
 
 
 def test_links_to_headings_lead_to_headings() -> None:
