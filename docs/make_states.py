@@ -34,18 +34,18 @@ def _section(
     yield "| --- | --- |"
     words = dict(_MEMBER.findall(inspect.getsource(states)))
     for state in states:
-        yield f"| {state} | {words[state.name] or ('an end' if state in FINAL else 'nothing is known against it')} |"
+        yield f"| {state} | {words[state.name] or ('final' if state in FINAL else 'no fault is known')} |"
     yield "\n```mermaid"
     yield "stateDiagram-v2"
     yield f"    [*] --> {start}"
     for state in states:
         for after in states:
-            # Every gang may be cut short at any moment: one line says it for all.
+            # Every gang may be cut short at any moment: one line of text says so for all states.
             if after in moves[state] and after not in CUT_SHORT:
                 yield f"    {state} --> {after}"
     yield "```\n"
     if states is Phase:
-        yield f"From every state that is no end: {', '.join(sorted(CUT_SHORT))}.\n"
+        yield f"Every state that is not final also leads to: {', '.join(sorted(CUT_SHORT))}.\n"
 
 
 if __name__ == "__main__":

@@ -125,6 +125,14 @@ def test_names_that_the_glossary_keeps_are_stored() -> None:
         assert all(re.search(rf"\b{name}\b", stored) for name in NAMED.findall(kept)), f"{term}: {kept}"
 
 
+def test_every_term_of_the_glossary_is_used() -> None:
+    """Somewhere in code, wire or documents: as words, in snake_case or in CamelCase."""
+    wire = (ROOT / "protos").glob("muster/v1/*.proto")
+    text = " ".join(path.read_text() for path in (*SOURCES, *wire, *PAGES) if path != GLOSSARY)
+    text = re.sub(r"[\s_-]+", " ", re.sub(r"([a-z])([A-Z])", r"\1 \2", text)).casefold()
+    assert not [term for term, *_ in _glossary() if term.casefold().replace("-", " ") not in text]
+
+
 def test_retired_words_are_used_no_more() -> None:
     """In the two documents that a newcomer reads first, and where each module says what it is for."""
     texts = {path: path.read_text() for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md")}
