@@ -1,8 +1,8 @@
-"""`muster`: the command.
+"""The command `muster`.
 
-Exit status: 0 done; 64 the caller has to mend something (command line, job.toml, unknown job); 69 the coordinator or
-Slurm does not answer; 70 a bug; 77 not allowed; 78 the site has to mend its settings; 130 interrupted.
-`muster status -f` and `muster run` end with the job's own exit code.
+Exit status: 0 success; 64 the caller must fix something (command line, job.toml, unknown job); 69 the coordinator or
+Slurm does not answer; 70 a bug in Muster; 77 not permitted; 78 the site must fix its settings; 130 interrupted. `muster
+status -f` and `muster run` exit with the job's own exit code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from muster.daemon.host.orphan_guard import run_guarded
-from muster.launcher.command import Command, complain, site_arguments
+from muster.launcher.command import Command, print_error, site_arguments
 from muster.launcher.commands import cancel, events, logs, nodes, run, status, submit
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
@@ -33,13 +33,13 @@ COMMANDS: tuple[Command, ...] = (
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        hint = "; options for sbatch come after --" if "unrecognized" in message and "submit" in sys.argv else ""
+        hint = "; put options for sbatch after --" if "unrecognized" in message and "submit" in sys.argv else ""
         self.exit(WrongInput.status, f"{self.prog}: {message}{hint}\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line, made from the table."""
-    whole = _Parser(prog="muster", description="Trains on Slurm, and goes on training when a node dies.")
+    """Builds the command line from the table of commands."""
+    whole = _Parser(prog="muster", description="Trains on Slurm. Training continues when a node fails.")
     rows = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for command in COMMANDS:
         row = rows.add_parser(command.name, help=command.help, description=command.help)
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Entry point. Returns the exit status."""
     options = parser().parse_args(arguments)
     if options.row.guarded:
         return run_guarded(lambda: _carry_out(options))
@@ -62,15 +62,15 @@ def _carry_out(options: argparse.Namespace) -> int:
     try:
         return int(asyncio.run(options.row.run(options)))
     except LauncherError as error:
-        complain(error)
+        print_error(error)
         return error.status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has left: nothing more can be said, not even at exit.
+        # The reader (head, less) has exited. Redirect stdout, or Python reports the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001  # the very top
+    except Exception as error:  # noqa: BLE001  # top level
         import traceback
 
         traceback.print_exc()

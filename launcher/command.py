@@ -1,4 +1,4 @@
-"""What a command is: a row of the table in __main__.py, one file each in commands/."""
+"""The type of a command, and what all commands share. Each file in commands/ defines one command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import CONFIG, Site, SiteError
-from muster.launcher.coordinator import Coordinator, cannot_prove
+from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
 
 
@@ -25,25 +25,27 @@ class Command:
     help: str
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], Awaitable[int]]
-    """Returns the exit status; raises LauncherError."""
+    """Runs the command and returns the exit status. Raises LauncherError."""
     remote: bool = True
-    """It asks the coordinator, and so takes the options that say where and how."""
+    """Whether the command calls the coordinator. If so, it takes the options for the address and the authentication."""
     guarded: bool = False
-    """It starts processes: it runs as the child of a guard that ends whatever it leaves behind."""
+    """Whether the command starts processes. If so, it runs as a child of a guard process, which ends all processes that
+    the command leaves.
+    """
 
 
 def site_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the coordinator is and how we prove who we are."""
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where muster-coordinator listens")
-    parser.add_argument("--auth", metavar="munge|secret:PATH", help="how we prove who we are")
-    parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings; default {CONFIG}")
+    """Adds the options for the coordinator's address and for the authentication."""
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="the address of muster-coordinator")
+    parser.add_argument("--auth", metavar="munge|secret:PATH", help="how to authenticate")
+    parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file; default {CONFIG}")
 
 
 def load_site(options: argparse.Namespace) -> Site:
-    """The site's settings.
+    """Reads the site's settings.
 
     Raises:
-        SiteFault: they can't be right.
+        SiteFault: a setting is wrong.
     """
     try:
         return Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
@@ -51,37 +53,39 @@ def load_site(options: argparse.Namespace) -> Site:
         raise SiteFault(str(error)) from None
 
 
-def connect(site: Site) -> Coordinator:
-    """The site's coordinator; nothing is sent yet.
+def connect(site: Site) -> CoordinatorClient:
+    """Returns a client for the site's coordinator. Nothing is sent yet.
 
     Raises:
-        SiteFault: we can't prove who we are.
+        SiteFault: the credentials are not available.
     """
     try:
-        return Coordinator(site.coordinator, site.credentials())
+        return CoordinatorClient(site.coordinator, site.credentials())
     except IdentityError as error:
-        raise cannot_prove(error) from None
+        raise identity_fault(error) from None
 
 
-def note(text: str) -> None:
-    """One line for a person; standard output is left to what scripts read."""
+def print_note(text: str) -> None:
+    """Prints one line for the user on stderr. Standard output is for scripts."""
     print(text, file=sys.stderr, flush=True)
 
 
-def say_away(words: str) -> None:
-    """The coordinator is away while something is followed."""
-    note(f"muster: {words}; training goes on without it, waiting for its return")
+def note_coordinator_unavailable(words: str) -> None:
+    """Tells the user that the coordinator does not answer while a command follows a job."""
+    print_note(f"muster: {words}; training continues; waiting for the coordinator")
 
 
-def complain(error: LauncherError) -> None:
-    """What went wrong, and what to do next."""
-    note(f"muster: {error.message}")
+def print_error(error: LauncherError) -> None:
+    """Prints the error and the next step."""
+    print_note(f"muster: {error.message}")
     if error.hint:
-        note(f"  {error.hint}")
+        print_note(f"  {error.hint}")
 
 
-def painter() -> Callable[[Text], str]:
-    """What makes a coloured word fit for standard output: as it is where that is no terminal."""
+def word_painter() -> Callable[[Text], str]:
+    """Returns a function that converts a coloured word to terminal output. If stdout is no terminal, it returns plain
+    text.
+    """
     target = console()
 
     def paint(word: Text) -> str:
@@ -93,7 +97,7 @@ def painter() -> Callable[[Text], str]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where tables go. Where that is no terminal, lines are as long as they need to be."""
-    # No markup: reasons quote what ranks wrote, brackets too.
+    """The console for tables. If the output is no terminal, lines are not wrapped at the terminal's width."""
+    # No markup: reasons quote the output of ranks, which may contain brackets.
     plain = Console(highlight=False, markup=False, stderr=stderr)
     return plain if plain.is_terminal else Console(highlight=False, markup=False, width=200, stderr=stderr)

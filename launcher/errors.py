@@ -1,12 +1,12 @@
-"""What can go wrong in a command, sorted by who has to mend it; each carries its exit status and the next step.
+"""The errors of commands, sorted by who must fix the cause. Each error has its exit status and the next step.
 
     LauncherError
         WrongInput          64  the caller: command line, job.toml, an unknown job
-        Unavailable         69  something that should answer does not: the coordinator, Slurm
+        Unavailable         69  the coordinator or Slurm does not answer
         NotAllowed          77  the caller may not do that
         SiteFault           78  the site: settings, munge, Slurm's commands missing
 
-The same numbers as sysexits.h; docs/OPERATIONS.md lists them for users.
+The numbers are those of sysexits.h. docs/OPERATIONS.md lists them for users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 
 
 class LauncherError(Exception):
-    """`message` says what is wrong, `hint` what to do next (may be empty)."""
+    """`message` says what is wrong. `hint` says what to do next; it may be empty."""
 
     status: ClassVar[int] = EXIT_FAILED
 
@@ -29,24 +29,24 @@ class LauncherError(Exception):
 
 
 class WrongInput(LauncherError):
-    """The caller's fault; nothing was done."""
+    """The caller's input is wrong. Nothing was done."""
 
     status = 64
 
 
 class Unavailable(LauncherError):
-    """Something that should answer does not; it may, later."""
+    """A service does not answer. It may answer later."""
 
     status = 69
 
 
 class NotAllowed(LauncherError):
-    """The caller has not the right."""
+    """The caller may not do that."""
 
     status = 77
 
 
 class SiteFault(LauncherError):
-    """The site has to mend its settings first."""
+    """The site must fix its settings first."""
 
     status = 78

@@ -1,1 +1,1 @@
-"""The commands of `muster`, one a file."""
+"""The commands of `muster`, one in each file."""

@@ -1,15 +1,15 @@
-"""`muster cancel JOB`: ends a gang and its Slurm job."""
+"""`muster cancel JOB`: ends a gang and its Slurm jobs."""
 
 from __future__ import annotations
 
 import argparse
 
 from muster.launcher.command import Command, connect, load_site
-from muster.launcher.coordinator import gang_ref
+from muster.launcher.coordinator_client import gang_ref
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="its Slurm job id, or its gang id")
+    parser.add_argument("job", metavar="JOB", help="a Slurm job id or a gang id")
 
 
 async def _run(options: argparse.Namespace) -> int:

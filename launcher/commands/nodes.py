@@ -1,17 +1,17 @@
-"""`muster nodes`: the roll call. Every node that Slurm has, or that Muster has heard from, and its verdict."""
+"""`muster nodes`: lists every node that Slurm has or that a node daemon reports, with its health."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from muster.launcher.command import Command, connect, load_site, painter
+from muster.launcher.command import Command, connect, load_site, word_painter
 from muster.launcher.output.json_text import to_json
-from muster.launcher.output.tables import roll_call
+from muster.launcher.output.tables import node_lines
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one NodeView (api.proto) a line")
+    parser.add_argument("--json", action="store_true", help="print one NodeView (api.proto) on each line")
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ async def _run(options: argparse.Namespace) -> int:
         for node in reply.nodes:
             print(to_json(node), flush=True)
     elif reply.nodes:
-        for line in roll_call(reply.nodes, painter()):
+        for line in node_lines(reply.nodes, word_painter()):
             print(line, flush=False)
         sys.stdout.flush()
     else:
@@ -31,4 +31,4 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("nodes", "list nodes and their verdicts", _arguments, _run)
+COMMAND = Command("nodes", "list all nodes and their health", _arguments, _run)

@@ -1,7 +1,7 @@
-"""`muster run --local --nodes 4 --spares 1 -- python train.py`: see how a script takes a fault, before queueing it.
+"""`muster run --local --nodes 4 --spares 1 -- python train.py`: tests how a script survives a fault, before submission.
 
-Ends with the gang's exit code. Whatever happens, no process is left: this process dies with its guard, everything
-below dies with it, and the guard ends what is left.
+Exits with the gang's exit code. No process remains, even after a crash: this process dies with its guard process, all
+its children die with this process, and the guard ends the rest.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.launcher.command import Command, console, note
+from muster.launcher.command import Command, console, print_note
 from muster.launcher.commands.status import exit_code
 from muster.launcher.errors import EXIT_INTERRUPTED, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import LocalCluster
-from muster.launcher.local.run import LocalRun, check_faults, interruptible, must_be_dir
+from muster.launcher.local.run import LocalRun, check_faults, make_run_dir, run_until_signal
 from muster.launcher.output.tables import recovery_table
-from muster.launcher.spec.explain import explain
+from muster.launcher.spec.explain import explain_errors
 from muster.launcher.spec.spec import Job
 from muster.v1.common_pb2 import JobSpec
 
-_LEAVE_S = 10.0
-_MOST_NODES = 64
+_AGENT_EXIT_TIMEOUT_S = 10.0
+"""Seconds in which agents may exit after the gang has ended. Then they are killed."""
+_MAX_LOCAL_NODES = 64
+"""Each simulated node runs two processes on this workstation."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--local", action="store_true", help="on this workstation, without Slurm (the one way there is)"
-    )
-    parser.add_argument("--nodes", type=int, default=2, help="nodes that carry ranks; default 2")
-    parser.add_argument("--spares", type=int, default=1, help="nodes that wait beside them; default 1")
+    parser.add_argument("--local", action="store_true", help="run on this workstation, without Slurm (required)")
+    parser.add_argument("--nodes", type=int, default=2, help="nodes that run ranks; default 2")
+    parser.add_argument("--spares", type=int, default=1, help="spare nodes; default 1")
     parser.add_argument("--ranks-per-node", type=int, default=1, help="default 1")
     parser.add_argument(
         "--fault",
-        type=faults.parse,
+        type=faults.parse_fault,
         action="append",
         default=[],
         metavar="KIND@step=N",
         help="kill-node@step=30[,node=n1], kill-rank@step=30[,rank=1], hang-rank@step=30[,rank=1],"
-        " xid-node@step=30[,code=79]; or time=SECONDS in place of step; may be repeated",
+        " xid-node@step=30[,code=79]; or time=SECONDS instead of step; may be repeated",
     )
-    parser.add_argument("--run-dir", type=Path, help="keep the logs here; default: a temporary folder, kept on failure")
+    parser.add_argument(
+        "--run-dir", type=Path, help="folder for the logs; default: a temporary folder, kept on failure"
+    )
     parser.add_argument("--hang-after", type=float, default=60.0, metavar="S", help="as in job.toml; default 60")
-    parser.add_argument("--durable-dir", type=Path, help="write durable checkpoints here")
-    parser.add_argument("words", nargs="+", metavar="command", help="what each rank runs; after --")
+    parser.add_argument("--durable-dir", type=Path, help="folder for durable checkpoints")
+    parser.add_argument("words", nargs="+", metavar="command", help="the command of each rank; after --")
 
 
 async def _run(options: argparse.Namespace) -> int:
     if not options.local:
-        raise WrongInput("muster run needs --local", "to run on the cluster: muster submit job.toml")
+        raise WrongInput("muster run needs --local", "to run a job on the cluster: muster submit job.toml")
     folder = Path(tempfile.mkdtemp(prefix="muster-local-"))
     status = None
     try:
@@ -68,19 +70,22 @@ async def _run(options: argparse.Namespace) -> int:
         if status in (0, EXIT_INTERRUPTED, WrongInput.status):
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            note(f"muster: the logs of ranks and daemons are kept in {folder}")
+            print_note(f"muster: the logs of ranks and daemons are kept in {folder}")
 
 
-COMMAND = Command("run", "try a job on this workstation, with faults", _arguments, _run, remote=False, guarded=True)
+COMMAND = Command(
+    "run", "run a job on this workstation and inject faults", _arguments, _run, remote=False, guarded=True
+)
 
 
 async def _run_in(folder: Path, options: argparse.Namespace) -> int:
-    if options.nodes + options.spares > _MOST_NODES:
+    if options.nodes + options.spares > _MAX_LOCAL_NODES:
         raise WrongInput(
-            f"--nodes {options.nodes} and --spares {options.spares}: one workstation plays at most {_MOST_NODES} nodes"
+            f"--nodes {options.nodes} and --spares {options.spares}: one workstation can run at most "
+            f"{_MAX_LOCAL_NODES} nodes"
         )
     spec = _spec(options, options.run_dir or folder / "run")
-    must_be_dir(Path(spec.run_dir))
+    make_run_dir(Path(spec.run_dir))
     check_faults(options.fault, spec.nodes + spec.spares, spec.nodes * spec.ranks_per_node)
     gang = f"local-{secrets.token_hex(4)}"
     cluster = LocalCluster(folder, spec, gang)
@@ -88,16 +93,16 @@ async def _run_in(folder: Path, options: argparse.Namespace) -> int:
     try:
         cluster.start()
         run = LocalRun(cluster, gang, spec.run_dir, list(options.fault))
-        view = await interruptible(run.follow)
+        view = await run_until_signal(run.follow)
         if view is None:
-            note("muster: interrupted")
+            print_note("muster: interrupted")
             return EXIT_INTERRUPTED
-        leave_s = _LEAVE_S
+        leave_s = _AGENT_EXIT_TIMEOUT_S
     finally:
         await asyncio.to_thread(cluster.stop, agents_leave_s=leave_s)
     if view.recoveries:
         console(stderr=True).print(recovery_table(view.recoveries))
-    note(f"muster: {view.phase}: {view.reason}")
+    print_note(f"muster: {view.phase}: {view.reason}")
     return exit_code(view)
 
 
@@ -113,12 +118,12 @@ def _spec(options: argparse.Namespace, run_dir: Path) -> JobSpec:
         "requeue": False,
         "gather_timeout": 60,
         "hang_after": options.hang_after,
-        # All ranks are on this machine; its name may resolve to nothing useful.
+        # All ranks are on this host. The host's name may resolve to an address that does not work.
         "env": {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")},
     }
     try:
         return Job.model_validate(given).to_proto(work_dir=os.getcwd())
     except ValidationError as error:
         raise WrongInput(
-            "the command line can't be right:\n" + "\n".join(f"  {line}" for line in explain(error, Job))
+            "the command line is not valid:\n" + "\n".join(f"  {line}" for line in explain_errors(error, Job))
         ) from None

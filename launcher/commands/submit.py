@@ -1,8 +1,8 @@
-"""`muster submit job.toml [-- sbatch options]`: one readable script, one sbatch, one registration.
+"""`muster submit job.toml [-- sbatch options]`: renders one script, calls sbatch once, registers the gang.
 
-In this order, so that nothing is queued that nobody would look after: the spec is checked, the coordinator is asked
-whether it is there, the script is written into the run folder, sbatch takes it as the user, the coordinator is told.
-A job that could not be registered registers itself when its agents start.
+The order ensures that Slurm queues no job without a coordinator: check the spec, check that the coordinator answers,
+write the script into the run folder, call sbatch as the user, register the gang with the coordinator. If the
+registration fails, the job registers itself when its agents start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.daemon.transport.site_config import Site, split_address, split_addresses
-from muster.launcher.command import Command, connect, load_site, note
+from muster.launcher.command import Command, connect, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec import spec
 from muster.launcher.submission.script import Submission, node_options, render
@@ -26,16 +26,17 @@ from muster.slurm.client.errors import NotPermitted, SlurmError, SlurmRefused, S
 from muster.slurm.client.types import Slurm
 
 SBATCH_TIMEOUT_S = 60.0
+"""Seconds to wait for sbatch. A busy slurmctld, or the site's job_submit plugin, may take long."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _AGENT = "muster-agent"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, metavar="job.toml")
-    parser.add_argument("options", nargs="*", metavar="sbatch option", help="passed on to sbatch; after --")
-    parser.add_argument("--dry-run", action="store_true", help="print the script and queue nothing")
-    parser.add_argument("--force", action="store_true", help="queue even if the coordinator does not answer")
-    parser.add_argument("--json", action="store_true", help="print job, gang and script as one JSON object")
+    parser.add_argument("options", nargs="*", metavar="sbatch option", help="options for sbatch; after --")
+    parser.add_argument("--dry-run", action="store_true", help="print the script and do not queue the job")
+    parser.add_argument("--force", action="store_true", help="queue the job even if the coordinator does not answer")
+    parser.add_argument("--json", action="store_true", help="print job id, gang id and script path as one JSON object")
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -50,17 +51,17 @@ async def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("submit", "queue a job and have it looked after", _arguments, _run)
+COMMAND = Command("submit", "queue a job that Muster supervises", _arguments, _run)
 
 
 def prepare(options: argparse.Namespace, site: Site) -> Submission:
-    """What is to be submitted, with a new gang id.
+    """Reads job.toml and creates a new gang id.
 
     Raises:
-        WrongInput: job.toml can't be right.
+        WrongInput: job.toml is not valid.
     """
     job = spec.load(options.job)
-    # `localhost` means another machine on every node: there the nodes' own settings hold.
+    # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
     hosts = {split_address(address)[0] for address in split_addresses(site.coordinator)}
     address = "" if hosts & _LOOPBACK else site.coordinator
     wire = job.to_proto(work_dir=os.getcwd())
@@ -71,31 +72,33 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
         gang=f"{job.name}-{secrets.token_hex(4)}",
         coordinator=address,
         options=tuple(options.options),
-        agent=_agent(),
+        agent=_agent_command(),
     )
 
 
-def _agent() -> str:
-    """muster-agent by its bare name where PATH leads to it (sbatch hands PATH on), else where it stands beside us."""
+def _agent_command() -> str:
+    """ "muster-agent" if it is on PATH, because sbatch passes PATH to the job. Else its absolute path beside this
+    program.
+    """
     beside = Path(sysconfig.get_path("scripts")) / _AGENT
     return _AGENT if shutil.which(_AGENT) or not beside.exists() else str(beside)
 
 
 async def submit(submission: Submission, text: str, options: argparse.Namespace, slurm: Slurm) -> int:
-    """Queues `text`, registers it, says so. Returns the Slurm job's id.
+    """Queues `text`, registers the gang and prints the result. Returns the Slurm job id.
 
     Raises:
-        LauncherError: nothing was queued, and why.
+        LauncherError: nothing was queued.
     """
     site = load_site(options)
     try:
         async with connect(site) as coordinator:
-            await coordinator.knows(submission.gang)
+            await coordinator.has_gang(submission.gang)
     except (Unavailable, SiteFault) as error:
         if not options.force:
-            nothing = "Nothing was queued. --force queues all the same; the job registers itself when it starts"
+            nothing = "Nothing was queued. With --force the job is queued, and registers itself when it starts"
             raise type(error)(error.message, "\n  ".join(filter(None, (error.hint, nothing)))) from None
-        note(f"muster: {error.message}; queued all the same")
+        print_note(f"muster: {error.message}; the job is queued because of --force")
     path = _write(submission, text)
     try:
         job = await _sbatch(slurm, path)
@@ -103,7 +106,7 @@ async def submit(submission: Submission, text: str, options: argparse.Namespace,
         path.unlink(missing_ok=True)
         raise
     registered = await _register(submission, job, site)
-    _say(submission, job, path, registered, as_json=options.json)
+    _report(submission, job, path, registered, as_json=options.json)
     return job
 
 
@@ -119,33 +122,35 @@ def _write(submission: Submission, text: str) -> Path:
             path.unlink()
         raise WrongInput(
             f"run_dir = {str(folder)!r}: {error.filename or path} can't be written: {error.strerror}",
-            "it must be a folder on shared storage that you may write to, with space left. Nothing was queued",
+            "it must be a writable folder on shared storage with free space. Nothing was queued",
         ) from None
     return path
 
 
 def _check_durable(durable_dir: str) -> None:
-    """Refuse what can be seen from here to be impossible; storage that only compute nodes have is theirs to judge."""
+    """Checks what this host can see of the durable folder. Storage that only compute nodes see is checked by the
+    agents.
+    """
     folder = Path(durable_dir)
     there = folder if folder.exists() else folder.parent
     if not durable_dir or not there.exists():
         return
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        wrong = f"{there} is no folder" if not there.is_dir() else f"you may not write to {there}"
+        wrong = f"{there} is not a folder" if not there.is_dir() else f"you may not write to {there}"
         raise WrongInput(
             f"durable_dir = {durable_dir!r}: {wrong}",
-            "it must be a folder on storage that all nodes share, which you may write to. Nothing was queued",
+            "it must be a writable folder on storage that all nodes share. Nothing was queued",
         )
 
 
 async def _sbatch(slurm: Slurm, path: Path) -> int:
-    # Slurm gives it only to jobs that were restarted: the first run of a job that another one submits would inherit it.
+    # Slurm sets SLURM_RESTART_COUNT only in restarted jobs. A job that such a job submits must not inherit the value.
     environ = {name: value for name, value in os.environ.items() if name != "SLURM_RESTART_COUNT"}
     try:
         return await slurm.submit(path, cwd=Path.cwd(), env=environ, timeout_s=SBATCH_TIMEOUT_S)
     except SlurmTimeout as error:
         raise Unavailable(
-            f"{error}", "it may have been queued: look with squeue --me before submitting again"
+            f"{error}", "the job may have been queued: check with squeue --me before you submit again"
         ) from None
     except SlurmUnavailable as error:
         raise _no_slurm(error) from None
@@ -159,15 +164,15 @@ async def _sbatch(slurm: Slurm, path: Path) -> int:
 
 def _no_sbatch() -> LauncherError:
     return SiteFault(
-        "sbatch is not on PATH: Slurm's commands are not installed here",
-        "submit from a login node of the cluster, or try the job here with: muster run --local. Nothing was queued",
+        "sbatch is not on PATH: Slurm's commands are not installed on this host",
+        "submit on a login node of the cluster, or test the job here with: muster run --local. Nothing was queued",
     )
 
 
 def _no_slurm(error: SlurmError) -> LauncherError:
     if shutil.which("sbatch") is None:
         return _no_sbatch()
-    return Unavailable(f"Slurm does not answer: {error}", "is slurmctld up? (scontrol ping). Nothing was queued")
+    return Unavailable(f"Slurm does not answer: {error}", "check slurmctld with: scontrol ping. Nothing was queued")
 
 
 async def _register(submission: Submission, job: int, site: Site) -> bool:
@@ -176,16 +181,16 @@ async def _register(submission: Submission, job: int, site: Site) -> bool:
             await coordinator.register(submission.gang, job, submission.spec)
         return True
     except LauncherError as error:
-        note(f"muster: job {job} is queued but not registered yet: {error.message}")
-        note("  it registers itself when its agents start; until then muster status does not know it")
+        print_note(f"muster: job {job} is queued but not registered yet: {error.message}")
+        print_note("  the job registers itself when its agents start; until then muster status does not show it")
         return False
 
 
-def _say(submission: Submission, job: int, path: Path, registered: bool, *, as_json: bool) -> None:
+def _report(submission: Submission, job: int, path: Path, registered: bool, *, as_json: bool) -> None:
     if as_json:
         said = {"slurm_job_id": job, "gang_id": submission.gang, "script": str(path), "registered": registered}
         print(json.dumps(said), flush=True)
         return
     print(job, flush=True)
     count = f"{submission.spec.nodes} + {submission.spec.spares} nodes"
-    note(f"{submission.spec.name} is job {job} ({count}). Watch it: muster status -f {job}")
+    print_note(f"{submission.spec.name} is job {job} ({count}). Watch it: muster status -f {job}")

@@ -1,1 +1,1 @@
-"""`muster run --local`: a whole small cluster as processes of one workstation, without Slurm."""
+"""`muster run --local`: a small cluster, made of processes on one workstation, without Slurm."""

@@ -1,7 +1,7 @@
-"""The door to processes for `muster run --local`: start them, end them with all that they started.
+"""The only module of `muster run --local` that starts and ends processes.
 
-Each program leads a process group of its own and dies with this process (parent-death signal). Programs must be started
-before this process has a second thread: code runs between fork and exec.
+Each program leads its own process group and dies with this process (parent-death signal). Start all programs before
+this process has a second thread: Python code runs between fork and exec.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program that runs, its log in `log`."""
+    """A running program. Its output goes to the file `log`."""
 
     name: str
     log: Path
     popen: subprocess.Popen[bytes]
 
     @property
-    def ended(self) -> int | None:
-        """Its exit status (negative: the signal), None while it runs."""
+    def exit_status(self) -> int | None:
+        """The exit status (negative: the signal that ended the program). None while it runs."""
         return self.popen.poll()
 
     @property
-    def last_words(self) -> str:
-        """The last line of its log."""
+    def last_log_line(self) -> str:
+        """The last line of the program's log."""
         try:
             return (self.log.read_text(errors="replace").strip().splitlines() or [""])[-1]
         except OSError:
@@ -42,7 +42,7 @@ class Program:
 
 
 def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> Program:
-    """Starts `argv`; its output goes to `log`."""
+    """Starts `argv`. Its output goes to `log`."""
     parent = os.getpid()
     with log.open("ab") as output:
         popen = subprocess.Popen(
@@ -58,10 +58,10 @@ def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, s
 
 
 def kill(programs: Sequence[Program]) -> None:
-    """SIGKILL these programs and every process below them, all before any of them could react."""
+    """Sends SIGKILL to these programs and all their children, before any of them can react."""
     below = _children()
     for program in programs:
-        if program.ended is None:
+        if program.exit_status is None:
             for pid in (program.popen.pid, *_tree(program.popen.pid, below)):
                 process_tree.kill(pid)
     for program in programs:
@@ -69,26 +69,26 @@ def kill(programs: Sequence[Program]) -> None:
 
 
 def stop(programs: Sequence[Program], grace_s: float) -> None:
-    """SIGTERM these programs, and SIGKILL what still runs after `grace_s` seconds."""
+    """Sends SIGTERM to these programs, and SIGKILL to those that still run after `grace_s` seconds."""
     for program in programs:
-        if program.ended is None:
+        if program.exit_status is None:
             process_tree.send_signal(program.popen.pid, signal.SIGTERM)
     wait(programs, grace_s)
     kill(programs)
 
 
 def wait(programs: Sequence[Program], seconds: float) -> bool:
-    """Until all of these have ended, `seconds` at most; whether they have. Blocking."""
+    """Waits until all programs have ended, at most `seconds`. Returns whether they have. Blocks."""
     deadline = time.monotonic() + seconds
-    while any(program.ended is None for program in programs):
+    while any(program.exit_status is None for program in programs):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True
 
 
-def tell_rank(agent: Program, rank: int, signum: int) -> bool:
-    """Send a signal to the process of `rank` below its agent; whether there was one."""
+def signal_rank(agent: Program, rank: int, signum: int) -> bool:
+    """Sends a signal to the process of `rank` below its agent. Returns False if there is no such process."""
     for pid in _tree(agent.popen.pid, _children()):
         if _is_rank(pid, rank):
             process_tree.send_signal(pid, signum)
@@ -97,7 +97,11 @@ def tell_rank(agent: Program, rank: int, signum: int) -> bool:
 
 
 def _is_rank(pid: int, rank: int) -> bool:
-    """A rank leads a session. One that was forked has its name, one that was executed its environment."""
+    """Whether a process is `rank`.
+
+    A rank leads a session. A forked rank has the process name "rank" plus its number. An executed rank has RANK in its
+    environment.
+    """
     try:
         if os.getsid(pid) != pid:
             return False
@@ -108,6 +112,7 @@ def _is_rank(pid: int, rank: int) -> bool:
 
 
 def _tree(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
+    """The children of `pid` and their descendants."""
     found = list(children.get(pid, ()))
     for child in found:
         found += children.get(child, ())
@@ -115,7 +120,7 @@ def _tree(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Every process of this host by its parent."""
+    """All processes of this host, by the pid of their parent."""
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -123,6 +128,6 @@ def _children() -> dict[int, list[int]]:
                 stat = Path("/proc", name, "stat").read_text()
             except OSError:
                 continue
-            # The command's name stands in parentheses and may hold anything; state and parent follow it.
+            # The command name is in parentheses and may contain any character. State and parent follow it.
             found.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(name))
     return found

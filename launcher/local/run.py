@@ -1,4 +1,4 @@
-"""One run of a gang on a local cluster: watch it, show what happens, inject faults when they are due, clean up."""
+"""Follows a gang on a local cluster: prints events and output, injects faults when they are due, cleans up."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from pathlib import Path
 
 from muster.daemon.host import clock, rank_log_files
 from muster.daemon.transport.identity import SecretCredentials
-from muster.launcher.command import note
-from muster.launcher.coordinator import Coordinator, gang_ref
+from muster.launcher.command import print_note
+from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
 from muster.launcher.local import faults
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault
-from muster.launcher.output.rank_logs import Reader
+from muster.launcher.output.rank_logs import RankLogReader
 from muster.v1.api_pb2 import EventsRequest, GangView
 
-_START_S = 30.0
-_LAST_VIEW_S = 10.0
-_CANCEL_AGAIN_S = 0.5
-_LOOK_S = 0.1
-_FAULT_S = 0.02
-_EVENT = "muster: "
+_ATTACH_TIMEOUT_S = 30.0
+"""Seconds until the first agent must have attached."""
+_FINAL_VIEW_TIMEOUT_S = 10.0
+"""Seconds to wait for the gang's final state after all agents have exited."""
+_CANCEL_INTERVAL_S = 0.5
+"""Seconds between two cancellations of a task that has not ended."""
+_POLL_S = 0.1
+_FAULT_POLL_S = 0.02
+_PREFIX = "muster: "
 
 
 class LocalRun:
-    """Follows the gang `gang` of `cluster` to its end."""
+    """Follows the gang `gang` of `cluster` until it ends."""
 
     def __init__(self, cluster: LocalCluster, gang: str, run_dir: str, planned: list[Fault]) -> None:
         self._cluster, self._gang = cluster, gang
         self._planned = planned
-        self._reader = Reader(rank_log_files.log_folder(run_dir, gang), 0, 0)
+        self._reader = RankLogReader(rank_log_files.log_folder(run_dir, gang), 0, 0)
         self._view = GangView()
         self._ran_at = 0.0
 
     async def follow(self) -> GangView:
-        """Until the gang is final; its last view.
+        """Follows the gang until it is final. Returns its last view.
 
         Raises:
-            LauncherError: the cluster itself broke.
+            LauncherError: a process of the local cluster failed.
         """
-        coordinator = Coordinator(self._cluster.address, SecretCredentials(self._cluster.secret))
+        coordinator = CoordinatorClient(self._cluster.address, SecretCredentials(self._cluster.secret))
         async with coordinator:
             await self._begin(coordinator)
             tasks = [
@@ -52,35 +55,37 @@ class LocalRun:
             ]
             try:
                 await _first_error(asyncio.create_task(self._watch(coordinator)), tasks)
-                await asyncio.wait([tasks[0]], timeout=1.0)  # the last events are on their way
+                await asyncio.wait([tasks[0]], timeout=1.0)  # wait for the last events
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._copy(to_end=True)
         for fault in self._planned:
-            note(f"{_EVENT}{faults.missed(fault, self._view.step)}")
+            print_note(f"{_PREFIX}{faults.describe_missed(fault, self._view.step)}")
         return self._view
 
-    async def _begin(self, coordinator: Coordinator) -> None:
-        """Until the first agent has made the gang known."""
-        deadline = clock.monotonic() + _START_S
+    async def _begin(self, coordinator: CoordinatorClient) -> None:
+        """Waits until the first agent has registered the gang."""
+        deadline = clock.monotonic() + _ATTACH_TIMEOUT_S
         while True:
-            # Looked at first: a gang that ends at once is known by the time its agents have left.
-            words = self._cluster.broken()
+            # Check the processes first: when agents have exited, the coordinator already knows a gang that ended early.
+            words = self._cluster.failure()
             try:
-                if await coordinator.knows(self._gang):
+                if await coordinator.has_gang(self._gang):
                     return
                 settled = True
             except Unavailable:
-                settled = self._cluster.without_coordinator  # else it is only starting, or so is our connection
+                settled = (
+                    self._cluster.coordinator_has_ended
+                )  # else the coordinator, or the connection, is only starting
             if words and settled:
                 raise SiteFault(words)
             if clock.monotonic() > deadline:
-                raise Unavailable(f"no local agent has attached within {_START_S:g} s")
-            await asyncio.sleep(_LOOK_S)
+                raise Unavailable(f"no local agent has attached within {_ATTACH_TIMEOUT_S:g} s")
+            await asyncio.sleep(_POLL_S)
 
-    async def _watch(self, coordinator: Coordinator) -> None:
+    async def _watch(self, coordinator: CoordinatorClient) -> None:
         async for view in coordinator.watch(gang_ref(self._gang)):
             self._view = view
             if view.phase == "RUNNING" and not self._ran_at:
@@ -88,41 +93,43 @@ class LocalRun:
 
     async def _faults(self) -> None:
         while True:
-            await asyncio.sleep(_FAULT_S)
+            await asyncio.sleep(_FAULT_POLL_S)
             running_s = clock.monotonic() - self._ran_at if self._ran_at else -1.0
-            for hit in faults.due(self._planned, self._view, running_s):
+            for hit in faults.due_faults(self._planned, self._view, running_s):
                 self._planned.remove(hit.fault)
-                note(f"{_EVENT}FAULT, step {self._view.step}: {hit.text}")
+                print_note(f"{_PREFIX}FAULT, step {self._view.step}: {hit.description}")
                 if not await asyncio.to_thread(self._cluster.inject, hit):
-                    note(f"{_EVENT}there is no {hit.node} with rank {hit.rank}: nothing was hit")
+                    print_note(f"{_PREFIX}there is no {hit.node} with rank {hit.rank}: no fault was injected")
 
-    async def _events(self, coordinator: Coordinator) -> None:
+    async def _events(self, coordinator: CoordinatorClient) -> None:
         request = EventsRequest(gang=gang_ref(self._gang), follow=True)
         async for record in coordinator.events(request):
             if not record.sentinel:
-                note(f"{_EVENT}{record.text}")
+                print_note(f"{_PREFIX}{record.text}")
 
     async def _output(self) -> None:
         while True:
             self._copy()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _copy(self, *, to_end: bool = False) -> None:
         sys.stdout.writelines(self._reader.lines(to_end=to_end))
         sys.stdout.flush()
 
     async def _guard_cluster(self) -> None:
-        """Ends with an error when the cluster breaks before the gang is final. Agents leave the moment the gang is; the
-        view that says so may come later than their end."""
+        """Raises an error if a process of the cluster fails before the gang is final.
+
+        Agents exit as soon as the gang is final. The final view may arrive later than their exit.
+        """
         while True:
-            words = self._cluster.broken()
-            await asyncio.sleep(_LAST_VIEW_S if words else 1.0)
+            words = self._cluster.failure()
+            await asyncio.sleep(_FINAL_VIEW_TIMEOUT_S if words else 1.0)
             if words and not self._view.final:
                 raise SiteFault(words)
 
 
 async def _first_error(main: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
-    """Until `main` ends; raises what ended it or any of the others before."""
+    """Waits until `main` ends. Raises the first error of `main` or of the other tasks."""
     watched: set[asyncio.Task[None]] = {main, *others}
     try:
         while not main.done():
@@ -134,23 +141,23 @@ async def _first_error(main: asyncio.Task[None], others: list[asyncio.Task[None]
         await asyncio.gather(main, return_exceptions=True)
 
 
-async def interruptible(work: Callable[[], Awaitable[GangView]]) -> GangView | None:
-    """`work` to its end, or None after SIGINT, SIGTERM or SIGHUP (a terminal that was closed)."""
-    loop, task, told = asyncio.get_running_loop(), asyncio.ensure_future(work()), asyncio.Event()
+async def run_until_signal(work: Callable[[], Awaitable[GangView]]) -> GangView | None:
+    """Runs `work` to its end. Returns None after SIGINT, SIGTERM or SIGHUP (the terminal was closed)."""
+    loop, task, stop_requested = asyncio.get_running_loop(), asyncio.ensure_future(work()), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told.set)
-    waiting = asyncio.ensure_future(told.wait())
+        loop.add_signal_handler(number, stop_requested.set)
+    waiting = asyncio.ensure_future(stop_requested.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     while not task.done():
-        # Again and again: a call that ends in the same turn takes the cancellation for its own, and goes on.
+        # Cancel repeatedly: a call that ends in the same loop iteration consumes the cancellation and continues.
         task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
+        await asyncio.wait({task}, timeout=_CANCEL_INTERVAL_S)
     waiting.cancel()
-    return None if told.is_set() or task.cancelled() else task.result()
+    return None if stop_requested.is_set() or task.cancelled() else task.result()
 
 
 def check_faults(planned: list[Fault], nodes: int, ranks: int) -> None:
-    """Raises WrongInput for a fault that hits nothing in a cluster of `nodes` nodes and a gang of `ranks` ranks."""
+    """Raises WrongInput for a fault whose target is not in a cluster of `nodes` nodes and a gang of `ranks` ranks."""
     for fault in planned:
         if fault.node and fault.node not in {f"n{index}" for index in range(nodes)}:
             raise WrongInput(f"--fault: there is no node {fault.node}; nodes are n0 to n{nodes - 1}")
@@ -158,11 +165,11 @@ def check_faults(planned: list[Fault], nodes: int, ranks: int) -> None:
             raise WrongInput(f"--fault: there is no rank {fault.rank}; ranks are 0 to {ranks - 1}")
 
 
-def must_be_dir(path: Path) -> None:
-    """Make `path` where it is missing.
+def make_run_dir(path: Path) -> None:
+    """Creates the folder `path` if it does not exist.
 
     Raises:
-        WrongInput: it can't be made.
+        WrongInput: the folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

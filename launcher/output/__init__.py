@@ -1,4 +1,4 @@
-"""What a command prints: tables for a person, JSON for a script, and the logs of ranks.
+"""What commands print: tables for users, JSON for scripts, and the logs of ranks.
 
-Pure, except that `rank_logs` reads files. `commands` and `local` import it.
+Pure, except that `rank_logs` reads files. `commands` and `local` import this folder.
 """

@@ -1,4 +1,4 @@
-"""Messages as JSON for scripts: one line, the field names of the .proto files, every plain field present. Pure."""
+"""Protobuf messages as JSON for scripts: one line, field names as in the .proto files, defaults included. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 
 def to_json(message: Message) -> str:
-    """`message` on one line. 64-bit numbers are strings, as protobuf's JSON has them."""
+    """Returns `message` as one line. 64-bit numbers are strings, as protobuf's JSON requires."""
     return MessageToJson(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
     )

@@ -1,4 +1,4 @@
-"""What agents and ranks of a gang write, read piece by piece: `FOLDER/gG/rankR.log`, or `rankR.stacks`."""
+"""Reads the files that agents and ranks write, `FOLDER/gG/rankR.log` or `FOLDER/gG/rankR.stacks`, as they grow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 _GENERATION = re.compile(r"g(\d+)")
 _RANK = re.compile(r"rank(\d+)\.log")
 _STACKS = re.compile(r"rank(\d+)\.stacks")
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
+"""Bytes in one read. A longer line is split."""
 
 
 def generations(folder: Path) -> list[int]:
-    """Those that have logs in the gang's folder (muster.daemon.host.rank_log_files), ascending."""
+    """The generations that have logs in the gang's folder (muster.daemon.host.rank_log_files), ascending."""
     return sorted(_numbered(folder, _GENERATION))
 
 
@@ -25,11 +26,14 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     return {int(match[1]): entry for entry in entries if (match := pattern.fullmatch(entry.name))}
 
 
-class Reader:
-    """What is new in a gang's folder of logs since the last look, in whole lines.
+class RankLogReader:
+    """Reads the new lines of a gang's log folder.
 
-    `rank`: this one alone, unmarked; None: all, each line marked with generation and rank. From generation `first`
-    on; with `only`, that one alone. `stacks`: what was kept of ranks that hung, in place of their logs.
+    Args:
+        rank: read only this rank, without prefixes. None: all ranks; each line has a prefix with generation and rank.
+        first: the first generation to read.
+        only: read only this generation.
+        stacks: read the stacks of ranks that hung instead of the logs.
     """
 
     def __init__(
@@ -41,9 +45,9 @@ class Reader:
         self._read: dict[Path, int] = {}
 
     def lines(self, *, to_end: bool = False) -> Iterator[str]:
-        """New lines, each with its line end, generation by generation and rank by rank.
+        """Yields the new lines with their line ends, by generation and rank.
 
-        A line that is not yet ended is left for later, unless `to_end`: then it is given an end.
+        An incomplete last line is yielded later; with `to_end`, it is yielded now, with a line end.
         """
         for generation, folder in sorted(_numbered(self._folder, _GENERATION).items()):
             if generation < self._first or (self._only is not None and generation != self._only):
@@ -57,9 +61,9 @@ class Reader:
     def _new(self, path: Path, to_end: bool) -> Iterator[str]:
         with path.open("rb") as file:
             file.seek(self._read.get(path, 0))
-            while data := file.read(_PIECE):
-                # A line longer than a piece is cut.
-                whole = data.rfind(b"\n") + 1 or (len(data) if to_end or len(data) == _PIECE else 0)
+            while data := file.read(_CHUNK_BYTES):
+                # A line that is longer than a chunk is split.
+                whole = data.rfind(b"\n") + 1 or (len(data) if to_end or len(data) == _CHUNK_BYTES else 0)
                 if not whole:
                     return
                 self._read[path] = self._read.get(path, 0) + whole

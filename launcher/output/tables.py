@@ -1,4 +1,4 @@
-"""Gangs, nodes and recoveries as tables for a person. Pure: views in, text to draw out."""
+"""Formats gangs, nodes and recoveries as tables for the user. Pure: it takes views and returns text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _COLOURS = {
     "CANCELLED": "red",
 }
 _PRESENCE = {"here": "green", "away": "red"}
-_MOST_RANKS = 64
-"""Ranks are listed up to here; above, only those that don't run as the others do."""
+_MAX_RANK_ROWS = 64
+"""A larger gang shows only the ranks that are not running."""
 
 
-def gang_text(view: GangView) -> RenderableType:
-    """Everything about one gang."""
-    parts: list[RenderableType] = [_facts(view)]
+def gang_details(view: GangView) -> RenderableType:
+    """All details of one gang."""
+    parts: list[RenderableType] = [_summary_table(view)]
     if view.nodes:
         parts.append(node_table(view.nodes, view.ranks))
     parts.extend(_rank_lines(view.ranks))
@@ -63,7 +63,7 @@ def gang_list(views: Iterable[GangView]) -> Table:
     return table
 
 
-def _facts(view: GangView) -> Table:
+def _summary_table(view: GangView) -> Table:
     table = Table.grid(padding=(0, 2))
     jobs = " ".join(map(str, view.slurm_job_ids))
     table.add_row("job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})")
@@ -78,13 +78,13 @@ def _facts(view: GangView) -> Table:
     table.add_row("generation", str(view.generation))
     table.add_row("step", f"{view.step}, committed {_committed(view)}")
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
-        table.add_row("declared", f"{declared}, by {count} of {len(view.ranks)} ranks: no hang is looked for")
-    table.add_row("nodes", _roll(view))
+        table.add_row("declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected")
+    table.add_row("nodes", _role_counts(view))
     table.add_row("logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}")
     return table
 
 
-def _roll(view: GangView) -> str:
+def _role_counts(view: GangView) -> str:
     roles = [node.role for node in view.nodes]
     text = f"{roles.count('rank')} with ranks, {roles.count('spare')} spare"
     return text + (f", {roles.count('out')} out" if "out" in roles else "")
@@ -97,7 +97,7 @@ def _committed(view: GangView) -> str:
 
 
 def node_table(nodes: Iterable[NodeView], ranks: Iterable[RankView]) -> Table:
-    """One line for each node of a gang, with its part in the gang."""
+    """One line for each node of a gang, with its role."""
     places: dict[str, list[str]] = {}
     for rank in ranks:
         places.setdefault(rank.node, []).append(str(rank.rank))
@@ -107,7 +107,7 @@ def node_table(nodes: Iterable[NodeView], ranks: Iterable[RankView]) -> Table:
             node.node,
             _coloured(node.verdict),
             node.role,
-            _span(places.get(node.node, ())),
+            _rank_range(places.get(node.node, ())),
             _attached(node.agent_attached),
             str(node.warm),
             _attached(node.musterd_attached),
@@ -118,13 +118,13 @@ def node_table(nodes: Iterable[NodeView], ranks: Iterable[RankView]) -> Table:
     return table
 
 
-def roll_call(nodes: Iterable[NodeView], paint: Callable[[Text], str]) -> Iterator[str]:
-    """One line for each node of the site, below a line of titles. `paint` makes a coloured word fit for the terminal.
+def node_lines(nodes: Iterable[NodeView], paint: Callable[[Text], str]) -> Iterator[str]:
+    """One line for each node of the site, below a title line. `paint` converts a coloured word to terminal output.
 
-    Not a rich table: that takes 15 s for 12,500 nodes, these lines a fraction of a second.
+    This is not a rich table: rich takes 15 s for 12,500 nodes, these lines take less than a second.
     """
     titles = ("node", "verdict", "job", "musterd", "heard", "leaf", "why")
-    rows = [titles, *map(_roll_call_row, nodes)]
+    rows = [titles, *map(_node_row, nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     colours = {word: _COLOURS.get(word) or _PRESENCE.get(word, "") for row in rows[1:] for word in (row[1], row[3])}
     painted = {word: paint(Text(word, colour)) for word, colour in colours.items()}
@@ -133,8 +133,8 @@ def roll_call(nodes: Iterable[NodeView], paint: Callable[[Text], str]) -> Iterat
         yield "  ".join(cells).rstrip()
 
 
-def _roll_call_row(node: NodeView) -> tuple[str, ...]:
-    heard = "never" if node.verdict == "UNHEARD" else "before the restart"  # the coordinator's
+def _node_row(node: NodeView) -> tuple[str, ...]:
+    heard = "never" if node.verdict == "UNHEARD" else "before the restart"  # of the coordinator
     if node.heard_s_ago >= 0:
         heard = f"{node.heard_s_ago:.1f} s ago"
     jobs = " ".join(map(str, node.slurm_job_ids))
@@ -142,7 +142,7 @@ def _roll_call_row(node: NodeView) -> tuple[str, ...]:
     return (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)
 
 
-def _span(ranks: Iterable[str]) -> str:
+def _rank_range(ranks: Iterable[str]) -> str:
     numbers = sorted(map(int, ranks))
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}"
@@ -157,7 +157,7 @@ def _attached(attached: bool) -> Text:
 def _rank_lines(ranks: Iterable[RankView]) -> list[RenderableType]:
     every = list(ranks)
     odd = [rank for rank in every if rank.state != "running"]
-    shown = every if len(every) <= _MOST_RANKS else odd
+    shown = every if len(every) <= _MAX_RANK_ROWS else odd
     if not shown:
         return []
     table = _table("rank", "node", "state", "step")
@@ -168,7 +168,7 @@ def _rank_lines(ranks: Iterable[RankView]) -> list[RenderableType]:
 
 
 def recovery_table(recoveries: Iterable[RecoveryView]) -> Table:
-    """One line for each recovery; the times are seconds since the fault was suspected."""
+    """One line for each recovery. The times are seconds since the fault was suspected."""
     table = _table("generation", "action", "cause", "out", "in", "when", "detected", "fenced", "started", "first step",
                    "steps")  # fmt: skip
     for recovery in recoveries:

@@ -1,4 +1,4 @@
-"""job.toml: the model, its checks, and its errors in words.
+"""job.toml: its model, its checks, and its error messages.
 
-Pure. `commands` and `submission` import it.
+Pure. `commands` and `submission` import this folder.
 """

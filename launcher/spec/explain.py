@@ -1,4 +1,4 @@
-"""Words for what pydantic refuses: the key, the value, and what would be right. Pure."""
+"""Error messages for pydantic's validation errors: the key, the value, and what would be valid. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 _SHOWN = 60
-_KINDS = {
+_REQUIREMENTS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
@@ -24,25 +24,25 @@ _KINDS = {
 }
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    """One line for each fault."""
-    for fault in error.errors():
-        path = [str(part) for part in fault["loc"]]
+def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """Yields one line for each error."""
+    for problem in error.errors():
+        path = [str(part) for part in problem["loc"]]
         key = ".".join(path)
-        match fault["type"]:
+        match problem["type"]:
             case "extra_forbidden":
-                yield f"{key} = {_shown(fault['input'])}: unknown key{_instead(path, model)}"
+                yield f"{key} = {_short_repr(problem['input'])}: unknown key{_suggestion(path, model)}"
             case "missing":
-                yield f"{key}: missing; it has no default"
+                yield f"{key}: missing; this key is required"
             case _ if not path:
-                yield _plain(fault["msg"])
+                yield _plain(problem["msg"])
             case _:
-                yield f"{key} = {_shown(fault['input'])}: {_wanted(fault)}"
+                yield f"{key} = {_short_repr(problem['input'])}: {_requirement(problem)}"
 
 
-def _wanted(fault: Any) -> str:
-    limits = fault.get("ctx", {})
-    match fault["type"]:
+def _requirement(problem: Any) -> str:
+    limits = problem.get("ctx", {})
+    match problem["type"]:
         case "greater_than_equal":
             return f"must be {limits['ge']:.15g} or more"
         case "greater_than":
@@ -50,19 +50,19 @@ def _wanted(fault: Any) -> str:
         case "less_than_equal":
             return f"must be {limits['le']:.15g} or less"
         case kind:
-            return _KINDS.get(kind, _plain(fault["msg"]))
+            return _REQUIREMENTS.get(kind, _plain(problem["msg"]))
 
 
 def _plain(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _instead(path: Sequence[str], model: type[BaseModel]) -> str:
+def _suggestion(path: Sequence[str], model: type[BaseModel]) -> str:
     table = _table(path[:-1], model)
     if table is None:
         return ""
@@ -70,9 +70,9 @@ def _instead(path: Sequence[str], model: type[BaseModel]) -> str:
     if near:
         return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"
     if elsewhere := [name for name, sub in _tables(model) if path[-1] in sub.model_fields]:
-        return f"; it belongs into the table [{elsewhere[0]}]"
+        return f"; it belongs in the table [{elsewhere[0]}]"
     if path[:-1] and path[-1] in model.model_fields:
-        return f"; it belongs to the top of the file, before the first table, not into [{path[0]}]"
+        return f"; it belongs at the top of the file, before the first table, not in [{path[0]}]"
     return f"; known keys are {', '.join(sorted(table.model_fields))}"
 
 

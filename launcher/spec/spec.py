@@ -1,7 +1,7 @@
-"""job.toml: what a user writes, checked, and the JobSpec that it stands for.
+"""job.toml: the user's keys, their checks, and the JobSpec that results.
 
-Every key, its default and its limits are the fields below; docs/JOBTOML.md explains them. Whatever can't be right is
-refused before anything is queued: with the key, the value and what would be right (explain.py words it).
+The fields below define every key, its default and its limits. docs/JOBTOML.md explains them. Invalid input is refused
+before anything is queued. The message names the key, the value and what would be valid (explain.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from muster.daemon.transport import job_limits
 from muster.launcher.errors import WrongInput
-from muster.launcher.spec.explain import explain
+from muster.launcher.spec.explain import explain_errors
 from muster.v1.common_pb2 import JobSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -26,19 +26,21 @@ _TIME = re.compile(r"\d+|\d+:\d{2}|\d+:\d{2}:\d{2}|\d+-\d{1,2}(:\d{2}(:\d{2})?)?
 _SWITCHES = re.compile(r"\d+(@[\d:-]+)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# Set by Muster for each rank: a value from job.toml would be wrong for all ranks but one.
-_OURS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+# Muster sets these variables for each rank. One value from job.toml would be wrong for all ranks but one.
+_SET_BY_MUSTER = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
 
-LEAST_HANG_S = 5.0
-"""Who is silent, and who only tells of its steps late, is known by then."""
+MIN_HANG_AFTER_S = 5.0
+"""Seconds. Within this time Muster can tell a silent rank from a rank that reports its steps late."""
 
 
-def _words(value: Any) -> Any:
-    """A command as one string is split as a shell would, without expanding anything."""
+def _split_command(value: Any) -> Any:
+    """Splits a command string as a shell does, without expansion."""
     try:
         return shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise ValueError(f"is not a command line ({error}); write it as a list of words") from None
+        raise ValueError(f"is not a valid command line ({error}); write a list of strings") from None
 
 
 def _one_line(value: str) -> str:
@@ -49,14 +51,14 @@ def _one_line(value: str) -> str:
 
 def _absolute(value: str) -> str:
     if value and not value.startswith("/"):
-        raise ValueError("must be an absolute path that all nodes see, for example /shared/runs/tiny")
+        raise ValueError("must be an absolute path on shared storage, for example /shared/runs/tiny")
     return _one_line(value)
 
 
 OneLine = Annotated[str, Field(min_length=1), BeforeValidator(lambda v: _one_line(v) if isinstance(v, str) else v)]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Nodes = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_NODES)]
-FurtherNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_NODES)]
+ExtraNodes = Annotated[int, Field(strict=True, ge=0, le=job_limits.MAX_NODES)]
 RanksPerNode = Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_RANKS_PER_NODE)]
 
 
@@ -65,7 +67,7 @@ class _Table(BaseModel):
 
 
 class Parallelism(_Table):
-    """[parallelism]: how the ranks divide the model. Their product is the number of ranks."""
+    """[parallelism]: how the ranks divide the model. The product of the degrees is the number of ranks."""
 
     tensor: Count = 1
     pipeline: Count = 1
@@ -73,13 +75,13 @@ class Parallelism(_Table):
 
 
 class CheckpointTable(_Table):
-    """[checkpoint]: what is kept where."""
+    """[checkpoint]: where checkpoints are kept."""
 
     memory: Annotated[bool, Field(strict=True)] = True
 
 
 class Slurm(_Table):
-    """[slurm]: what the job asks of Slurm. `options` are passed on to sbatch as they stand."""
+    """[slurm]: the job's request to Slurm. `options` are passed to sbatch unchanged."""
 
     partition: OneLine | None = None
     account: OneLine | None = None
@@ -101,7 +103,7 @@ class Slurm(_Table):
     def _check_time(cls, value: Any) -> Any:
         text = str(value) if type(value) is int else value
         if isinstance(text, str) and not _TIME.fullmatch(text):
-            raise ValueError('must be a time as Slurm writes it, for example "30", "4:00:00" or "2-12:00:00"')
+            raise ValueError('must be a Slurm time, for example "30", "4:00:00" or "2-12:00:00"')
         return text
 
     @field_validator("switches", mode="before")
@@ -117,21 +119,23 @@ class Slurm(_Table):
     def _check_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for option in value:
             if not option.startswith("-"):
-                raise ValueError(f'{option!r} is not an option; write each as one word, for example "--nice=100"')
+                raise ValueError(
+                    f'{option!r} is not an option; write each option as one string, for example "--nice=100"'
+                )
         return value
 
 
 class Job(_Table):
-    """The whole of job.toml."""
+    """The whole job.toml."""
 
     name: str
     nodes: Nodes
-    spares: FurtherNodes = 0
+    spares: ExtraNodes = 0
     elastic: Annotated[bool, Field(strict=True)] = False
     min_nodes: Nodes | None = None
     ranks_per_node: RanksPerNode | None = None
     gpus_per_node: RanksPerNode | None = None
-    command: Annotated[tuple[str, ...], BeforeValidator(_words)]
+    command: Annotated[tuple[str, ...], BeforeValidator(_split_command)]
     work_dir: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     preload: tuple[str, ...] = ()
@@ -140,7 +144,7 @@ class Job(_Table):
     gather_timeout: Annotated[float, Field(gt=0, le=job_limits.MAX_GATHER_TIMEOUT_S)] = 300.0
     max_failures: Annotated[int, Field(strict=True, ge=1, le=job_limits.MAX_FAILURES)] = 3
     hang_after: Annotated[float, Field(ge=0, le=job_limits.MAX_HANG_AFTER_S)] = 60.0
-    pool_nodes: FurtherNodes = 2
+    pool_nodes: ExtraNodes = 2
     requeue: Annotated[bool, Field(strict=True)] = True
     requeue_at_limit: Annotated[bool, Field(strict=True)] = False
     stop_before: Annotated[float, Field(ge=0, le=job_limits.MAX_STOP_BEFORE_S)] = 120.0
@@ -153,14 +157,14 @@ class Job(_Table):
     @classmethod
     def _check_name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first")
+            raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a letter or digit")
         return value
 
     @field_validator("run_dir")
     @classmethod
     def _check_run_dir(cls, value: str) -> str:
         if not value:
-            raise ValueError("must name a folder that all nodes see, for example /shared/runs/tiny")
+            raise ValueError("must name a folder on shared storage, for example /shared/runs/tiny")
         if "%" in value:
             raise ValueError("must not contain %, which Slurm replaces in the names of output files")
         return _absolute(value)
@@ -184,9 +188,9 @@ class Job(_Table):
     def _check_env(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
             if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of a variable")
-            if name in _OURS:
-                raise ValueError(f"{name} is set by Muster for each rank: leave it out")
+                raise ValueError(f"{name!r} is not a valid variable name")
+            if name in _SET_BY_MUSTER:
+                raise ValueError(f"Muster sets {name} for each rank: remove it")
         return value
 
     @field_validator("preload")
@@ -194,14 +198,14 @@ class Job(_Table):
     def _check_preload(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not _MODULE.fullmatch(name):
-                raise ValueError(f'{name!r} is not the name of a module, for example "torch.nn"')
+                raise ValueError(f'{name!r} is not a valid module name; an example is "torch.nn"')
         return value
 
     @field_validator("hang_after")
     @classmethod
     def _check_hang_after(cls, value: float) -> float:
-        if 0 < value < LEAST_HANG_S:
-            raise ValueError(f"must be {LEAST_HANG_S:g} or more, or 0: hangs are not looked for")
+        if 0 < value < MIN_HANG_AFTER_S:
+            raise ValueError(f"must be {MIN_HANG_AFTER_S:g} or more, or 0 to switch hang detection off")
         return value
 
     @field_validator("stop_signal", mode="before")
@@ -218,51 +222,56 @@ class Job(_Table):
             raise ValueError(f"min_nodes = {self.min_nodes} must not be more than nodes = {self.nodes}")
         if self.min_nodes is not None and self.min_nodes < self.nodes and not self.elastic:
             raise ValueError(
-                f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, with "
-                "which the job trains on with fewer data-parallel replicas"
+                f"min_nodes = {self.min_nodes} is less than nodes = {self.nodes}: that needs elastic = true, which "
+                "lets the job continue with fewer data-parallel replicas"
             )
         if self.elastic and self.parallelism.tensor * self.parallelism.pipeline > 1:
             raise ValueError(
-                "elastic = true needs a plain data-parallel job, whose replicas hold the same state: leave out "
-                "parallelism.tensor and parallelism.pipeline, or elastic"
+                "elastic = true needs a pure data-parallel job, whose replicas hold the same state: remove "
+                "parallelism.tensor and parallelism.pipeline, or remove elastic"
             )
         if self.gpus_per_node and self.slurm.gres:
-            raise ValueError("gpus_per_node and slurm.gres both say what each node must have: keep one")
+            raise ValueError("gpus_per_node and slurm.gres both request GRES for each node: keep one of them")
         if self.gpus_per_node and self.ranks_per_node and self.ranks_per_node % self.gpus_per_node:
             raise ValueError(
                 f"ranks_per_node = {self.ranks_per_node} must be a multiple of gpus_per_node = {self.gpus_per_node}"
             )
         if self.world_size > job_limits.MAX_RANKS:
             raise ValueError(
-                f"nodes * ranks_per_node = {self.nodes} * {self.ranks} = {self.world_size} ranks must be "
+                f"nodes * ranks_per_node = {self.nodes} * {self.local_ranks} = {self.world_size} ranks must be "
                 f"{job_limits.MAX_RANKS} or less"
             )
-        self._data()
+        self._data_degree()
         return self
 
     @property
-    def ranks(self) -> int:
-        """Ranks on each node: as given, else one for each GPU, else 1."""
+    def local_ranks(self) -> int:
+        """Ranks on each node: ranks_per_node, else one for each GPU, else 1."""
         return self.ranks_per_node or self.gpus_per_node or 1
 
     @property
     def world_size(self) -> int:
         """Ranks of the whole job."""
-        return self.nodes * self.ranks
+        return self.nodes * self.local_ranks
 
     @property
-    def fewest(self) -> int:
-        """The fewest nodes to train on: as given, else half of them where the job is elastic."""
+    def fewest_nodes(self) -> int:
+        """The smallest number of nodes to train on: min_nodes, else half of the nodes if the job is elastic, else all
+        nodes.
+        """
         return self.min_nodes or ((self.nodes + 1) // 2 if self.elastic else self.nodes)
 
     @property
     def gres(self) -> str | None:
-        """What is asked of Slurm for each node."""
+        """The GRES request for each node."""
         return f"gpu:{self.gpus_per_node}" if self.gpus_per_node else self.slurm.gres
 
-    def _data(self) -> int:
-        """The data-parallel degree; raises ValueError where the product can't be the number of ranks."""
-        split, size = self.parallelism, f"nodes * ranks_per_node = {self.nodes} * {self.ranks} = {self.world_size}"
+    def _data_degree(self) -> int:
+        """The data-parallel degree. Raises ValueError if the product of the degrees cannot be the number of ranks."""
+        split, size = (
+            self.parallelism,
+            f"nodes * ranks_per_node = {self.nodes} * {self.local_ranks} = {self.world_size}",
+        )
         model = split.tensor * split.pipeline
         if split.data is None and self.world_size % model:
             raise ValueError(f"parallelism.tensor * parallelism.pipeline = {model} must divide {size}")
@@ -275,13 +284,13 @@ class Job(_Table):
         return data
 
     def to_proto(self, work_dir: str) -> JobSpec:
-        """The JobSpec with every default filled in; `work_dir` where the user gave none (absolute)."""
+        """Returns the JobSpec with all defaults filled in. `work_dir` (absolute) is used if job.toml has none."""
         return JobSpec(
             name=self.name,
             nodes=self.nodes,
             spares=self.spares,
-            ranks_per_node=self.ranks,
-            min_nodes=self.fewest,
+            ranks_per_node=self.local_ranks,
+            min_nodes=self.fewest_nodes,
             command=self.command,
             env=self.env,
             preload=self.preload,
@@ -294,7 +303,7 @@ class Job(_Table):
             work_dir=self.work_dir or work_dir,
             tensor_parallel=self.parallelism.tensor,
             pipeline_parallel=self.parallelism.pipeline,
-            data_parallel=self._data(),
+            data_parallel=self._data_degree(),
             stop_signal=signal_number(self.stop_signal) or 0,
             stop_before_s=self.stop_before,
             requeue_at_limit=self.requeue_at_limit,
@@ -304,7 +313,7 @@ class Job(_Table):
 
 
 def signal_number(value: Any) -> int | None:
-    """The number of a signal named "USR1", "SIGUSR1" or by its number; None where it is none that can be caught."""
+    """The number of a signal given as "USR1", "SIGUSR1" or a number. None if no program can catch it."""
     if type(value) is int or (isinstance(value, str) and value.isdigit()):
         number = int(value)
     elif isinstance(value, str):
@@ -317,15 +326,15 @@ def signal_number(value: Any) -> int | None:
 
 
 def load(path: Path) -> Job:
-    """The job that the file `path` describes.
+    """Reads the job from the file `path`.
 
     Raises:
-        WrongInput: it can't be read, is not TOML, or says something that can't be right: every fault is named.
+        WrongInput: the file cannot be read, is not TOML, or is not valid. The message names every error.
     """
     try:
         return parse(path.read_text(), str(path))
     except FileNotFoundError:
-        raise WrongInput(f"{path} does not exist", "docs/JOBTOML.md shows what a job.toml holds") from None
+        raise WrongInput(f"{path} does not exist", "docs/JOBTOML.md describes job.toml") from None
     except OSError as error:
         raise WrongInput(f"{path} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -333,15 +342,15 @@ def load(path: Path) -> Job:
 
 
 def parse(text: str, where: str) -> Job:
-    """The job that `text` describes; `where` names its source in errors.
+    """Reads the job from `text`. `where` names the source in error messages.
 
     Raises:
-        WrongInput: as `load`.
+        WrongInput: as in `load`.
     """
     try:
         return Job.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise WrongInput(f"{where} is not TOML: {error}") from None
     except ValidationError as error:
-        faults = "\n".join(f"  {line}" for line in explain(error, Job))
-        raise WrongInput(f"{where} can't be right:\n{faults}", "docs/JOBTOML.md lists every key") from None
+        problems = "\n".join(f"  {line}" for line in explain_errors(error, Job))
+        raise WrongInput(f"{where} is not valid:\n{problems}", "docs/JOBTOML.md lists every key") from None

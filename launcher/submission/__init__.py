@@ -1,4 +1,4 @@
-"""From a checked job spec to the sbatch script.
+"""Renders the sbatch script from a checked job spec.
 
-Pure: what `--dry-run` prints is what is submitted. `commands` imports it.
+Pure: `--dry-run` prints exactly the script that is submitted. `commands` imports this folder.
 """

@@ -1,7 +1,7 @@
-"""The sbatch script of a job: one readable file that `--dry-run` prints and submission takes. Pure.
+"""Renders the sbatch script of a job: one readable file. `--dry-run` prints it, submission passes it to sbatch. Pure.
 
-The batch script becomes `muster-agent batch`, which starts srun and outlives it: its end is the end of the job. srun
-starts one agent on each node, spares too; the agents do all the rest.
+The batch script becomes `muster-agent batch`. This process starts srun and outlives it: the job ends when this process
+ends. srun starts one agent on each node, including spares. The agents do everything else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from muster.v1.common_pb2 import JobSpec
 if TYPE_CHECKING:
     from muster.launcher.spec.spec import Job
 
-# Not for users: they would contradict job.toml, or the way in which a gang lives in its job.
-_TAKEN = {
+# Users may not pass these options: they would contradict job.toml or the options that Muster always sets. The value
+# says what to use instead.
+_RESERVED_OPTIONS = {
     "--nodes": "nodes and spares in job.toml",
     "-N": "nodes and spares in job.toml",
     "--ntasks": "ranks_per_node in job.toml",
@@ -31,12 +32,12 @@ _TAKEN = {
     "--no-requeue": "requeue in job.toml",
     "--no-kill": "always set",
     "-k": "always set",
-    "--array": "several submissions, each a gang of its own",
-    "-a": "several submissions, each a gang of its own",
+    "--array": "several submissions, one for each gang",
+    "-a": "several submissions, one for each gang",
     "--wrap": "command in job.toml",
 }
-# What a single node is asked for, and who pays: a node of the shared pool gets the same.
-_OF_A_NODE = {
+# Options that apply to a single node (long name, short name). A node of the shared pool gets the same values.
+_PER_NODE_OPTIONS = {
     "--account": "-A",
     "--qos": "-q",
     "--mem": "",
@@ -56,26 +57,26 @@ _OF_A_NODE = {
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """All that a script is made from. `agent` is the command muster-agent as the nodes find it."""
+    """All input of a script. `agent` is the command muster-agent as the nodes find it."""
 
     job: Job
     spec: JobSpec
     gang: str
     coordinator: str
-    """host:port; empty: the nodes' own /etc/muster/muster.toml says it."""
+    """host:port. If empty, the nodes use the address in their own /etc/muster/muster.toml."""
     options: tuple[str, ...] = ()
-    """Further sbatch options, from the command line."""
+    """Additional sbatch options from the command line."""
     agent: str = "muster-agent"
 
 
 def render(submission: Submission) -> str:
-    """The script, ending in a newline.
+    """Returns the script, which ends with a newline.
 
     Raises:
         WrongInput: an option contradicts job.toml.
     """
     job, spec = submission.job, submission.spec
-    refuse_taken((*job.slurm.options, *submission.options))
+    reject_reserved_options((*job.slurm.options, *submission.options))
     spares = f" and {spec.spares} spare{'s' * (spec.spares != 1)}" if spec.spares else ""
     ranks = f"{spec.ranks_per_node} rank{'s' * (spec.ranks_per_node != 1)} each"
     lines = [
@@ -83,7 +84,7 @@ def render(submission: Submission) -> str:
         f"# {spec.name}: {spec.nodes} node{'s' * (spec.nodes != 1)}{spares}, {ranks}. Rendered by muster submit.",
         *(f"#SBATCH {option}" for option in sbatch_options(submission)),
         "",
-        "unset MUSTER_POOL MUSTER_RESTARTS",  # of a job that this one was submitted from
+        "unset MUSTER_POOL MUSTER_RESTARTS",  # set if another Muster job submits this one
         *environment_lines(submission.gang, submission.coordinator, spec),
         "",
         f"exec {shlex.quote(submission.agent)} batch -- \\\n    {srun_command(submission.agent)}",
@@ -92,12 +93,12 @@ def render(submission: Submission) -> str:
 
 
 def node_options(job: Job, options: Sequence[str]) -> list[str]:
-    """Of all that Slurm is asked for, what a single node is: options of sbatch, one word each."""
+    """The sbatch options that apply to a single node, one string each."""
     found = []
-    words = [*(f"--{key}={value}" for key, value in _asked(job).items()), *job.slurm.options, *options]
+    words = [*(f"--{key}={value}" for key, value in _slurm_options(job).items()), *job.slurm.options, *options]
     for at, word in enumerate(words):
         key, equals, value = word.partition("=")
-        for name, short in _OF_A_NODE.items():
+        for name, short in _PER_NODE_OPTIONS.items():
             if key == name or (short and word == short):
                 found.append(f"{name}={value if equals else ''.join(words[at + 1 : at + 2])}")
             elif short and not word.startswith("--") and word.startswith(short):
@@ -106,25 +107,25 @@ def node_options(job: Job, options: Sequence[str]) -> list[str]:
 
 
 def sbatch_options(submission: Submission) -> Iterator[str]:
-    """The options in the order in which they stand in the script: later ones win, the user's own come last."""
+    """The options in the script's order. Later options override earlier ones, so the user's own options come last."""
     job, spec = submission.job, submission.spec
     yield f"--job-name={spec.name}"
     yield f"--nodes={spec.nodes + spec.spares}"
     yield "--ntasks-per-node=1"
     yield "--exclusive"
     yield "--no-kill"
-    # Requeued by the coordinator alone: with --no-kill Slurm does not do it by itself.
+    # Only the coordinator requeues the job: with --no-kill, Slurm does not requeue on its own.
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
     yield f"--output={quote_directive(spec.run_dir)}/slurm-%j.out"
-    yield from (f"--{key}={quote_directive(value)}" for key, value in _asked(job).items())
+    yield from (f"--{key}={quote_directive(value)}" for key, value in _slurm_options(job).items())
     yield from map(quote_directive, job.slurm.options)
     if submission.options:
         yield " ".join(map(quote_directive, submission.options))
 
 
-def _asked(job: Job) -> dict[str, str]:
-    """What job.toml asks of Slurm, by sbatch's long names."""
+def _slurm_options(job: Job) -> dict[str, str]:
+    """The Slurm requests of job.toml, by sbatch's long option names."""
     slurm = job.slurm
     wanted = {
         "partition": slurm.partition,
@@ -144,11 +145,11 @@ def _asked(job: Job) -> dict[str, str]:
     return {key: str(value) for key, value in wanted.items() if value is not None}
 
 
-def refuse_taken(options: Sequence[str]) -> None:
-    """Raises WrongInput for an sbatch option that is not the user's to give here."""
+def reject_reserved_options(options: Sequence[str]) -> None:
+    """Raises WrongInput for an sbatch option that Muster sets itself."""
     for option in options:
         if "\n" in option:
             raise WrongInput(f"the sbatch option {option!r} must be one line")
         key = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if key in _TAKEN:
-            raise WrongInput(f"the sbatch option {option} is not passed on", f"use instead: {_TAKEN[key]}")
+        if key in _RESERVED_OPTIONS:
+            raise WrongInput(f"the sbatch option {option} is not allowed", f"use instead: {_RESERVED_OPTIONS[key]}")

@@ -15,7 +15,7 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, O
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
-from muster.launcher.output.tables import gang_text
+from muster.launcher.output.tables import gang_details
 from muster.v1 import agent_pb2 as pb
 
 NODES = ("n1", "n2", "n3")
@@ -169,7 +169,7 @@ def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:
     assert view.waiting_for == "a step: there was none for long; 2 agents have not answered"
     assert [rank.declared_phase for rank in view.ranks] == ["evaluation", "", "", ""]
     text = Console(file=io.StringIO(), record=True, width=200)
-    text.print(gang_text(view))
+    text.print(gang_details(view))
     assert "evaluation, by 1 of 4 ranks: no hang is looked for" in text.export_text()
 
 

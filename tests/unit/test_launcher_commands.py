@@ -17,9 +17,9 @@ from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import COMMANDS, main, parser
 from muster.launcher.commands.submit import prepare, submit
-from muster.launcher.coordinator import Coordinator, gang_ref
+from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
 from muster.launcher.errors import SiteFault, Unavailable, WrongInput
-from muster.launcher.output.tables import roll_call
+from muster.launcher.output.tables import node_lines
 from muster.launcher.submission.script import render
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -121,7 +121,7 @@ async def test_without_a_coordinator_nothing_is_queued(world: World, tmp_path: P
     with pytest.raises(Unavailable) as refused:
         await queue(world, tmp_path)
     assert "the coordinator at 127.0.0.1:1 does not answer" in refused.value.message
-    assert "Nothing was queued. --force" in refused.value.hint
+    assert "Nothing was queued. With --force" in refused.value.hint
     assert set(world.cluster.jobs()) == before
     assert not (tmp_path / "run").exists()
 
@@ -132,7 +132,7 @@ async def test_force_queues_all_the_same(world: World, tmp_path: Path, capsys: p
     out, err = outputs(capsys)
     assert out == f"{job}\n"
     assert f"job {job} is queued but not registered yet" in err
-    assert "it registers itself when its agents start" in err
+    assert "the job registers itself when its agents start" in err
 
 
 async def test_a_silent_slurm_leaves_no_script_behind(world: World, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_silent_slurm_leaves_no_script_behind(world: World, tmp_path: Pa
     silent.unavailable_reason = "slurmctld is paused"
     with pytest.raises(Unavailable) as refused:
         await queue(world, tmp_path, slurm=silent)
-    assert "look with squeue --me before submitting again" in refused.value.hint
+    assert "check with squeue --me before you submit again" in refused.value.hint
     assert not list((tmp_path / "run").iterdir())
 
 
@@ -153,7 +153,7 @@ async def test_a_run_folder_that_cannot_be_made(world: World, tmp_path: Path) ->
 @pytest.mark.parametrize("place", ["in the way", "in the way/ck"])
 async def test_a_durable_folder_that_can_not_be(world: World, tmp_path: Path, place: str) -> None:
     (tmp_path / "in the way").touch()
-    with pytest.raises(WrongInput, match=r"durable_dir = .* is no folder"):
+    with pytest.raises(WrongInput, match=r"durable_dir = .* is not a folder"):
         await queue(world, tmp_path, top=f'durable_dir = "{tmp_path / place}"\n')
 
 
@@ -164,7 +164,7 @@ async def test_a_number_that_no_job_has_is_not_known(world: World) -> None:
 
 async def test_a_missing_secret_is_the_sites_fault(world: World, tmp_path: Path) -> None:
     (tmp_path / "secret").unlink()
-    with pytest.raises(SiteFault, match="can't prove who we are"):
+    with pytest.raises(SiteFault, match="can't authenticate"):
         await muster(world, "nodes")
 
 
@@ -209,7 +209,7 @@ async def test_following_outlives_the_coordinator(world: World, capsys: pytest.C
     await world.ordered("RUN 1", ["n1", "n2"])
     seen: asyncio.Queue[str] = asyncio.Queue()
     at, secret = world.address, SecretCredentials(world.folder.parent / "secret")
-    async with Coordinator(at, secret) as coordinator:
+    async with CoordinatorClient(at, secret) as coordinator:
 
         async def follow() -> list[str]:
             views = []
@@ -340,7 +340,7 @@ def test_a_roll_call_in_columns() -> None:
         NodeView(node="n1", verdict="FIT", heard_s_ago=-1.0, leaf="s0", slurm_job_ids=[4, 5]),
         NodeView(node="node10", verdict="LOST", heard_s_ago=61.25, musterd_attached=True, reason="power"),
     ]
-    assert list(roll_call(nodes, lambda word: f"<{word.style}>{word.plain}</>")) == [
+    assert list(node_lines(nodes, lambda word: f"<{word.style}>{word.plain}</>")) == [
         "node    verdict  job  musterd  heard               leaf  why",
         "n1      <green>FIT</>      4 5  <red>away</>     before the restart  s0",
         "node10  <red>LOST</>          <green>here</>     61.2 s ago                power",
@@ -356,7 +356,7 @@ def test_exit_status_and_next_step(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "secret").write_text("x" * 64)
     (tmp_path / "secret").chmod(0o600)
     assert main(["nodes", "--coordinator", "127.0.0.1:1", "--auth", f"secret:{tmp_path}/secret"]) == 69
-    assert "is muster-coordinator running there?" in outputs(capsys)[1]
+    assert "check that muster-coordinator runs there" in outputs(capsys)[1]
     assert main(["nodes", "--coordinator", "nowhere"]) == 78
     with pytest.raises(SystemExit) as ended:
         main(["subnit"])

@@ -18,7 +18,7 @@ from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.errors import WrongInput
 from muster.launcher.local.cluster import LocalCluster
-from muster.launcher.local.faults import Fault, Kind, due, missed, parse
+from muster.launcher.local.faults import Fault, Kind, describe_missed, due_faults, parse_fault
 from muster.launcher.local.run import check_faults
 from muster.v1.api_pb2 import GangView, RankView
 from muster.v1.common_pb2 import JobSpec
@@ -35,7 +35,7 @@ from muster.v1.common_pb2 import JobSpec
     ],
 )
 def test_faults_as_written(text: str, fault: Fault) -> None:
-    assert parse(text) == fault
+    assert parse_fault(text) == fault
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_faults_as_written(text: str, fault: Fault) -> None:
         ("kill-node@step=3,time=4", "must be KIND@step=N"),
         ("kill-node@step=3,step=4", "must be KIND@step=N"),
         ("kill-node@step=three", "step=three must be a whole number"),
-        ("kill-node@step=3,rank=1", "kill-node knows node, step, time, not rank"),
+        ("kill-node@step=3,rank=1", "kill-node accepts node, step, time, not rank"),
     ],
 )
 def test_a_fault_that_makes_no_sense(text: str, words: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as refused:
-        parse(text)
+        parse_fault(text)
     assert words in str(refused.value)
 
 
@@ -64,30 +64,30 @@ def view(step: int, phase: str = "RUNNING") -> GangView:
 
 def test_a_fault_is_due_when_its_step_is_finished_and_the_gang_runs() -> None:
     fault = Fault(Kind.KILL_NODE, 10)
-    assert not due([fault], view(9), 1.0)
-    assert not due([fault], view(10, "RECOVERING"), 1.0)
-    [hit] = due([fault], view(11), 1.0)
+    assert not due_faults([fault], view(9), 1.0)
+    assert not due_faults([fault], view(10, "RECOVERING"), 1.0)
+    [hit] = due_faults([fault], view(11), 1.0)
     assert (hit.node, hit.rank) == ("n1", 3)
 
 
 def test_a_fault_that_never_was_due_is_named() -> None:
     assert (
-        missed(Fault(Kind.KILL_NODE, 10), 7)
-        == "kill-node@step=10 did not strike: the gang ended after 7 declared steps"
+        describe_missed(Fault(Kind.KILL_NODE, 10), 7)
+        == "kill-node@step=10 was not injected: the gang ended after 7 reported steps"
     )
-    assert "give time=SECONDS" in missed(Fault(Kind.KILL_NODE, 10), 0)
-    assert missed(Fault(Kind.KILL_RANK, time=5), 0).startswith("kill-rank@time=5 did not strike")
+    assert "use time=SECONDS" in describe_missed(Fault(Kind.KILL_NODE, 10), 0)
+    assert describe_missed(Fault(Kind.KILL_RANK, time=5), 0).startswith("kill-rank@time=5 was not injected")
 
 
 def test_a_fault_is_due_when_its_time_has_come() -> None:
     fault = Fault(Kind.KILL_RANK, time=5, rank=1)
-    assert not due([fault], view(0), 4.9)
-    [hit] = due([fault], view(0), 5.0)
+    assert not due_faults([fault], view(0), 4.9)
+    [hit] = due_faults([fault], view(0), 5.0)
     assert (hit.node, hit.rank) == ("n0", 1)
 
 
 def test_a_spare_can_be_hit() -> None:
-    [hit] = due([Fault(Kind.KILL_NODE, 1, node="n9")], view(1), 0.0)
+    [hit] = due_faults([Fault(Kind.KILL_NODE, 1, node="n9")], view(1), 0.0)
     assert hit.node == "n9"
 
 

@@ -83,7 +83,7 @@ def test_slurm_reads_what_was_meant() -> None:
 
 @pytest.mark.parametrize("option", ["--nodes=3", "-N3", "-N", "--array=1-4", "--no-requeue", "--wrap=true", "-a1"])
 def test_an_option_that_contradicts_the_spec_is_refused(option: str) -> None:
-    with pytest.raises(WrongInput, match="is not passed on"):
+    with pytest.raises(WrongInput, match="is not allowed"):
         render(submission(PLAIN, option))
 
 

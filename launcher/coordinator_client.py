@@ -1,4 +1,4 @@
-"""The door to the coordinator: every question that a command asks, with its errors put in the caller's words."""
+"""The client of the coordinator: one method for each call that a command makes. gRPC errors become LauncherErrors."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
 from muster.v1.common_pb2 import JobSpec
 
-DEADLINE_S = 5.0
-"""For one answer. A healthy coordinator needs milliseconds."""
+CALL_TIMEOUT_S = 5.0
+"""Seconds for one answer. A healthy coordinator needs milliseconds."""
 
-_JOB_MOST = (1 << 32) - 1
+_MAX_JOB_ID = (1 << 32) - 1
 
-RETRY_S = 0.25
-"""Between two looks whether the coordinator is back."""
+RECONNECT_INTERVAL_S = 0.25
+"""Seconds between two attempts to reach the coordinator again."""
 
-Away = Callable[[str], None]
-"""Is told, in words, that the coordinator is away for now."""
+OnUnavailable = Callable[[str], None]
+"""Is called with the reason when the coordinator does not answer at the moment."""
 
 _T = TypeVar("_T")
 _Request = TypeVar("_Request")
 
 
 def gang_ref(text: str) -> pb.GangRef:
-    """What a user names a job by: the number of its Slurm job, or its gang's id."""
-    known = text.isascii() and text.isdigit() and int(text) <= _JOB_MOST  # no job of Slurm's has a larger number
+    """Converts the user's name of a job: a Slurm job id or a gang id."""
+    known = text.isascii() and text.isdigit() and int(text) <= _MAX_JOB_ID  # Slurm's job ids are not larger
     return pb.GangRef(slurm_job_id=int(text)) if known else pb.GangRef(gang_id=text)
 
 
-class Coordinator:
-    """The coordinator, for the length of a command: an asynchronous context manager. `address`: "host:port", or
-    several of them with commas, where one stands by."""
+class CoordinatorClient:
+    """A client for the duration of one command; an asynchronous context manager. `address` is "host:port", or several
+    addresses separated by commas if a standby runs.
+    """
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.address = address
         self._credentials = credentials
         self._channels: list[grpc.aio.Channel] = []
 
-    async def __aenter__(self) -> Coordinator:
-        await self._dial()
+    async def __aenter__(self) -> CoordinatorClient:
+        await self._connect()
         return self
 
     async def __aexit__(
@@ -58,56 +59,59 @@ class Coordinator:
         for channel in self._channels:
             await channel.close(None)
 
-    async def _dial(self) -> None:
-        """Turn to whichever coordinator answers now. What is asked through the one before goes on."""
+    async def _connect(self) -> None:
+        """Connects to the coordinator that answers now. Calls on an earlier connection continue."""
         self._channels.append(
             await open_first_ready_channel(split_addresses(self.address), self._credentials, keepalive=True)
         )
         self._stub = MusterStub(self._channels[-1])
 
-    async def knows(self, gang_id: str) -> bool:
-        """Whether the coordinator has such a gang. The answer also proves that it is there and takes our word.
+    async def has_gang(self, gang_id: str) -> bool:
+        """Whether the coordinator has this gang. The answer also shows that the coordinator runs and accepts the
+        credentials.
 
         Raises:
-            LauncherError: it can't be asked.
+            LauncherError: the coordinator cannot be reached or refuses.
         """
         try:
-            await self._stub.Describe(pb.GangRef(gang_id=gang_id), timeout=DEADLINE_S)
+            await self._stub.Describe(pb.GangRef(gang_id=gang_id), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 return False
-            self._refuse(error)
+            self._raise_error(error)
         return True
 
     async def register(self, gang_id: str, job: int, spec: JobSpec) -> None:
-        """Tells of a gang that was just queued. Twice changes nothing."""
+        """Registers a gang that was just queued. Idempotent."""
         request = pb.RegisterRequest(gang_id=gang_id, slurm_job_id=job, spec=spec)
-        await self._answer(self._stub.Register(request, timeout=DEADLINE_S))
+        await self._answer(self._stub.Register(request, timeout=CALL_TIMEOUT_S))
 
     async def describe(self, ref: pb.GangRef) -> pb.GangView:
-        """The gang as it stands."""
-        return await self._answer(self._stub.Describe(ref, timeout=DEADLINE_S))
+        """The current state of the gang."""
+        return await self._answer(self._stub.Describe(ref, timeout=CALL_TIMEOUT_S))
 
     async def gangs(self) -> list[pb.GangView]:
-        """The caller's gangs; all of them for an operator."""
-        reply = await self._answer(self._stub.List(pb.ListRequest(), timeout=DEADLINE_S))
+        """The caller's gangs; for an operator, all gangs."""
+        reply = await self._answer(self._stub.List(pb.ListRequest(), timeout=CALL_TIMEOUT_S))
         return list(reply.gangs)
 
     async def nodes(self) -> pb.NodesReply:
-        """Every node that Slurm has, or that the coordinator has heard from."""
-        return await self._answer(self._stub.Nodes(pb.ListRequest(), timeout=DEADLINE_S))
+        """Every node that Slurm has or that a node daemon has reported."""
+        return await self._answer(self._stub.Nodes(pb.ListRequest(), timeout=CALL_TIMEOUT_S))
 
     async def cancel(self, ref: pb.GangRef) -> str:
-        """Cancels the gang; what was done, in words."""
-        return (await self._answer(self._stub.Cancel(ref, timeout=DEADLINE_S))).text
+        """Cancels the gang. Returns the coordinator's answer in words."""
+        return (await self._answer(self._stub.Cancel(ref, timeout=CALL_TIMEOUT_S))).text
 
     async def watch(self, ref: pb.GangRef) -> AsyncIterator[pb.GangView]:
-        """The gang whenever it changes, until it is final."""
+        """Yields the gang after every change, until the gang is final."""
         async for view in self._stream(self._stub.Watch(ref)):
             yield view
 
-    async def follow(self, ref: pb.GangRef, away: Away) -> AsyncIterator[pb.GangView]:
-        """As `watch`, but over restarts of the coordinator, once it has answered; `away` is told of each."""
+    async def follow(self, ref: pb.GangRef, on_unavailable: OnUnavailable) -> AsyncIterator[pb.GangView]:
+        """Like `watch`, but continues after restarts of the coordinator, once the coordinator has answered. Calls
+        `on_unavailable` for each interruption.
+        """
         answered = False
         while True:
             words = f"the coordinator at {self.address} has stopped"
@@ -121,11 +125,13 @@ class Coordinator:
                 if not answered:
                     raise
                 words = error.message
-            away(words)
-            await self._back()
+            on_unavailable(words)
+            await self._reconnect()
 
-    async def follow_events(self, request: pb.EventsRequest, away: Away) -> AsyncIterator[pb.EventRecord]:
-        """As `events` with `follow`, but over restarts of the coordinator: each event once."""
+    async def follow_events(
+        self, request: pb.EventsRequest, on_unavailable: OnUnavailable
+    ) -> AsyncIterator[pb.EventRecord]:
+        """Like `events` with `follow`, but continues after restarts of the coordinator. Yields each event once."""
         rest = pb.EventsRequest(gang=request.gang, follow=True, after=request.after)
         answered = False
         while True:
@@ -139,23 +145,23 @@ class Coordinator:
             except Unavailable as error:
                 if not answered:
                     raise
-                away(error.message)
-            await self._back()
+                on_unavailable(error.message)
+            await self._reconnect()
 
-    async def _back(self) -> None:
-        """Until a coordinator answers again."""
+    async def _reconnect(self) -> None:
+        """Waits until a coordinator answers, and connects to it."""
         while True:
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RECONNECT_INTERVAL_S)
             try:
-                async with Coordinator(self.address, self._credentials) as other:
-                    await other.knows("-")
+                async with CoordinatorClient(self.address, self._credentials) as other:
+                    await other.has_gang("-")
             except Unavailable:
                 continue
-            await self._dial()
+            await self._connect()
             return
 
     async def events(self, request: pb.EventsRequest) -> AsyncIterator[pb.EventRecord]:
-        """The journal as asked for."""
+        """Yields the requested part of the journal."""
         async for record in self._stream(self._stub.Events(request)):
             yield record
 
@@ -163,43 +169,43 @@ class Coordinator:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            self._refuse(error)
+            self._raise_error(error)
 
     async def _stream(self, call: grpc.aio.UnaryStreamCall[_Request, _T]) -> AsyncIterator[_T]:
         try:
             async for item in call:
                 yield item
         except grpc.aio.AioRpcError as error:
-            self._refuse(error)
+            self._raise_error(error)
         finally:
             call.cancel()
 
-    def _refuse(self, error: grpc.aio.AioRpcError) -> NoReturn:
+    def _raise_error(self, error: grpc.aio.AioRpcError) -> NoReturn:
         if isinstance(error.__cause__, IdentityError):
-            raise cannot_prove(error.__cause__) from None
-        raise _in_words(error, self.address) from None
+            raise identity_fault(error.__cause__) from None
+        raise _to_launcher_error(error, self.address) from None
 
 
-def cannot_prove(error: IdentityError) -> SiteFault:
-    """We can't prove who we are."""
-    hint = "start munged here, as for Slurm itself (Debian: apt install munge)" if "munge" in str(error) else ""
-    return SiteFault(f"can't prove who we are: {error}", hint)
+def identity_fault(error: IdentityError) -> SiteFault:
+    """The error for credentials that are not available."""
+    hint = "start munged on this host, as for Slurm (Debian: apt install munge)" if "munge" in str(error) else ""
+    return SiteFault(f"can't authenticate: {error}", hint)
 
 
-def _in_words(error: grpc.aio.AioRpcError, address: str) -> LauncherError:
+def _to_launcher_error(error: grpc.aio.AioRpcError, address: str) -> LauncherError:
     words = error.details() or error.code().name
     match error.code():
-        # CANCELLED: it is on its way down and has ended the call.
+        # CANCELLED: the coordinator is stopping and has ended the call.
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return Unavailable(
                 f"the coordinator at {address} does not answer: {words}",
-                "is muster-coordinator running there? The address comes from --coordinator, MUSTER_COORDINATOR or"
+                "check that muster-coordinator runs there. The address comes from --coordinator, MUSTER_COORDINATOR or"
                 " /etc/muster/muster.toml",
             )
         case grpc.StatusCode.UNAUTHENTICATED:
             return SiteFault(
-                f"the coordinator at {address} does not accept who we are: {words}",
-                "are both hosts in one munge realm (same key, clocks that agree)?",
+                f"the coordinator at {address} rejects the authentication: {words}",
+                "check that both hosts have the same munge key and that their clocks agree",
             )
         case grpc.StatusCode.PERMISSION_DENIED:
             return NotAllowed(words)
