@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import builtins
 import keyword
@@ -53,6 +54,17 @@ def test_commands_that_are_shown_are_understood() -> None:
             words = line.split()
             assert words[0] in names, f"{page.name}: muster {line}"
             parser().parse_args(["42" if word == "JOB" else word for word in words])
+
+
+def test_commands_within_sentences_exist_with_their_options() -> None:
+    rows = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for page in PAGES:
+        for line in re.findall(r"(?<!`)`muster ([a-z][^`]*)`(?!`)", page.read_text()):
+            name, *words = line.split()
+            assert name in rows.choices, f"{page.name}: muster {line}"
+            options = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--"}
+            unknown = options - set(rows.choices[name]._option_string_actions)
+            assert not unknown, f"{page.name}: muster {line}"
 
 
 def test_documents_that_the_code_names_exist() -> None:
