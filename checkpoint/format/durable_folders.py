@@ -76,7 +76,7 @@ class Manifest:
         """As JSON for people and programs."""
         return json.dumps({"format": "torch.distributed.checkpoint", **asdict(self)}, indent=1).encode() + b"\n"
 
-    def describes(self, folder: Path) -> bool:
+    def matches(self, folder: Path) -> bool:
         """Whether `folder` holds these very bytes, by its own manifest. Why they were written is no matter."""
         there, mine = _manifest_in(folder), asdict(self)
         return all(there.get(key) == value for key, value in mine.items() if key != "reason")

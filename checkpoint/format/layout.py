@@ -40,8 +40,8 @@ _MARK = re.compile(rb"\x8a\x08(.{4})" + re.escape(struct.pack("<I", _MARK_TAG)),
 class Footer(NamedTuple):
     """The last 64 bytes of a shard: offsets and lengths in bytes."""
 
-    cut: int
-    header: int
+    objects_offset: int
+    header_offset: int
     index_bytes: int
     directory_bytes: int
     metadata_bytes: int
@@ -105,7 +105,7 @@ def read_footer(shard: memoryview) -> Footer:
             f"the footer begins with {magic!r}, not {_MAGIC!r}: the bytes are no shard, or of another version of Muster"
         )
     body = footer.index_bytes + footer.directory_bytes + footer.metadata_bytes
-    if not footer.cut <= footer.header <= footer.header + body <= len(shard) - FOOTER_BYTES:
+    if not footer.objects_offset <= footer.header_offset <= footer.header_offset + body <= len(shard) - FOOTER_BYTES:
         raise CorruptShard(f"the footer's offsets {footer} don't fit into {len(shard)} bytes")
     return footer
 
@@ -113,20 +113,20 @@ def read_footer(shard: memoryview) -> Footer:
 def read_index(shard: memoryview) -> ShardIndex:
     """The index of a shard (verified bytes only: CorruptShard tells no lie from a flipped bit)."""
     footer = read_footer(shard)
-    return ShardIndex.load(bytes(shard[footer.header : footer.header + footer.index_bytes]))
+    return ShardIndex.load(bytes(shard[footer.header_offset : footer.header_offset + footer.index_bytes]))
 
 
 def read_leaf_directory(shard: memoryview) -> bytes:
     """The pickled skeleton that the rank's library restores from."""
     footer = read_footer(shard)
-    start = footer.header + footer.index_bytes
+    start = footer.header_offset + footer.index_bytes
     return bytes(shard[start : start + footer.directory_bytes])
 
 
 def read_durable_metadata(shard: memoryview) -> bytes:
     """The durable format's metadata with marks in it; empty in all shards but rank 0's."""
     footer = read_footer(shard)
-    start = footer.header + footer.index_bytes + footer.directory_bytes
+    start = footer.header_offset + footer.index_bytes + footer.directory_bytes
     return bytes(shard[start : start + footer.metadata_bytes])
 
 

@@ -1,15 +1,16 @@
-"""The keeper: an agent's memory of its ranks' states, and of the states that it keeps for other nodes.
+"""The checkpoint service of an agent: the shards of its own ranks, and the replicas that it keeps for other nodes.
 
-It owns the slots that ranks write, sees to it that every filled slot stands twice, agrees with the other agents on
-what is committed, hands a new generation's ranks their state, and writes versions to durable storage. No torch.
+The service owns the slots that ranks write. It replicates every filled slot, commits versions together with the other
+agents, gives the ranks of a new generation their state, and flushes versions to durable storage. It needs no torch.
 
-What holds at all times:
-- a slot counts from the rank's RankFilled on; it is written again only when a newer version is committed gang-wide,
-  or its own version is void;
-- versions order by (generation, step); a commit deletes what is older, so the first commit of a generation deletes
-  the later steps of the one before;
-- nothing of a fenced generation is replicated or committed any more, but for the version that the running one started
-  from: until that has committed one itself, its shards are brought to the present buddies.
+Invariants:
+
+- A slot counts as full when the rank reports it as filled (`RankFilled`). It is written again only after a newer
+  version was committed by the whole gang, or after its own version was decided to be void.
+- Versions are ordered by (generation, step), and a commit drops all older versions. The first commit of a generation
+  therefore drops later steps of the generation before.
+- Nothing of a fenced generation is replicated or committed. The version that the running generation started from is the
+  exception: until the running generation commits a version, this version is replicated to the present buddies.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, NoMemoryLeft, SealedMemory, Slot, SlotPool
+from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import transfer
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PHASE_LETTERS = 64
-"""So much of a declared phase's name is told."""
+PHASE_NAME_LETTERS = 64
+"""The longest name of a declared phase that is reported. Longer names are cut, to bound the size of a status."""
+
+_NEVER_FENCED = 1 << 62
+"""A generation above all others, for tasks that a fence must not cancel."""
 
 
 @contextmanager
@@ -60,11 +65,10 @@ class CheckpointService:
     """One per agent. All methods run on the agent's event loop.
 
     Args:
-        gang_id: whose states these are.
-        node: this node's name.
-        dial: a stub for a peer's address, host:port.
-        changed: called when `shards`, `committed`, `progress` or `phases` has something new to say.
-        refused: why no rank gets slots, in words; empty: they do.
+        gang_id, node: the gang and the node of this agent.
+        dial: returns a stub for a peer's address, host:port.
+        on_change: called when `shards`, `committed`, `progress` or `phases` return something new.
+        slots_refused: why no rank gets slots; empty where ranks get slots.
     """
 
     def __init__(
@@ -72,330 +76,338 @@ class CheckpointService:
         gang_id: str,
         node: str,
         dial: Callable[[str], "PeerServiceAsyncStub"],
-        changed: Callable[[], None],
-        refused: str = "",
+        on_change: Callable[[], None],
+        slots_refused: str = "",
     ) -> None:
         self._gang_id = gang_id
-        self._refused = refused
+        self._slots_refused = slots_refused
         self._node = node
         self._dial = dial
-        self._changed = changed
-        self._work = WorkerThreads()
-        self._shard_store = ShardStore(changed)
-        self._sockets = RankSockets(self._received)
-        self._slots = SlotPool(gang_id, self._offer)
-        self._replica_builder = ReplicaBuilder(gang_id, self._shard_store, self._work)
-        self._commit_protocol = CommitProtocol(
-            gang_id, node, self._shard_store, dial, self._spawn, self._settled, self._now
+        self._on_change = on_change
+        self._run_in_thread = run_in_thread = WorkerThreads()
+        self._shard_store = store = ShardStore(on_change)
+        self._sockets = RankSockets(self._on_rank_message)
+        self._slots = SlotPool(gang_id, self._grant_free_slot)
+        self._replica_builder = ReplicaBuilder(gang_id, store, run_in_thread)
+        self._commit_protocol = commit = CommitProtocol(
+            gang_id, node, store, dial, self._spawn, self._on_decision, self._passed_step
         )
         self._replica_receiver = ReplicaReceiver(
-            gang_id, self._shard_store, self._replica_builder, self._commit_protocol.stale, self._awaited
+            gang_id, store, self._replica_builder, commit.stale_reason, self._awaits_slot
         )
-        self._flusher = Flusher(gang_id, node, self._shard_store, lambda: self._commit_protocol.committed, self._work)
-        self._recall = Recall(gang_id, node, self._shard_store, self._slots, dial, self._work)
+        self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, run_in_thread)
+        self._recall = Recall(gang_id, node, store, self._slots, dial, run_in_thread)
         self._tasks: dict[asyncio.Task[None], int] = {}
+        """Each running task and the generation on whose behalf it runs."""
         self._progress: dict[int, int] = {}
-        self._open: set[int] = set()
-        """Whose newest step is neither kept nor skipped yet."""
+        self._undecided_ranks: set[int] = set()
+        """Ranks that have neither kept nor skipped their newest step yet."""
         self._phases: dict[int, str] = {}
         self._digesting: set[tuple[int, Version]] = set()
 
-    # What the agent asks and tells.
+    # Called by the agent.
 
     def rank_socket(self, rank: int, generation: int) -> socket:
-        """A new connection for a rank; the caller hands the returned end to the process and closes it."""
+        """A new connection for a rank. The caller passes the returned end to the process and closes it."""
         return self._sockets.open(rank, generation)
 
-    def enlist(self, order: Order) -> None:
-        """Take note of an order: who is in the gang, who leads, where the ranks' states come from.
+    def apply_order(self, order: Order) -> None:
+        """Take members, ranks and restore plan from an order, before the ranks of its generation start.
 
-        Said before the ranks of a generation start; saying it again changes nothing.
+        Applying the same order again changes nothing.
         """
-        if self._commit_protocol.enlist(order):
-            self._progress, self._phases, self._open = {}, {}, set()
-            wards = {m.node for m in order.members if m.buddy == self._node}
-            self._replica_builder.expect(p.rank for p in order.places if p.node in wards)
-            self._recall.start(order, sorted(self._commit_protocol.local))
+        if self._commit_protocol.apply_order(order):
+            self._progress, self._phases, self._undecided_ranks = {}, {}, set()
+            replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
+            self._replica_builder.set_replicated_ranks(
+                place.rank for place in order.places if place.node in replicated_nodes
+            )
+            self._recall.start(order, sorted(self._commit_protocol.local_ranks))
 
     def fence(self, generation: int) -> None:
-        """The ranks up to `generation` have ended or are ending: hear them out, replicate and commit nothing of theirs.
+        """Stop to serve the ranks up to `generation`: read their last messages, then replicate and commit nothing more.
 
-        What they had filled before counts. Their shards stay.
+        Slots that were filled before the fence count. Shards are kept.
         """
-        self._sockets.drop(generation)
-        if generation <= self._commit_protocol.fenced:
+        self._sockets.close_up_to(generation)
+        if generation <= self._commit_protocol.fenced_generation:
             return
         self._commit_protocol.fence(generation)
         if self._commit_protocol.order.generation <= generation:
             self._recall.cancel()
-        for task, of in self._tasks.items():
-            if of <= generation:
+        for task, task_generation in self._tasks.items():
+            if task_generation <= generation:
                 task.cancel()
-        self._replica_receiver.news()
+        self._replica_receiver.notify_slots_changed()
 
     def shards(self) -> list[ShardStatus]:
-        """All whole, digested shards in this node's memory, own and buddies'."""
+        """All complete, digested shards in this node's memory: in its slots, and replicas."""
         return [shard.status() for shard in self._shard_store.all()]
 
     def committed(self) -> common_pb2.Version:
-        """The newest version that this agent knows to be committed; (0, 0) before the first."""
+        """The newest version that this agent knows to be committed; (0, 0) before the first commit."""
         return self._commit_protocol.committed.to_wire()
 
     def progress(self) -> dict[int, int]:
-        """The newest step that each rank of this node has declared in this generation."""
+        """The newest finished step of each rank of this node in this generation."""
         return dict(self._progress)
 
     def phases(self) -> dict[int, str]:
-        """The phase that each rank of this node has declared to be in, if any."""
+        """The declared phase of each rank of this node; empty for a rank that has left its phase."""
         return dict(self._phases)
 
-    def behind(self, rank: int, generation: int) -> bool:
-        """Whether a rank, which may have ended, has filled a slot that is not among `shards` yet, but will be."""
-        self._sockets.hear(rank, generation)
+    def is_digesting(self, rank: int, generation: int) -> bool:
+        """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""
+        self._sockets.read_pending(rank, generation)
         return any(of == rank and version.generation == generation for of, version in self._digesting)
 
     def stop_ranks(self, reason: str) -> None:
-        """Ask every rank for a planned stop: finish the step, snapshot, leave."""
+        """Ask every rank for a planned stop: finish the step, keep the state, exit."""
         self._sockets.stop(reason)
 
     async def flush(self, order: FlushOrder, durable_dir: str) -> None:
-        """Write this node's share of a version to `durable_dir`; the leading node returns when the whole is in place.
+        """Write this node's part of a version to `durable_dir`. On the flush leader this returns when all is complete.
 
-        What is written is the version that the order names, or a newer one where the gang has gone on since. A newer
-        order ends an older one's flush: it is to be told of them all, wherever its parts are written.
+        The flush writes the version that the order names, or a newer one if the gang has committed one since. A newer
+        order ends the flush of an older order, so every agent needs every order, whether it writes a part or not.
 
         Raises:
-            FlushError: it failed or was superseded. Nothing half-done is left.
+            FlushError: the flush failed or was superseded. No incomplete files are left.
         """
         await self._flusher.flush(order, Path(durable_dir))
 
-    def own_shards(self) -> list[Shard]:
-        """What stands in this node's own slots, of the two newest versions: there are no more between two commits."""
-        own = [shard for shard in self._shard_store.all() if shard.tier == TIER_OWN]
-        newest = sorted({shard.version for shard in own})[-2:]
-        return [shard for shard in own if shard.version in newest]
+    def slot_shards(self) -> list[Shard]:
+        """The shards in this node's slots, of the two newest versions. Between two commits there are no more."""
+        in_slots = [shard for shard in self._shard_store.all() if shard.tier == TIER_OWN]
+        newest = sorted({shard.version for shard in in_slots})[-2:]
+        return [shard for shard in in_slots if shard.version in newest]
 
-    async def take_back(self, offer: peer_pb2.ShardOffer, descriptor: int) -> None:
-        """Take in a shard that this gang's agent here had left when the job was requeued; every byte is verified.
+    async def adopt_shard(self, offer: peer_pb2.ShardOffer, descriptor: int) -> None:
+        """Add a shard that this gang's agent left here when the job was requeued. Every byte is verified.
 
         Args:
-            offer: describes it, as `transfer.offer_of` does.
-            descriptor: its memfd; owned from now on.
+            offer: describes the shard, as `transfer.make_offer` does.
+            descriptor: the shard's memfd. This method owns it.
 
         Raises:
-            CorruptShard: it isn't what is described, or of another gang.
+            CorruptShard: the memfd does not match the description, or the shard belongs to another gang.
         """
         memory = SealedMemory.adopt(descriptor)
         try:
             pieces = transfer.pieces_of_offer(offer)
             if offer.gang_id != self._gang_id or memory.size != offer.bytes:
                 raise CorruptShard(f"{memory.size} bytes are described as {offer.bytes} of gang {offer.gang_id}")
-            await self._recall.take_in(offer.rank, transfer.version_of_offer(offer), pieces, offer.digest, memory)
+            version = transfer.version_of_offer(offer)
+            await self._recall.add_slot_shard(offer.rank, version, pieces, offer.digest, memory)
         except BaseException:
             memory.close()
             raise
 
     async def close(self) -> None:
-        """End all work and free all memory."""
+        """End all tasks and free all memory."""
         self._recall.cancel()
-        self._sockets.drop(1 << 62)
+        self._sockets.close_up_to(_NEVER_FENCED)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._replica_builder.close()
-        self._shard_store.drop(lambda _: True, "the agent leaves")
+        self._shard_store.drop(lambda _: True, "the agent ends")
         self._slots.close()
-        self._work.close()
+        self._run_in_thread.close()
 
-    # The PeerService's share of this part, as grpc.aio calls it.
+    # The part of PeerService that concerns shards. grpc.aio calls these methods.
 
     async def Offer(
         self, request: peer_pb2.ShardOffer, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.ShardNeed:
-        """A node whose buddy this is offers a shard."""
+        """A node whose buddy this node is offers a shard."""
         return await self._replica_receiver.offer(request)
 
     async def Put(
         self, request_iterator: AsyncIterable[peer_pb2.ShardData], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.ShardStored:
-        """The pieces that were missing."""
+        """A node sends the pieces of its shard that were missing here."""
         return await self._replica_receiver.put(request_iterator)
 
     async def Fetch(
         self, request: peer_pb2.FetchRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[peer_pb2.ShardData]:
-        """A node needs a whole shard for a rank that starts there."""
+        """A node asks for a whole shard, because the shard's rank starts there."""
         async for message in self._replica_receiver.fetch(request, self._node, context):
             yield message
 
     async def Stored(
         self, request: peer_pb2.StoredReport, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.PeerAck:
-        """To the leader: a node's ranks stand twice, or never will."""
-        return peer_pb2.PeerAck(refused=self._commit_protocol.hear_report(request))
+        """A node reports to the commit leader that it has stored or skipped a version."""
+        return peer_pb2.PeerAck(refused=self._commit_protocol.receive_report(request))
 
     async def Committed(
         self, request: peer_pb2.CommitNotice, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> peer_pb2.PeerAck:
-        """From the leader: a version is committed, or void."""
-        return peer_pb2.PeerAck(refused=self._commit_protocol.hear_notice(request))
+        """The commit leader announces that a version is committed or void."""
+        return peer_pb2.PeerAck(refused=self._commit_protocol.receive_decision(request))
 
-    # What ranks say.
+    # Messages from ranks.
 
-    def _received(self, rank: int, generation: int, message: rank_pb2.RankMessage) -> None:
+    def _on_rank_message(self, rank: int, generation: int, message: rank_pb2.RankMessage) -> None:
         kind = message.WhichOneof("body")
         if kind == "progress":
-            self._progressed(rank, Version(generation, message.progress.step), message.progress.snapshot_skipped)
+            version = Version(generation, message.progress.step)
+            self._on_progress(rank, version, message.progress.snapshot_skipped)
         elif kind == "declared":
-            self._declared(rank, generation, message.declared.phase)
+            self._on_declared_phase(rank, generation, message.declared.phase)
         elif kind == "filled":
-            self._filled(rank, Version(generation, message.filled.step), message.filled.slot)
+            self._on_filled(rank, Version(generation, message.filled.step), message.filled.slot)
         elif kind == "join":
-            self._spawn(generation, self._welcome(rank, generation))
+            self._spawn(generation, self._on_join(rank, generation))
         elif kind == "layout":
-            self._spawn(generation, self._deal(rank, generation, message.layout.slot_bytes))
+            self._spawn(generation, self._on_layout(rank, generation, message.layout.slot_bytes))
 
-    async def _welcome(self, rank: int, generation: int) -> None:
+    async def _on_join(self, rank: int, generation: int) -> None:
         try:
-            await self._answer(rank, generation)
+            await self._send_recalled_state(rank, generation)
         except RestoreError as error:
-            self._tell(rank, generation, rank_pb2.AgentRankMessage(restore=rank_pb2.AgentRestore(refused=str(error))))
+            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=rank_pb2.AgentRestore(refused=str(error))))
         except BaseException:
             # Without an answer the rank would wait for ever.
-            self._sockets.hang_up(rank, generation)
+            self._sockets.close_rank(rank, generation)
             raise
 
-    async def _answer(self, rank: int, generation: int) -> None:
-        recalled = await self._recall.of(rank)
+    async def _send_recalled_state(self, rank: int, generation: int) -> None:
+        recalled = await self._recall.wait_for(rank)
         answer = rank_pb2.AgentRestore(durable_path=recalled.durable_path)
         if recalled.shard is None:
-            self._tell(rank, generation, rank_pb2.AgentRankMessage(restore=answer))
+            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer))
             return
         answer.version.CopyFrom(recalled.shard.version.to_wire())
         answer.bytes = recalled.shard.bytes
-        with recalled.shard.held(), _closing(recalled.shard.memory.read_only()) as fd:
-            self._tell(rank, generation, rank_pb2.AgentRankMessage(restore=answer), fd)
+        with recalled.shard.held(), _closing(recalled.shard.memory.open_read_only()) as fd:
+            self._send(rank, generation, rank_pb2.AgentRankMessage(restore=answer), fd)
 
-    async def _deal(self, rank: int, generation: int, size: int) -> None:
-        """The rank has its state and wants slots: what no plan needs any more makes room for them."""
-        keep = Version.from_wire(self._commit_protocol.order.restore.version)
+    async def _on_layout(self, rank: int, generation: int, size: int) -> None:
+        """Give a rank its slots. The rank has its state, so shards that no restore plan needs are dropped before."""
+        restored = Version.from_wire(self._commit_protocol.order.restore.version)
         self._shard_store.drop(
-            lambda s: s.version.generation < generation and s.version != keep, "a newer generation runs"
+            lambda shard: shard.version.generation < generation and shard.version != restored,
+            "a newer generation runs",
         )
-        fresh = []
+        new_memories = []
         try:
-            if self._refused:
-                raise NoMemoryLeft(self._refused)
-            for _ in range(SLOTS_PER_RANK - self._slots.fitting(rank, size)):
-                fresh.append(await self._work(self._slots.make, rank, size))
+            if self._slots_refused:
+                raise NoMemoryLeft(self._slots_refused)
+            for _ in range(SLOTS_PER_RANK - self._slots.count_of_size(rank, size)):
+                new_memories.append(await self._run_in_thread(self._slots.allocate, rank, size))
         except NoMemoryLeft as error:
             log.error("rank %d gets no slots: %s", rank, error)
-            for memory in fresh:
+            for memory in new_memories:
                 memory.close()
             answer = rank_pb2.AgentSlots(slot_bytes=size, refused=str(error))
-            self._tell(rank, generation, rank_pb2.AgentRankMessage(slots=answer))
+            self._send(rank, generation, rank_pb2.AgentRankMessage(slots=answer))
             return
-        dealt = self._slots.deal(rank, size, fresh)
+        slots = self._slots.assign(rank, size, new_memories)
         answer = rank_pb2.AgentSlots(slot_bytes=size)
-        self._tell(rank, generation, rank_pb2.AgentRankMessage(slots=answer), *(s.memory.fd for s in dealt))
-        self._offer(rank, at_once=True)
+        self._send(rank, generation, rank_pb2.AgentRankMessage(slots=answer), *(slot.memory.fd for slot in slots))
+        self._grant_free_slot(rank, for_any_step=True)
 
-    def _progressed(self, rank: int, version: Version, skipped: bool) -> None:
+    def _on_progress(self, rank: int, version: Version, skipped: bool) -> None:
         if version.generation != self._commit_protocol.order.generation:
             return
         if version.step >= self._progress.get(rank, 0):
             self._progress[rank] = version.step
-            (self._open.discard if skipped else self._open.add)(rank)
-        if self._progress.keys() >= self._commit_protocol.local:
-            self._commit_protocol.stepped()
-        if skipped and not self._refused:
-            self._commit_protocol.skip(rank, version)
-            self._replica_receiver.news()
-        self._changed()
+            (self._undecided_ranks.discard if skipped else self._undecided_ranks.add)(rank)
+        if self._progress.keys() >= self._commit_protocol.local_ranks:
+            self._commit_protocol.all_ranks_stepped()
+        if skipped and not self._slots_refused:
+            self._commit_protocol.record_skipped(rank, version)
+            self._replica_receiver.notify_slots_changed()
+        self._on_change()
 
-    def _declared(self, rank: int, generation: int, phase: str) -> None:
+    def _on_declared_phase(self, rank: int, generation: int, phase: str) -> None:
         if generation != self._commit_protocol.order.generation:
             return
-        self._phases[rank] = phase[:PHASE_LETTERS]
-        self._changed()
+        self._phases[rank] = phase[:PHASE_NAME_LETTERS]
+        self._on_change()
 
-    def _filled(self, rank: int, version: Version, number: int) -> None:
-        slot = self._slots.fill(rank, number)
+    def _on_filled(self, rank: int, version: Version, number: int) -> None:
+        slot = self._slots.mark_full(rank, number)
         if slot is None:
-            log.error("rank %d says that it filled slot %d, which it may not write: ignored", rank, number)
+            log.error("rank %d reports slot %d as filled, and may not write this slot: ignored", rank, number)
             return
-        if self._commit_protocol.unwanted(version):
-            self._slots.free(slot)
+        if self._commit_protocol.is_not_needed(version):
+            self._slots.mark_free(slot)
             return
-        self._open.discard(rank)
-        self._commit_protocol.filled(rank, version)
-        # Not bound to its generation: what was filled before a fence counts.
+        self._undecided_ranks.discard(rank)
+        self._commit_protocol.record_filled(rank, version)
+        # A fence must not cancel this task: what was filled before the fence counts.
         self._digesting.add((rank, version))
-        self._spawn(1 << 62, self._digest(rank, version, slot))
+        self._spawn(_NEVER_FENCED, self._digest_and_replicate(rank, version, slot))
 
-    async def _digest(self, rank: int, version: Version, slot: Slot) -> None:
+    async def _digest_and_replicate(self, rank: int, version: Version, slot: Slot) -> None:
         try:
-            pieces = await self._work(digest_pieces, slot.memory.view)
+            pieces = await self._run_in_thread(digest_pieces, slot.memory.view)
         except CorruptShard as error:
-            log.error("rank %d's snapshot of %s is void: %s", rank, version, error)
-            self._commit_protocol.give_up(version)
-            self._slots.free(slot)
-            self._changed()
+            log.error("rank %d's snapshot of %s can't be used: %s", rank, version, error)
+            self._commit_protocol.skip(version)
+            self._slots.mark_free(slot)
+            self._on_change()
             return
         finally:
             self._digesting.discard((rank, version))
-        shard = Shard(
-            rank, version, TIER_OWN, pieces, shard_digest(pieces), slot.memory, lambda: self._slots.free(slot)
-        )
-        if self._commit_protocol.unwanted(version):
+        digest = shard_digest(pieces)
+        shard = Shard(rank, version, TIER_OWN, pieces, digest, slot.memory, lambda: self._slots.mark_free(slot))
+        if self._commit_protocol.is_not_needed(version):
             shard.release()
-            self._changed()
+            self._on_change()
             return
-        self._shard_store.put(shard)
-        self._replica_receiver.news()
-        self._commit_protocol.take_up(shard)
+        self._shard_store.add(shard)
+        self._replica_receiver.notify_slots_changed()
+        self._commit_protocol.start_replication(shard)
 
-    # Small questions.
+    # What the parts of this service ask each other.
 
-    def _now(self) -> int:
-        """The newest step that some rank can't keep any more. One that has not said what became of its newest may wait
-        for a slot to keep it in."""
-        return max((step - (rank in self._open) for rank, step in self._progress.items()), default=0)
+    def _passed_step(self) -> int:
+        """The newest step that some rank can no longer keep.
 
-    def _offer(self, rank: int, *, at_once: bool = False) -> None:
-        """Lend a rank one free slot, for the step that all ranks keep next."""
-        slot = self._slots.spare(rank)
+        A rank whose newest step is undecided may still wait for a slot, so that it has passed only the step before.
+        """
+        return max((step - (rank in self._undecided_ranks) for rank, step in self._progress.items()), default=0)
+
+    def _grant_free_slot(self, rank: int, *, for_any_step: bool = False) -> None:
+        """Give a rank one free slot for the step that all ranks keep next."""
+        slot = self._slots.next_free(rank)
         if slot is not None and slot.number is not None:
-            self._sockets.free(rank, slot.number, 0 if at_once else self._commit_protocol.next_step, slot.fills)
+            from_step = 0 if for_any_step else self._commit_protocol.next_step
+            self._sockets.grant_slot(rank, slot.number, from_step, slot.fill_count)
 
-    def _settled(self) -> None:
-        for rank in self._commit_protocol.local:
-            self._offer(rank)
-        self._replica_receiver.news()
-        self._changed()
+    def _on_decision(self) -> None:
+        for rank in self._commit_protocol.local_ranks:
+            self._grant_free_slot(rank)
+        self._replica_receiver.notify_slots_changed()
+        self._on_change()
 
-    def _awaited(self, version: Version) -> bool:
-        """Whether a rank of this node is still to fill a slot with this version."""
-        known = self._commit_protocol
-        if version.generation != known.order.generation or known.stale(version) or known.skipped >= version:
+    def _awaits_slot(self, version: Version) -> bool:
+        """Whether a rank of this node may still fill a slot with this version."""
+        commit = self._commit_protocol
+        if version.generation != commit.order.generation or commit.stale_reason(version) or commit.skipped >= version:
             return False
         return any(
-            self._sockets.generation(rank) == version.generation and self._shard_store.own(rank, version) is None
-            for rank in known.local
+            self._sockets.generation(rank) == version.generation and self._shard_store.slot_shard(rank, version) is None
+            for rank in commit.local_ranks
         )
 
-    def _tell(self, rank: int, generation: int, message: rank_pb2.AgentRankMessage, *fds: int) -> None:
+    def _send(self, rank: int, generation: int, message: rank_pb2.AgentRankMessage, *fds: int) -> None:
         if self._sockets.generation(rank) == generation:
             self._sockets.send(rank, message, fds)
 
     def _spawn(self, generation: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks[task] = generation
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the keeper of %s failed at its work", self._node, exc_info=error)
+            log.error("a task of the checkpoint service on %s failed", self._node, exc_info=error)

@@ -1,6 +1,6 @@
-"""The sockets between this agent and its ranks: packets in, packets out, memfds beside them.
+"""The Unix sockets between this agent and its ranks: packets in both directions, memfds beside them.
 
-A rank that can't be spoken to any more is dropped; its end is reported by whoever watches its process.
+The sockets drop a rank that can't be reached any more. The rank supervisor reports the end of its process.
 """
 
 import array
@@ -16,103 +16,108 @@ from muster.v1.rank_pb2 import AgentRankMessage, AgentSlotFree, AgentStop, RankM
 log = logging.getLogger(__name__)
 
 PACKET_BYTES = 1 << 16
+"""The largest packet that a rank may send."""
 
 
 class RankSockets:
-    """One socket a rank.
+    """One socket for each rank.
 
     Args:
-        received: called with rank, generation and each message, on the event loop.
+        on_message: called with rank, generation and each message, on the event loop.
     """
 
-    def __init__(self, received: Callable[[int, int, RankMessage], None]) -> None:
-        self._received = received
-        self._ends: dict[int, tuple[int, socket.socket]] = {}
+    def __init__(self, on_message: Callable[[int, int, RankMessage], None]) -> None:
+        self._on_message = on_message
+        self._sockets: dict[int, tuple[int, socket.socket]] = {}
         self._stop: AgentRankMessage | None = None
 
     def open(self, rank: int, generation: int) -> socket.socket:
-        """Make a pair, serve one end, return the rank's (inheritable, blocking)."""
-        self._drop(rank)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        theirs.set_inheritable(True)
-        self._ends[rank] = (generation, ours)
-        asyncio.get_running_loop().add_reader(ours, self._readable, rank, generation, ours)
+        """Make a socket pair and serve one end; returns the rank's end (inheritable, blocking)."""
+        self._close(rank)
+        agent_end, rank_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        agent_end.setblocking(False)
+        rank_end.set_inheritable(True)
+        self._sockets[rank] = (generation, agent_end)
+        asyncio.get_running_loop().add_reader(agent_end, self._on_readable, rank, generation, agent_end)
         if self._stop is not None:
             self.send(rank, self._stop)
-        return theirs
+        return rank_end
 
     def generation(self, rank: int) -> int | None:
-        """The generation of the rank that is connected; None: none is."""
-        return self._ends[rank][0] if rank in self._ends else None
+        """The generation of the connected rank; None where the rank is not connected."""
+        return self._sockets[rank][0] if rank in self._sockets else None
 
     def send(self, rank: int, message: AgentRankMessage, fds: Sequence[int] = ()) -> None:
-        """Send one message. A rank that is gone is dropped, quietly, once all that it has said was heard."""
-        if rank not in self._ends:
+        """Send one message. A rank that has closed its end is dropped once all of its messages are read."""
+        if rank not in self._sockets:
             return
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._ends[rank][1].sendmsg([message.SerializeToString()], beside)
+            self._sockets[rank][1].sendmsg([message.SerializeToString()], ancillary)
         except (BrokenPipeError, ConnectionResetError):
-            log.info("rank %d has hung up", rank)  # its last words may wait to be read
+            log.info("rank %d has closed its socket", rank)  # its last messages may still wait to be read
         except OSError as error:
-            log.warning("rank %d can't be told: %s", rank, error)
-            self._drop(rank)
+            log.warning("rank %d can't be sent a message: %s", rank, error)
+            self._close(rank)
 
-    def free(self, rank: int, slot: int, from_step: int, fills: int) -> None:
-        """Lend a rank a slot, which it has filled so many times, for the first due step from a step on."""
-        free = AgentSlotFree(slot=slot, from_step=from_step, fills=fills)
+    def grant_slot(self, rank: int, slot: int, from_step: int, fill_count: int) -> None:
+        """Give a rank a free slot for the first due step from `from_step` on.
+
+        `fill_count`: how often the rank has filled the slot. A rank ignores a grant with another count as outdated.
+        """
+        free = AgentSlotFree(slot=slot, from_step=from_step, fills=fill_count)
         self.send(rank, AgentRankMessage(slot_free=free))
 
     def stop(self, reason: str) -> None:
-        """Ask all ranks for a planned stop: those, too, that come later, for the others wait for their word."""
+        """Ask all ranks for a planned stop. Ranks that connect later are asked too: all ranks have to agree."""
         self._stop = AgentRankMessage(stop=AgentStop(reason=reason))
-        for rank in list(self._ends):
+        for rank in list(self._sockets):
             self.send(rank, self._stop)
 
-    def hang_up(self, rank: int, generation: int) -> None:
-        """Close the line to a rank of this generation."""
+    def close_rank(self, rank: int, generation: int) -> None:
+        """Close the socket of a rank of this generation."""
         if self.generation(rank) == generation:
-            self._drop(rank)
+            self._close(rank)
 
-    def hear(self, rank: int, generation: int) -> None:
-        """Take in at once what a rank of this generation has said so far."""
-        theirs, sock = self._ends.get(rank, (0, None))
-        if sock is not None and theirs == generation:
-            self._readable(rank, theirs, sock)
+    def read_pending(self, rank: int, generation: int) -> None:
+        """Read at once all messages that a rank of this generation has sent so far."""
+        current, sock = self._sockets.get(rank, (0, None))
+        if sock is not None and current == generation:
+            self._on_readable(rank, current, sock)
 
-    def drop(self, generation: int) -> None:
-        """Close the sockets of all ranks up to `generation`; what they have said before is heard."""
-        for rank, (theirs, _) in list(self._ends.items()):
-            if theirs <= generation:
-                self.hear(rank, theirs)
-                self._drop(rank)
+    def close_up_to(self, generation: int) -> None:
+        """Close the sockets of all ranks up to `generation`, after all of their messages are read."""
+        for rank, (current, _) in list(self._sockets.items()):
+            if current <= generation:
+                self.read_pending(rank, current)
+                self._close(rank)
 
-    def _drop(self, rank: int) -> None:
-        _, sock = self._ends.pop(rank, (0, None))
+    def _close(self, rank: int) -> None:
+        _, sock = self._sockets.pop(rank, (0, None))
         if sock is not None:
             asyncio.get_running_loop().remove_reader(sock)
             sock.close()
 
-    def _readable(self, rank: int, generation: int, sock: socket.socket) -> None:
-        while self._ends.get(rank) == (generation, sock):
+    def _on_readable(self, rank: int, generation: int, sock: socket.socket) -> None:
+        while self._sockets.get(rank) == (generation, sock):
             try:
                 data = sock.recv(PACKET_BYTES)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # It has closed its end with words of ours unread. The kernel says so once, before its own last words.
+                # The rank closed its end before it had read all messages. The kernel reports this once; the rank's own
+                # last messages follow.
                 continue
             except OSError as error:
                 log.info("rank %d: %s", rank, error)
                 data = b""
             if not data:
-                self._drop(rank)
+                self._close(rank)
                 return
             try:
                 message = RankMessage.FromString(data)
             except DecodeError:
-                log.error("rank %d sent a packet that is no message: dropped", rank)
-                self._drop(rank)
+                log.error("rank %d sent a packet that is no message: its socket is closed", rank)
+                self._close(rank)
                 return
-            self._received(rank, generation, message)
+            self._on_message(rank, generation, message)

@@ -1,8 +1,8 @@
-"""Where a generation's ranks get their state from: this node's memory, another's, or durable storage of the same
-version.
+"""Recall: brings the shards that a generation starts from into slots of the nodes that run the ranks.
 
-Started for all ranks of this node as soon as the order is known, while the ranks still start. Every byte is verified
-here before a rank sees it. A rank gets the version of the plan or nothing: versions are never mixed.
+The sources are this node's memory, another node's memory, and a durable folder of the same version. The recall starts
+for all ranks of this node when the order arrives, while the rank processes still start. Every byte is verified before a
+rank can see it. A rank gets exactly the version of the restore plan, or an error: versions are never mixed.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ import grpc
 from muster.checkpoint.format.durable_folders import folder_name
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import bad_pieces
-from muster.checkpoint.store.memory.shards import Piece, Shard, ShardStore
-from muster.checkpoint.store.memory.slots import NoMemoryLeft, SealedMemory, SlotPool
+from muster.checkpoint.store.memory.pieces import Piece, verify_pieces
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory
+from muster.checkpoint.store.memory.shards import Shard, ShardStore
+from muster.checkpoint.store.memory.slots import SlotPool
 from muster.checkpoint.store.replication import transfer
-from muster.checkpoint.store.replication.replica_builder import verify
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 120.0
+"""Seconds for fetching one shard from another node."""
 
 
 @dataclass(frozen=True)
 class RecalledState:
-    """What a rank starts from: a shard that stands in a slot of this node, a durable folder, or neither (afresh)."""
+    """What a rank starts from: a shard in a slot of this node, or a durable folder, or neither (a fresh start)."""
 
     shard: Shard | None = None
     durable_path: str = ""
@@ -46,10 +47,10 @@ class Recall:
     """The recalls of one generation on this node.
 
     Args:
-        gang_id, node: who asks.
-        shelf, slots: where shards stand and come to stand.
-        dial: a stub for a peer's address.
-        work: threads.
+        gang_id, node: the gang and the node of this agent.
+        shard_store, slots: where shards are found, and where recalled shards are added.
+        dial: returns a stub for a peer's address.
+        run_in_thread: runs a function in a thread.
     """
 
     def __init__(
@@ -59,38 +60,38 @@ class Recall:
         shard_store: ShardStore,
         slots: SlotPool,
         dial: Callable[[str], "PeerServiceAsyncStub"],
-        work: WorkerThreads,
+        run_in_thread: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
         self._slots = slots
         self._dial = dial
-        self._work = work
-        self._peers: dict[str, str] = {}
+        self._run_in_thread = run_in_thread
+        self._peer_addresses: dict[str, str] = {}
         self._tasks: dict[int, asyncio.Task[RecalledState]] = {}
 
     def start(self, order: Order, ranks: Sequence[int]) -> None:
-        """Begin for the ranks of this node; an earlier generation's recalls are given up."""
+        """Start the recalls for the ranks of this node. Recalls of an earlier generation are cancelled."""
         self.cancel()
-        self._peers = {m.node: m.peer_address for m in order.members}
+        self._peer_addresses = {member.node: member.peer_address for member in order.members}
         for rank in ranks:
             task = asyncio.create_task(self._recall(rank, order.restore), name=f"recall rank {rank}")
-            # An error is told to the rank that asks; without one asking it is no news.
+            # `wait_for` raises the error for the rank that asks. Without such a rank, asyncio must not log the error.
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
             self._tasks[rank] = task
 
-    async def of(self, rank: int) -> RecalledState:
-        """The state of a rank; waits until it stands here.
+    async def wait_for(self, rank: int) -> RecalledState:
+        """The state of a rank; waits until it is on this node.
 
         Raises:
-            RestoreError: no source gave it.
+            RestoreError: no source has the state.
         """
         task = self._tasks.get(rank)
         return await asyncio.shield(task) if task is not None else RecalledState()
 
     def cancel(self) -> None:
-        """Give up what has not come yet."""
+        """Cancel all recalls that are not complete."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
@@ -102,89 +103,91 @@ class Recall:
         )
         if not plan.sources and (plan.durable_path or not plan.HasField("version")):
             return RecalledState(durable_path=plan.durable_path)
-        tried = []
+        failures = []
         for source in sources:
             try:
-                return RecalledState(await self._from(rank, version, source))
+                return RecalledState(await self._recall_from(rank, version, source))
             except (CorruptShard, NoMemoryLeft) as error:
-                words = str(error)
+                reason = str(error)
             except grpc.aio.AioRpcError as error:
-                words = f"{error.code().name}: {error.details()}"
-            log.error("rank %d's state at %s can't be had from %s: %s", rank, version, source.node, words)
-            tried.append(f"{source.node}: {words}")
+                reason = f"{error.code().name}: {error.details()}"
+            log.error("rank %d's state at %s can't be had from %s: %s", rank, version, source.node, reason)
+            failures.append(f"{source.node}: {reason}")
         if PurePath(plan.durable_path).name == folder_name(version, self._gang_id):
             return RecalledState(durable_path=plan.durable_path)
-        raise RestoreError(f"rank {rank}'s state at {version} can't be had: {'; '.join(tried) or 'no source holds it'}")
+        reasons = "; ".join(failures) or "no source holds it"
+        raise RestoreError(f"rank {rank}'s state at {version} can't be had: {reasons}")
 
-    async def _from(self, rank: int, version: Version, source: RestoreSource) -> Shard:
+    async def _recall_from(self, rank: int, version: Version, source: RestoreSource) -> Shard:
         if source.node == self._node:
-            return await self._here(rank, version, source)
-        if source.node not in self._peers:
+            return await self._recall_from_this_node(rank, version, source)
+        if source.node not in self._peer_addresses:
             raise CorruptShard(f"the order names no address for {source.node}")
         return await self._fetch(rank, version, source)
 
-    async def _here(self, rank: int, version: Version, source: RestoreSource) -> Shard:
-        shard = self._shard_store.own(rank, version) or self._shard_store.copy(rank, version)
+    async def _recall_from_this_node(self, rank: int, version: Version, source: RestoreSource) -> Shard:
+        shard = self._shard_store.find(rank, version)
         if shard is None:
             raise CorruptShard("its memory holds no such shard")
         with shard.held():
             if source.digest and shard.digest.hex() != source.digest:
                 raise CorruptShard(f"the shard's digest is {shard.digest.hex()}, the order says {source.digest}")
-            bad = await self._work(bad_pieces, shard)
-            if not bad:
-                return shard if shard.tier == TIER_OWN else await self._settle(shard)
-        why = f"{len(bad)} of {len(shard.pieces)} pieces don't give their digest"
-        self._shard_store.quarantine(shard, why)
-        other = self._shard_store.find(rank, version)
-        if other is not None:
-            return await self._here(rank, version, source)
-        raise CorruptShard(why)
+            corrupt = await self._run_in_thread(shard.corrupt_pieces)
+            if not corrupt:
+                return shard if shard.tier == TIER_OWN else await self._copy_replica_into_slot(shard)
+        reason = f"{len(corrupt)} of {len(shard.pieces)} pieces don't match their digest"
+        self._shard_store.quarantine(shard, reason)
+        if self._shard_store.find(rank, version) is not None:
+            return await self._recall_from_this_node(rank, version, source)
+        raise CorruptShard(reason)
 
-    async def _settle(self, copy: Shard) -> Shard:
-        """Turn a buddy's copy into a slot of this node: the rank lives here now."""
+    async def _copy_replica_into_slot(self, replica: Shard) -> Shard:
+        """Copy a replica into a slot of this node, because its rank runs here now."""
 
-        def fill(memory: SealedMemory) -> None:
-            for n, piece in enumerate(copy.pieces):
-                memory.view[piece.offset : piece.offset + piece.length] = copy.piece(n)
+        def copy(memory: SealedMemory) -> None:
+            for n, piece in enumerate(replica.pieces):
+                memory.view[piece.offset : piece.offset + piece.length] = replica.piece(n)
 
-        memory = await self._work(self._slots.make, copy.rank, copy.bytes)
+        memory = await self._run_in_thread(self._slots.allocate, replica.rank, replica.bytes)
         try:
-            await self._work(fill, memory)
-            return await self.take_in(copy.rank, copy.version, copy.pieces, copy.digest, memory)
+            await self._run_in_thread(copy, memory)
+            return await self.add_slot_shard(replica.rank, replica.version, replica.pieces, replica.digest, memory)
         except BaseException:
             memory.close()
             raise
 
-    async def _fetch(self, rank: int, version: Version, origin: RestoreSource) -> Shard:
+    async def _fetch(self, rank: int, version: Version, source: RestoreSource) -> Shard:
         request = peer_pb2.FetchRequest(gang_id=self._gang_id, node=self._node, rank=rank, version=version.to_wire())
-        stream = self._dial(self._peers[origin.node]).Fetch(request, timeout=FETCH_TIMEOUT_S)
-        source = aiter(stream)
-        first = await anext(source, None)
+        stub = self._dial(self._peer_addresses[source.node])
+        stream = aiter(stub.Fetch(request, timeout=FETCH_TIMEOUT_S))
+        first = await anext(stream, None)
         if first is None or not first.HasField("offer"):
             raise CorruptShard("the answer doesn't begin with an offer")
-        pieces = transfer.pieces_of_offer(first.offer)
-        if (first.offer.rank, Version.from_wire(first.offer.version)) != (rank, version):
-            raise CorruptShard(f"the answer is rank {first.offer.rank} of {Version.from_wire(first.offer.version)}")
-        if origin.digest and first.offer.digest.hex() != origin.digest:
-            raise CorruptShard(f"the shard's digest is {first.offer.digest.hex()}, the order says {origin.digest}")
-        memory = await self._work(self._slots.make, rank, first.offer.bytes)
+        offer = first.offer
+        pieces = transfer.pieces_of_offer(offer)
+        offered_version = transfer.version_of_offer(offer)
+        if (offer.rank, offered_version) != (rank, version):
+            raise CorruptShard(f"the answer is rank {offer.rank} of {offered_version}")
+        if source.digest and offer.digest.hex() != source.digest:
+            raise CorruptShard(f"the shard's digest is {offer.digest.hex()}, the order says {source.digest}")
+        memory = await self._run_in_thread(self._slots.allocate, rank, offer.bytes)
         try:
-            await transfer.receive_pieces(source, memory, pieces)
-            return await self.take_in(rank, version, pieces, first.offer.digest, memory)
+            await transfer.receive_pieces(stream, memory, pieces)
+            return await self.add_slot_shard(rank, version, pieces, offer.digest, memory)
         except BaseException:
             memory.close()
             raise
 
-    async def take_in(
+    async def add_slot_shard(
         self, rank: int, version: Version, pieces: tuple[Piece, ...], digest: bytes, memory: SealedMemory
     ) -> Shard:
-        """Verify every byte of `memory`, then make it the rank's slot.
+        """Verify every byte of `memory`, then make it a full slot of the rank and store its shard.
 
         Raises:
-            CorruptShard: its bytes don't give their digests.
+            CorruptShard: some bytes do not match their digest.
         """
-        await self._work(verify, memory, pieces, range(len(pieces)))
+        await self._run_in_thread(verify_pieces, memory, pieces, range(len(pieces)))
         slot = self._slots.adopt(rank, memory)
-        shard = Shard(rank, version, TIER_OWN, pieces, digest, memory, lambda: self._slots.free(slot))
-        self._shard_store.put(shard)
+        shard = Shard(rank, version, TIER_OWN, pieces, digest, memory, lambda: self._slots.mark_free(slot))
+        self._shard_store.add(shard)
         return shard

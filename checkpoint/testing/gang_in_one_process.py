@@ -87,7 +87,10 @@ class TorchlessRank:
 def contents(shard: memoryview) -> Mapping[str, bytes]:
     """What a rehearsed rank had put into a shard."""
     footer = layout.read_footer(shard)
-    return {"shared": bytes(shard[: footer.cut]), "own": bytes(layout.read_object(shard, footer.cut))}
+    return {
+        "shared": bytes(shard[: footer.objects_offset]),
+        "own": bytes(layout.read_object(shard, footer.objects_offset)),
+    }
 
 
 class _Service(peer_pb2_grpc.PeerServiceServicer):
@@ -193,7 +196,7 @@ class InProcessGang:
         self.generation += 1
         order = self._order(places, restore)
         for node in self.nodes.values():
-            node.checkpoint_service.enlist(order)
+            node.checkpoint_service.apply_order(order)
         return self.generation
 
     def _order(self, places: Mapping[int, str], restore: agent_pb2.RestorePlan | None) -> agent_pb2.Order:

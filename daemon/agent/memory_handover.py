@@ -20,8 +20,8 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from muster.checkpoint.format.errors import CorruptShard
+from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.memory.slots import MEMFD_SEALS
 from muster.checkpoint.store.replication import transfer
 from muster.daemon.host import packets
 from muster.daemon.host.kept_memory_client import MAX_SHARDS, open_request, send_request
@@ -42,8 +42,8 @@ _TAKEN: packets.Message = {"taken": {}}
 class Keeper(Protocol):
     """Of the memory store (muster.checkpoint.store.checkpoint_service.Keeper), what is needed here."""
 
-    def own_shards(self) -> list[Shard]: ...
-    async def take_back(self, offer: ShardOffer, descriptor: int) -> None: ...
+    def slot_shards(self) -> list[Shard]: ...
+    async def adopt_shard(self, offer: ShardOffer, descriptor: int) -> None: ...
 
 
 class MemoryHandover:
@@ -64,7 +64,7 @@ class MemoryHandover:
     async def leave(self, keeper: Keeper, generation: int) -> None:
         """Leave this node's shards with musterd, if it is there and takes them, in the place of what was left before.
         `generation`: the gang's newest."""
-        shards = newest_first(keeper.own_shards())[:MAX_SHARDS]
+        shards = newest_first(keeper.slot_shards())[:MAX_SHARDS]
         if not self._path or not shards:
             return
         newest = max(generation, *(shard.version.generation for shard in shards))
@@ -180,7 +180,7 @@ def _limit_s(memfds: Sequence[int]) -> float:
 
 async def _verified(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
     """Have the keeper take in each shard, all at once: its threads share the work."""
-    tasks = (keeper.take_back(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
+    tasks = (keeper.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
     for offer, error in zip(offers, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
         version = transfer.version_of_offer(offer)
         if isinstance(error, CorruptShard):

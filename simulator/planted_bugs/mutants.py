@@ -154,8 +154,8 @@ MUTANTS: dict[str, Mutant] = {
     "commit-without-a-shard": Mutant(
         "a version is committed though a node has not stored it",
         "muster.checkpoint.store.commit.commit_tracker",
-        "        if have != self.nodes:",
-        "        if len(have) < max(1, len(self.nodes) - 1):",
+        "        if storing_nodes != self.nodes:",
+        "        if len(storing_nodes) < max(1, len(self.nodes) - 1):",
     ),
     "restore-without-a-shard": Mutant(
         "a version is restored of which a rank's shard is lost",

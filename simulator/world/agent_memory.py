@@ -132,7 +132,7 @@ class Memory:
         if version.generation != self._tracker.generation or version.generation <= agent.fenced:
             return False
         now = max((r.step for r in agent.ranks.values()), default=0)
-        vote = self._tracker.skipped if skipped else self._tracker.stored
+        vote = self._tracker.record_skipped if skipped else self._tracker.record_stored
         decision = vote(node, versions.Version(version.generation, version.step), now)
         if decision is not None:
             if not decision.void:

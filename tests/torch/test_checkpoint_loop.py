@@ -42,7 +42,7 @@ class Agent:
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.generation = 0
-        self.links: list[AgentConnection] = []
+        self.connections: list[AgentConnection] = []
         self.declared: list[str] = []
         self.checkpoint_service: CheckpointService = self.call(self._make)
 
@@ -59,7 +59,7 @@ class Agent:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
 
-    def link(self) -> AgentConnection:
+    def connect(self) -> AgentConnection:
         """Fence, plan the newest shard, and start the next generation's rank."""
         self.call(self.checkpoint_service.fence, self.generation)
         self.generation += 1
@@ -73,8 +73,8 @@ class Agent:
             order.restore.sources.add(rank=0, tier=newest.tier, node="n0", digest=newest.digest)
         self.call(self.checkpoint_service.enlist, order)
         end = self.call(self.checkpoint_service.rank_socket, 0, self.generation)
-        self.links.append(AgentConnection(end.detach(), 0, self.generation))
-        return self.links[-1]
+        self.connections.append(AgentConnection(end.detach(), 0, self.generation))
+        return self.connections[-1]
 
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + 20
@@ -93,8 +93,8 @@ class Agent:
         return folder / f"step_{step:08}_g{self.generation}_g"
 
     def close(self) -> None:
-        for link in self.links:
-            link.close()
+        for connection in self.connections:
+            connection.close()
         self.call(self.checkpoint_service.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
@@ -183,7 +183,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
     for n in range(1, 13):
         straight.train(n)
 
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     assert job.checkpoint.restore() == 0
     for n in range(1, 8):
         job.train(n)
@@ -192,7 +192,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
     job.train(8)  # lost with the process
     job.checkpoint.close()
 
-    again = Job(agent.connection(), seed=99)
+    again = Job(agent.connect(), seed=99)
     assert again.checkpoint.restore() == 7
     for n in range(8, 13):
         again.train(n)
@@ -204,7 +204,7 @@ def test_a_restored_run_has_the_same_bits(agent: Agent) -> None:
 
 
 def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
     job.train(1)
     weight = job.model.low.weight
@@ -213,7 +213,7 @@ def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
     job.checkpoint.step(1)
     agent.await_committed(1)
     job.checkpoint.close()
-    again = Job(agent.connection(), seed=5)
+    again = Job(agent.connect(), seed=5)
     assert again.checkpoint.restore() == 1
     after = again.optimizer.state[again.model.low.weight]["exp_avg"]
     assert after.dtype == torch.float32
@@ -222,7 +222,7 @@ def test_an_optimizers_state_keeps_its_dtype(agent: Agent) -> None:
 
 
 def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent, tmp_path: Path) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1, final=True)
@@ -235,7 +235,7 @@ def test_tied_weights_are_kept_once_and_published_under_both_names(agent: Agent,
 
 
 def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
     for n in (1, 2, 3):
         job.train(n)
@@ -265,7 +265,7 @@ def test_a_flush_loads_with_plain_torch(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
     for n in range(1, 5):
         job.train(n)
@@ -306,7 +306,7 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wait_share", [0.0, 0.05])
 def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent: Agent, wait_share: float) -> None:
-    job = Job(agent.connection(), wait_share=wait_share)
+    job = Job(agent.connect(), wait_share=wait_share)
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1)
@@ -326,7 +326,7 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent
 
 
 def test_a_step_that_is_due_while_the_last_commit_is_under_way_waits_for_it(agent: Agent) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint._waiting = WaitBudget(1.0, most_s=20.0)  # however slow the machine is
     job.checkpoint.restore()
     for n in range(1, 40):
@@ -345,7 +345,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(bad: dict[str, Any]) -> None
 
 
 def test_only_every_nth_step_is_kept(agent: Agent) -> None:
-    job = Job(agent.connection(), every=3)
+    job = Job(agent.connect(), every=3)
     job.checkpoint.restore()
     for n in range(1, 8):
         job.train(n)
@@ -358,7 +358,7 @@ def test_only_every_nth_step_is_kept(agent: Agent) -> None:
 
 
 def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
-    job = Job(agent.connection(), every=100)
+    job = Job(agent.connect(), every=100)
     job.checkpoint.restore()
     job.train(1)
     assert job.checkpoint.step(1)
@@ -370,7 +370,7 @@ def test_a_planned_stop_keeps_the_last_step(agent: Agent) -> None:
 
 
 def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent: Agent) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
 
     def fail_while_saving() -> None:
@@ -393,12 +393,12 @@ def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent
         agent.until(lambda: agent.checkpoint_service.phases() == {0: "saving"})
     agent.until(lambda: agent.checkpoint_service.phases() == {0: "after the last step"})
     job.checkpoint.close()
-    Job(agent.connection()).checkpoint.restore()
+    Job(agent.connect()).checkpoint.restore()
     agent.until(lambda: agent.checkpoint_service.phases() == {0: ""})
 
 
 def test_a_rank_that_waits_for_its_state_says_so(agent: Agent) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
     agent.until(lambda: agent.declared == ["restoring its state", ""])
     job.checkpoint.close()
@@ -411,7 +411,7 @@ def test_outside_muster_a_phase_is_a_block_like_any_other() -> None:
 
 
 def test_an_agent_that_dies_does_not_end_the_training(agent: Agent) -> None:
-    job = Job(agent.connection())
+    job = Job(agent.connect())
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1)

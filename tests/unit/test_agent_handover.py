@@ -15,8 +15,8 @@ import pytest
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.checkpoint.store.memory.shards import Shard
-from muster.checkpoint.store.memory.slots import SealedMemory
 from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
 from muster.checkpoint.training.agent_connection import AgentConnection
@@ -155,7 +155,7 @@ async def test_what_was_taken_back_and_never_used_is_left_again(folder: Path) ->
 async def test_damaged_memory_does_not_count(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1)
-        fd = os.dup(first.nodes["n1"].checkpoint_service.own_shards()[0].memory.fd)
+        fd = os.dup(first.nodes["n1"].checkpoint_service.slot_shards()[0].memory.fd)
         await first.leave()
     os.pwrite(fd, b"?", 4 << 20)
     os.close(fd)
@@ -176,17 +176,17 @@ async def test_a_description_that_does_not_fit_its_memory_is_refused(folder: Pat
     async with Run(folder) as first:
         await first.train(1)
         checkpoint_service = first.nodes["n0"].checkpoint_service
-        (shard,) = checkpoint_service.own_shards()
+        (shard,) = checkpoint_service.slot_shards()
         other = CheckpointService("another", "n0", first.dial, lambda: None)
         offers = [transfer.make_offer(GANG, "n0", shard) for _ in range(3)]
         offers[1].bytes -= 1
         offers[2].pieces[0].digest = bytes(16)
         for offer, taker in zip(offers, (other, checkpoint_service, checkpoint_service), strict=True):
             with pytest.raises(CorruptShard):
-                await taker.take_back(offer, os.dup(shard.memory.fd))
+                await taker.adopt_shard(offer, os.dup(shard.memory.fd))
         loose = os.memfd_create("loose", os.MFD_CLOEXEC)
         with pytest.raises(CorruptShard, match="can still grow"):
-            await checkpoint_service.take_back(offers[0], loose)
+            await checkpoint_service.adopt_shard(offers[0], loose)
         await other.close()
 
 

@@ -91,6 +91,6 @@ def test_what_another_gang_said_is_never_forgotten(tmp_path: Path) -> None:
     others = {".flush-a-1-3", ".flush-b-3", ".flush-a-9", ".flush-a-x"}
     for name in {*others, ".flush-a-3", ".flush-a-8"}:
         (tmp_path / name).mkdir()
-    flush_version.forget(tmp_path, "a", 8)
+    flush_version.remove_declarations(tmp_path, "a", 8)
     assert {path.name for path in tmp_path.iterdir()} == others
-    flush_version.forget(tmp_path / "absent", "a", 8)
+    flush_version.remove_declarations(tmp_path / "absent", "a", 8)

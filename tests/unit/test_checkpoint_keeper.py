@@ -20,8 +20,7 @@ from muster.checkpoint.format.errors import FlushError, RestoreError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
-from muster.checkpoint.store.memory.pieces import digest_of, shard_digest
-from muster.checkpoint.store.memory.shards import Piece
+from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
@@ -331,7 +330,7 @@ async def test_who_did_not_hear_of_a_commit_is_told_again(gang: Gang) -> None:
 
 async def test_memory_checkpoints_that_are_off_are_refused_in_words(gang: Gang) -> None:
     checkpoint_service = CheckpointService(GANG, "alone", gang.dial, lambda: None, "job.toml says so")
-    checkpoint_service.enlist(
+    checkpoint_service.apply_order(
         agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, places=[agent_pb2.RankPlace(rank=0, node="alone")])
     )
     link = AgentConnection(checkpoint_service.rank_socket(0, 1).detach(), 0, 1)
@@ -546,13 +545,13 @@ async def test_a_rank_that_has_filled_a_slot_leaves_its_keeper_behind_until_that
     await gang.add("n0")
     await gang.run({0: "n0"})
     checkpoint_service = gang.nodes["n0"].checkpoint_service
-    assert not checkpoint_service.behind(0, 1)
+    assert not checkpoint_service.is_digesting(0, 1)
     # On this thread: the keeper's loop has had no time to hear of it.
     assert gang.ranks[0].step(1, replica(1)(0), own(0, 1), wait_s=5.0)
-    assert checkpoint_service.behind(0, 1)
-    assert not checkpoint_service.behind(0, 2)
+    assert checkpoint_service.is_digesting(0, 1)
+    assert not checkpoint_service.is_digesting(0, 2)
     assert held(gang, "n0") == set()
-    await until(lambda: not checkpoint_service.behind(0, 1))
+    await until(lambda: not checkpoint_service.is_digesting(0, 1))
     assert held(gang, "n0") == {(OWN, 0, 1, 1)}
 
 
@@ -573,7 +572,11 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "data", "words"),
-    [(0, b"wrong bytes", "piece 0 .* arrived damaged"), (6, b"right bytes", "in no piece"), (0, b"right", "is gone")],
+    [
+        (0, b"wrong bytes", "piece 0 .* arrived damaged"),
+        (6, b"right bytes", "in no piece"),
+        (0, b"right", "did not arrive whole"),
+    ],
 )
 async def test_pieces_that_arrive_damaged_or_astray_or_short_are_refused(
     gang: Gang, offset: int, data: bytes, words: str
@@ -937,12 +940,12 @@ async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(
 
 
 async def test_a_writer_whose_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
-    said, superseded = flush_version.folder_of(tmp_path, GANG, 1), threading.Event()
+    said, superseded = flush_version.declarations_folder(tmp_path, GANG, 1), threading.Event()
     part = flush_part.FlushPart(
-        Version(1, 1), 1, tmp_path, GANG, "a test", leads=False, said=said, superseded=superseded
+        Version(1, 1), 1, tmp_path, GANG, "a test", is_leader=False, declarations=said, superseded=superseded
     )
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
-        flush_part.write(part, [])
+        flush_part.write_part(part, [])
     assert list(tmp_path.iterdir()) == []
 
 

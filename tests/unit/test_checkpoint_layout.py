@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.layout import Footer, PublishedItem, ShardIndex
-from muster.checkpoint.store.memory.pieces import digest_of, digest_pieces, piece_ranges, pieces_cover, shard_digest
-from muster.checkpoint.store.memory.shards import Piece
+from muster.checkpoint.store.memory.pieces import (
+    Piece,
+    digest_of,
+    digest_pieces,
+    piece_ranges,
+    pieces_cover,
+    shard_digest,
+)
 from muster.checkpoint.store.replication import transfer
 from muster.v1 import peer_pb2
 

@@ -33,11 +33,11 @@ def _closed(agent: Agent) -> Iterator[None]:
 
 
 async def test_last_words_are_heard_of_a_rank_that_left_words_of_the_agent_unread(agent: Agent) -> None:
-    agent.sockets.free(0, slot=1, from_step=3, fills=1)
+    agent.sockets.grant_slot(0, slot=1, from_step=3, fill_count=1)
     agent.fill(7)
     agent.fill(8)
     agent.rank.close()
-    agent.sockets.hear(0, 1)
+    agent.sockets.read_pending(0, 1)
     assert agent.heard == [7, 8]
     assert agent.sockets.generation(0) is None
 
@@ -45,8 +45,8 @@ async def test_last_words_are_heard_of_a_rank_that_left_words_of_the_agent_unrea
 async def test_last_words_are_heard_of_a_rank_that_can_be_told_nothing_any_more(agent: Agent) -> None:
     agent.fill(7)
     agent.rank.close()
-    agent.sockets.free(0, slot=1, from_step=3, fills=1)
-    agent.sockets.hear(0, 1)
+    agent.sockets.grant_slot(0, slot=1, from_step=3, fill_count=1)
+    agent.sockets.read_pending(0, 1)
     assert agent.heard == [7]
     assert agent.sockets.generation(0) is None
 

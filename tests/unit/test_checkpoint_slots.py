@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.shards import Piece, Shard, ShardStore
-from muster.checkpoint.store.memory.slots import NoMemoryLeft, SealedMemory, SlotPool, available_bytes
-from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
+from muster.checkpoint.store.memory.pieces import Piece
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, available_bytes
+from muster.checkpoint.store.memory.shards import Shard, ShardStore
+from muster.checkpoint.store.memory.slots import SlotPool
+from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, Tier
 
 
 def test_nobody_can_shrink_or_grow_a_slot() -> None:
@@ -33,7 +35,7 @@ def test_a_slot_bears_its_name() -> None:
 
 def test_a_restored_shard_can_only_be_read_through_its_descriptor() -> None:
     memory = SealedMemory("muster-g-r0-s1", 4096)
-    descriptor = memory.read_only()
+    descriptor = memory.open_read_only()
     try:
         with pytest.raises(PermissionError):
             mmap.mmap(descriptor, 4096)
@@ -52,7 +54,7 @@ def test_sparse_memory_takes_pages_as_they_are_written_and_gives_them_back() -> 
     assert os.fstat(memory.fd).st_blocks == 0
     memory.view[: 8 << 20] = bytes(8 << 20)
     assert os.fstat(memory.fd).st_blocks * 512 == 8 << 20
-    memory.forget(100, (8 << 20) - 100)
+    memory.free_pages(100, (8 << 20) - 100)
     assert os.fstat(memory.fd).st_blocks * 512 == 4096
     memory.close()
 
@@ -88,99 +90,99 @@ def test_room_without_a_limit_is_the_nodes(tmp_path: Path) -> None:
 
 
 class Rank:
-    """Slots of one rank, and what was said of them."""
+    """The slots of one rank, and which of them were reported as free."""
 
     def __init__(self) -> None:
         self.freed: list[int] = []
         self.slots = SlotPool("g", self.freed.append)
 
-    def deal(self, size: int = 4096) -> list[int]:
-        fresh = [self.slots.make(0, size) for _ in range(2 - self.slots.fitting(0, size))]
-        return [slot.memory.fd for slot in self.slots.deal(0, size, fresh)]
+    def assign(self, size: int = 4096) -> list[int]:
+        new_memories = [self.slots.allocate(0, size) for _ in range(2 - self.slots.count_of_size(0, size))]
+        return [slot.memory.fd for slot in self.slots.assign(0, size, new_memories)]
 
 
-def test_slots_are_dealt_again_with_what_they_hold_first() -> None:
+def test_full_slots_come_first_when_slots_are_assigned_again() -> None:
     rank = Rank()
-    first = rank.deal()
-    full = rank.slots.fill(0, 1)
+    first = rank.assign()
+    full = rank.slots.mark_full(0, 1)
     assert full is not None
-    again = rank.deal()
+    again = rank.assign()
     assert again == first[::-1]
-    assert full.fills == 0
-    assert rank.slots.spare(0).number == 1
+    assert full.fill_count == 0
+    assert rank.slots.next_free(0).number == 1
     assert full.number == 0
     rank.slots.close()
 
 
-def test_a_slot_of_another_size_goes_when_it_is_free() -> None:
+def test_a_slot_of_another_size_is_closed_when_it_becomes_free() -> None:
     rank = Rank()
-    rank.deal()
-    full = rank.slots.fill(0, 0)
+    rank.assign()
+    full = rank.slots.mark_full(0, 0)
     assert full is not None
-    rank.deal(8192)
+    rank.assign(8192)
     assert full.memory.fd >= 0
-    rank.slots.free(full)
+    rank.slots.mark_free(full)
     assert full.memory.fd < 0
-    assert rank.freed == [], "the rank doesn't know it any more"
+    assert rank.freed == [], "the rank does not use this slot any more"
     rank.slots.close()
 
 
 def test_a_full_slot_is_not_filled_again() -> None:
     rank = Rank()
-    rank.deal()
-    slot = rank.slots.fill(0, 0)
+    rank.assign()
+    slot = rank.slots.mark_full(0, 0)
     assert slot is not None
-    assert rank.slots.fill(0, 0) is None
-    assert rank.slots.fill(0, 2) is None
-    rank.slots.free(slot)
+    assert rank.slots.mark_full(0, 0) is None
+    assert rank.slots.mark_full(0, 2) is None
+    rank.slots.mark_free(slot)
     assert rank.freed == [0]
-    assert rank.slots.fill(0, 0) is slot
+    assert rank.slots.mark_full(0, 0) is slot
     rank.slots.close()
 
 
-def shard(gone: list[str], word: str, tier: int = TIER_OWN, step: int = 1) -> Shard:
+def shard(freed: list[str], word: str, tier: "Tier.ValueType" = TIER_OWN, step: int = 1) -> Shard:
     memory = SealedMemory(word, 4096, sparse=True)
     pieces = (Piece(0, 4096, word.encode()),)
-    return Shard(0, Version(1, step), tier, pieces, bytes(16), memory, lambda: gone.append(word))
+    return Shard(0, Version(1, step), tier, pieces, bytes(16), memory, lambda: freed.append(word))
 
 
-def test_a_shard_goes_when_its_last_holder_lets_go() -> None:
-    gone: list[str] = []
+def test_the_last_release_frees_a_shard() -> None:
+    freed: list[str] = []
     shard_store = ShardStore(lambda: None)
-    own = shard(gone, "own")
-    shard_store.put(own)
+    own = shard(freed, "own")
+    shard_store.add(own)
     with own.held():
         shard_store.drop(lambda s: True, "test")
-        assert gone == []
-    assert gone == ["own"]
-    with pytest.raises(RuntimeError, match="given back"):
+        assert freed == []
+    assert freed == ["own"]
+    with pytest.raises(RuntimeError, match="has been freed"):
         own.hold()
 
 
-def test_a_lender_stays_as_long_as_the_copy() -> None:
-    gone: list[str] = []
+def test_a_shard_is_kept_while_a_replica_refers_to_it() -> None:
+    freed: list[str] = []
     shard_store = ShardStore(lambda: None)
-    own, copy = shard(gone, "own"), shard(gone, "copy", TIER_BUDDY)
-    copy.borrowed[0] = (own.hold(), 0)
+    own, copy = shard(freed, "own"), shard(freed, "copy", TIER_BUDDY)
+    copy.references[0] = (own.hold(), 0)
     own.memory.view[:3] = b"abc"
     assert bytes(copy.piece(0)[:3]) == b"abc"
-    shard_store.put(own)
-    shard_store.put(copy)
+    shard_store.add(own)
+    shard_store.add(copy)
     shard_store.drop(lambda s: s.tier == TIER_OWN, "test")
-    assert gone == []
+    assert freed == []
     shard_store.drop(lambda s: True, "test")
-    assert gone == ["copy", "own"]
+    assert freed == ["copy", "own"]
 
 
-def test_a_bad_lender_takes_its_borrowers_along() -> None:
-    gone: list[str] = []
+def test_quarantine_drops_the_replicas_that_refer_to_a_corrupt_shard() -> None:
+    freed: list[str] = []
     changes: list[int] = []
     shard_store = ShardStore(lambda: changes.append(1))
-    own, copy, other = shard(gone, "own"), shard(gone, "copy", TIER_BUDDY), shard(gone, "other", TIER_BUDDY, 2)
-    copy.borrowed[0] = (own.hold(), 0)
+    own, copy, other = shard(freed, "own"), shard(freed, "copy", TIER_BUDDY), shard(freed, "other", TIER_BUDDY, 2)
+    copy.references[0] = (own.hold(), 0)
     for one in (own, copy, other):
-        shard_store.put(one)
+        shard_store.add(one)
     shard_store.quarantine(own, "test")
     assert shard_store.all() == [other]
-    assert sorted(gone) == ["copy", "own"]
+    assert sorted(freed) == ["copy", "own"]
     assert len(changes) == 4

@@ -1,11 +1,11 @@
-"""How a version comes to be committed: each shard gets its second copy, each node reports, the leader decides.
+"""How the agents of a generation commit a version: replicate each shard, report it, receive the leader's decision.
 
-The leader of a generation is the agent of rank 0's node. What a version's fate is, everyone learns from its notice:
-committed, so that all that is older goes; or void, because some rank has no snapshot of it, so that its slots are free,
-and those of what is older and not committed.
+The commit leader is the agent on rank 0's node (see `commit_tracker`). Its decision says that a version is committed,
+so that all older versions are dropped, or that the version is void, so that its slots are free again together with the
+slots of older versions that are not committed.
 
-The version that a generation starts from was committed by an earlier one, and a copy of it may have gone with a node.
-Until the generation has committed a version itself, that is all there is: it is brought to its second copy again.
+A generation starts from a version that an earlier generation committed. A replica of that version may have been lost
+with a node. Until the generation commits a version itself, no other state exists, so that version is replicated again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.replication.replica_receiver import ReplicaRefused, replicate
+from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order
 
@@ -29,24 +29,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTICE_TIMEOUT_S = 2.0
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+REPORT_TIMEOUT_S = 2.0
+"""Seconds for one report or one decision to be answered; then it is sent again."""
 
-SETTLED_S = 1.0
-"""How long a generation is left alone after its first step. Where it keeps every step it has committed one by then,
-and no bytes of the version before need to travel."""
+RETRY_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts; the last value repeats."""
+
+RESTORED_VERSION_DELAY_S = 1.0
+"""Seconds between the first step of a generation and the replication of the version that it started from. A generation
+that keeps every step has committed a version by then, and no bytes of the older version need to travel."""
 
 
 class CommitProtocol:
-    """One node's part in it.
+    """One agent's part in committing versions.
 
     Args:
-        gang_id, node: who speaks.
-        shelf: where shards stand; what is settled goes from it.
-        dial: a stub for a peer's address.
-        spawn: runs a coroutine beside, as a task, on behalf of a generation: it is cancelled when that is fenced.
-        settled: called when a version's fate is known.
-        now: the newest step that some rank of this node can't keep any more.
+        gang_id, node: the gang and the node of this agent.
+        shard_store: the shards of this node; decided versions are dropped from it.
+        dial: returns a stub for a peer's address.
+        spawn: runs a coroutine as a task of a generation; the task is cancelled when the generation is fenced.
+        on_decision: called after each commit decision.
+        passed_step: returns the newest step that some rank of this node can no longer keep.
     """
 
     def __init__(
@@ -56,56 +59,57 @@ class CommitProtocol:
         shard_store: ShardStore,
         dial: Callable[[str], "PeerServiceAsyncStub"],
         spawn: Callable[[int, Coroutine[Any, Any, None]], asyncio.Task[None]],
-        settled: Callable[[], None],
-        now: Callable[[], int],
+        on_decision: Callable[[], None],
+        passed_step: Callable[[], int],
     ) -> None:
         self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
         self._dial = dial
         self._spawn = spawn
-        self._settled = settled
-        self._now = now
-        self._answered: set[int] = set()
+        self._on_decision = on_decision
+        self._passed_step = passed_step
+        self._answered_ranks: set[int] = set()
+        """Ranks of this node that have kept or skipped the step that all ranks keep next."""
         self.next_step = 0
-        self._peers: dict[str, str] = {}
-        self._stored: dict[Version, set[int]] = {}
+        self._peer_addresses: dict[str, str] = {}
+        self._replicated_ranks: dict[Version, set[int]] = {}
         self._void = NO_VERSION
-        self._doubling: asyncio.Task[None] | None = None
-        self._commit_tracker = CommitTracker(0, frozenset())
+        self._restored_version_task: asyncio.Task[None] | None = None
+        self._tracker = CommitTracker(0, frozenset())
         self.committed = NO_VERSION
-        self.fenced = 0
+        self.fenced_generation = 0
         self.order = Order()
-        self.local: frozenset[int] = frozenset()
+        self.local_ranks: frozenset[int] = frozenset()
         self.skipped = NO_VERSION
-        """The newest version that this node will never store; nor what was named before it and is not committed."""
+        """The newest version that this node will never store. Older versions that are not committed are skipped too."""
 
-    def enlist(self, order: Order) -> bool:
-        """Take note of an order; returns whether it starts a generation that this node didn't know of."""
+    def apply_order(self, order: Order) -> bool:
+        """Take the members and ranks from an order; returns whether the order starts a generation unknown so far."""
         if order.members:
-            self._peers = {m.node: m.peer_address for m in order.members}
-        if order.duty != DUTY_RUN or order.generation <= max(self.order.generation, self.fenced):
+            self._peer_addresses = {member.node: member.peer_address for member in order.members}
+        if order.duty != DUTY_RUN or order.generation <= max(self.order.generation, self.fenced_generation):
             return False
         self.order = order
-        self.local = frozenset(p.rank for p in order.places if p.node == self._node)
-        self._commit_tracker = CommitTracker(order.generation, frozenset(p.node for p in order.places))
-        self._stored, self.skipped = {}, NO_VERSION
-        self.next_step, self._answered = 0, set()
-        self._stop_doubling()
+        self.local_ranks = frozenset(place.rank for place in order.places if place.node == self._node)
+        self._tracker = CommitTracker(order.generation, frozenset(place.node for place in order.places))
+        self._replicated_ranks, self.skipped = {}, NO_VERSION
+        self.next_step, self._answered_ranks = 0, set()
+        self._cancel_restored_version_task()
         return True
 
     def fence(self, generation: int) -> None:
-        """Nothing up to this generation is agreed on any more."""
-        self.fenced = generation
+        """Take no further part in committing versions up to this generation."""
+        self.fenced_generation = generation
 
-    def stale(self, version: Version) -> str:
-        """Why nothing is done for a version any more; empty where it is alive."""
-        if version == self._restored():
+    def stale_reason(self, version: Version) -> str:
+        """Why a version is no longer replicated or committed; empty where it still is."""
+        if version == self._restored_version():
             return ""
-        if version.generation <= self.fenced:
+        if version.generation <= self.fenced_generation:
             return f"generation {version.generation} is fenced on {self._node}"
         if version < self.committed:
-            return f"{version} is older than what is committed ({self.committed})"
+            return f"{version} is older than the committed {self.committed}"
         if self._is_void(version):
             return f"{version} is void: some rank has no snapshot of it"
         return ""
@@ -113,85 +117,87 @@ class CommitProtocol:
     def _is_void(self, version: Version) -> bool:
         return version.generation == self._void.generation and self.committed < version <= self._void
 
-    def _restored(self) -> Version | None:
-        """The version that the running generation started from; None once it has committed one, or is fenced."""
+    def _restored_version(self) -> Version | None:
+        """The version that the running generation started from; None after its first commit or its fence."""
         order = self.order
-        past = order.generation <= self.fenced or self.committed.generation >= order.generation
-        return None if past or not order.restore.HasField("version") else Version.from_wire(order.restore.version)
+        over = order.generation <= self.fenced_generation or self.committed.generation >= order.generation
+        return None if over or not order.restore.HasField("version") else Version.from_wire(order.restore.version)
 
-    def unwanted(self, version: Version) -> bool:
-        """Whether a slot that has just been filled with this version may be written again at once."""
+    def is_not_needed(self, version: Version) -> bool:
+        """Whether a slot that was just filled with this version may be written again at once."""
         return self._is_void(version) or version <= self.committed
 
-    # This node's shards.
+    # The shards of this node.
 
-    def filled(self, rank: int, version: Version) -> None:
-        """A rank of this node has kept a step."""
+    def record_filled(self, rank: int, version: Version) -> None:
+        """Record that a rank of this node has filled a slot."""
         if version.step >= self.next_step:
-            self._answered.add(rank)
+            self._answered_ranks.add(rank)
 
-    def skip(self, rank: int, version: Version) -> None:
-        """A rank of this node had no slot for a step that was due; that is news where it is the one that all keep."""
-        if rank in self._answered or version.step < self.next_step:
+    def record_skipped(self, rank: int, version: Version) -> None:
+        """Record that a rank of this node had no slot for a due step. The leader hears of the step that all keep."""
+        if rank in self._answered_ranks or version.step < self.next_step:
             return
-        self._answered.add(rank)
-        self.give_up(version)
+        self._answered_ranks.add(rank)
+        self.skip(version)
 
-    def give_up(self, version: Version) -> None:
-        """This node will never store a version: the leader shall know."""
-        if version > self.skipped and not self.stale(version):
+    def skip(self, version: Version) -> None:
+        """Report to the commit leader that this node will never store a version."""
+        if version > self.skipped and not self.stale_reason(version):
             self.skipped = version
             self._spawn(version.generation, self._report(version, skipped=True))
 
-    def take_up(self, shard: Shard) -> None:
-        """A slot of this node is filled and digested: bring it to its second copy."""
-        if shard.version.generation == self.order.generation and not self.stale(shard.version):
-            self._spawn(shard.version.generation, self._store(shard))
+    def start_replication(self, shard: Shard) -> None:
+        """Replicate a shard of this node: its slot is filled and digested."""
+        if shard.version.generation == self.order.generation and not self.stale_reason(shard.version):
+            self._spawn(shard.version.generation, self._replicate_and_report(shard))
 
-    async def _store(self, shard: Shard) -> None:
-        """See to it that a shard stands twice, then report where it is this node's last of the version."""
+    async def _replicate_and_report(self, shard: Shard) -> None:
+        """Replicate a shard, then report the version if this was the node's last shard of it."""
         try:
-            if not await self._second(shard):
+            if not await self._replicate_until_stored(shard):
                 return
         except CorruptShard:
-            self.give_up(shard.version)
+            self.skip(shard.version)
             return
-        stored = self._stored.setdefault(shard.version, set())
-        stored.add(shard.rank)
-        if stored >= self.local:
+        replicated = self._replicated_ranks.setdefault(shard.version, set())
+        replicated.add(shard.rank)
+        if replicated >= self.local_ranks:
             await self._report(shard.version, skipped=False)
 
-    def stepped(self) -> None:
-        """All ranks of this node have finished a step of the generation: what it started from may travel again."""
-        if self._doubling is None and self._restored() is not None:
-            self._doubling = self._spawn(self.order.generation, self._double())
+    def all_ranks_stepped(self) -> None:
+        """Replicate the restored version: all ranks of this node have finished a step of the generation."""
+        if self._restored_version_task is None and self._restored_version() is not None:
+            self._restored_version_task = self._spawn(self.order.generation, self._replicate_restored_version())
 
-    async def _double(self) -> None:
-        """See to it that this node's shards of the version that the generation started from stand with its buddy."""
-        await asyncio.sleep(SETTLED_S)
-        for rank in sorted(self.local):
-            version = self._restored()
-            shard = self._shard_store.own(rank, version) if version is not None else None
+    async def _replicate_restored_version(self) -> None:
+        """Replicate this node's shards of the version that the generation started from."""
+        await asyncio.sleep(RESTORED_VERSION_DELAY_S)
+        for rank in sorted(self.local_ranks):
+            version = self._restored_version()
+            shard = self._shard_store.slot_shard(rank, version) if version is not None else None
             if shard is not None:
-                with suppress(CorruptShard):  # what is left of it is another node's copy
-                    await self._second(shard)
+                with suppress(CorruptShard):  # another node may still hold an intact replica
+                    await self._replicate_until_stored(shard)
 
-    def _stop_doubling(self) -> None:
-        if self._doubling is not None:
-            self._doubling.cancel()
-            self._doubling = None
+    def _cancel_restored_version_task(self) -> None:
+        if self._restored_version_task is not None:
+            self._restored_version_task.cancel()
+            self._restored_version_task = None
 
-    async def _second(self, shard: Shard) -> bool:
-        """Bring a shard to its second copy; tried again until its version is settled.
+    async def _replicate_until_stored(self, shard: Shard) -> bool:
+        """Replicate a shard to the buddy; retry until its version is decided.
 
         Returns:
-            Whether it stands twice; False: it is not wanted any more.
+            True: the buddy holds a replica. False: the version is no longer needed.
 
         Raises:
-            CorruptShard: its bytes have changed; it is quarantined.
+            CorruptShard: the shard's bytes have changed; the shard is quarantined.
         """
-        for delay in _delays():
-            if self.stale(shard.version) or self._shard_store.own(shard.rank, shard.version) is not shard:
+        for delay in _retry_delays():
+            if self.stale_reason(shard.version) or (
+                self._shard_store.slot_shard(shard.rank, shard.version) is not shard
+            ):
                 return False
             try:
                 await self._replicate(shard)
@@ -200,121 +206,122 @@ class CommitProtocol:
                 self._shard_store.quarantine(shard, str(error))
                 raise
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
-                if self.stale(shard.version):
+                if self.stale_reason(shard.version):
                     return False
-                words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("rank %d's shard of %s has no second copy yet: %s", shard.rank, shard.version, words)
+                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                log.info("rank %d's shard of %s has no replica yet: %s", shard.rank, shard.version, reason)
             await asyncio.sleep(delay)
         return False
 
     async def _replicate(self, shard: Shard) -> None:
-        buddy = next((m.buddy for m in self.order.members if m.node == self._node), "")
+        buddy = next((member.buddy for member in self.order.members if member.node == self._node), "")
         if buddy and buddy != self._node:
             sent = await replicate(self._gang_id, self._node, shard, self._stub(buddy))
-            log.debug("rank %d's shard of %s stands twice, %d bytes sent", shard.rank, shard.version, sent)
+            log.debug("rank %d's shard of %s has a replica, %d bytes sent", shard.rank, shard.version, sent)
 
     async def _report(self, version: Version, *, skipped: bool) -> None:
-        """Tell the leader how this node stands, until it has heard."""
-        leader = next((p.node for p in self.order.places if p.rank == 0), self._node)
+        """Tell the commit leader that this node has stored or skipped a version; retry until the leader has it."""
+        leader = next((place.node for place in self.order.places if place.rank == 0), self._node)
         if leader == self._node:
-            self._count(self._node, version, skipped)
+            self._record_report(self._node, version, skipped)
             return
         report = peer_pb2.StoredReport(
             gang_id=self._gang_id, node=self._node, version=version.to_wire(), skipped=skipped
         )
-        for delay in _delays():
+        for delay in _retry_delays():
             try:
-                ack = await self._stub(leader).Stored(report, timeout=NOTICE_TIMEOUT_S)
-                words = ack.refused
+                ack = await self._stub(leader).Stored(report, timeout=REPORT_TIMEOUT_S)
+                refused = ack.refused
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
-                words = str(error)
-            if not words or self.stale(version):
+                refused = str(error)
+            if not refused or self.stale_reason(version):
                 return
-            # A leader that hasn't had its order yet refuses, too.
-            log.info("%s, who leads, did not take the report of %s: %s", leader, version, words)
+            # A commit leader that has not received its order yet refuses too.
+            log.info("the commit leader %s refused the report of %s: %s", leader, version, refused)
             await asyncio.sleep(delay)
 
-    # The leader's part.
+    # The commit leader.
 
-    def hear_report(self, request: peer_pb2.StoredReport) -> str:
-        """A node's ranks stand twice at a version, or never will; returns why that isn't taken."""
+    def receive_report(self, request: peer_pb2.StoredReport) -> str:
+        """Record a node's report; returns why the report is refused, empty where it is not."""
         version = Version.from_wire(request.version)
-        if request.gang_id != self._gang_id or version.generation != self._commit_tracker.generation:
-            return f"{self._node} counts for generation {self._commit_tracker.generation} of gang {self._gang_id}"
-        if version.generation <= self.fenced:
-            return f"{self._node} has fenced generation {self.fenced}"
-        self._count(request.node, version, request.skipped)
+        if request.gang_id != self._gang_id or version.generation != self._tracker.generation:
+            return f"{self._node} tracks generation {self._tracker.generation} of gang {self._gang_id}"
+        if version.generation <= self.fenced_generation:
+            return f"{self._node} has fenced generation {self.fenced_generation}"
+        self._record_report(request.node, version, request.skipped)
         return ""
 
-    def _count(self, node: str, version: Version, skipped: bool) -> None:
-        count = self._commit_tracker.skipped if skipped else self._commit_tracker.stored
-        verdict = count(node, version, self._now())
-        if verdict is None:
+    def _record_report(self, node: str, version: Version, skipped: bool) -> None:
+        record = self._tracker.record_skipped if skipped else self._tracker.record_stored
+        decision = record(node, version, self._passed_step())
+        if decision is None:
             return
-        for member in self._peers:
-            self._spawn(version.generation, self._notify(member, verdict))
-        self._settle(verdict)
+        for member in self._peer_addresses:
+            self._spawn(version.generation, self._announce(member, decision))
+        self._apply_decision(decision)
 
-    async def _notify(self, node: str, verdict: CommitDecision) -> None:
-        """Tell a node until it has heard: without its ranks no further step is kept."""
+    async def _announce(self, node: str, decision: CommitDecision) -> None:
+        """Send a decision until the node has it: the node's ranks keep no further step without the decision."""
         if node == self._node:
             return
         notice = peer_pb2.CommitNotice(
             gang_id=self._gang_id,
             node=self._node,
-            version=verdict.version.to_wire(),
-            void=verdict.void,
-            next_step=verdict.next_step,
-            committed=verdict.committed.to_wire(),
+            version=decision.version.to_wire(),
+            void=decision.void,
+            next_step=decision.next_step,
+            committed=decision.committed.to_wire(),
         )
-        for delay in _delays():
+        for delay in _retry_delays():
             try:
-                await self._stub(node).Committed(notice, timeout=NOTICE_TIMEOUT_S)
+                await self._stub(node).Committed(notice, timeout=REPORT_TIMEOUT_S)
                 return
             except (ReplicaRefused, grpc.aio.AioRpcError) as error:
-                words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.info("%s did not hear of %s: %s", node, verdict.version, words)
+                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                log.info("%s did not receive the decision about %s: %s", node, decision.version, reason)
             await asyncio.sleep(delay)
-            if self._commit_tracker.next_step > verdict.next_step or verdict.version.generation <= self.fenced:
+            if self._tracker.next_step > decision.next_step or decision.version.generation <= self.fenced_generation:
                 return
 
-    # What everyone hears.
+    # Every agent.
 
-    def hear_notice(self, request: peer_pb2.CommitNotice) -> str:
-        """A version is committed, or void; returns why that isn't taken."""
+    def receive_decision(self, request: peer_pb2.CommitNotice) -> str:
+        """Apply the leader's decision; returns why the decision is refused, empty where it is not."""
         version = Version.from_wire(request.version)
-        if request.gang_id != self._gang_id or version.generation <= self.fenced:
-            return f"{self._node} has fenced generation {self.fenced} of gang {self._gang_id}"
-        self._settle(CommitDecision(version, request.void, request.next_step, Version.from_wire(request.committed)))
+        if request.gang_id != self._gang_id or version.generation <= self.fenced_generation:
+            return f"{self._node} has fenced generation {self.fenced_generation} of gang {self._gang_id}"
+        committed = Version.from_wire(request.committed)
+        self._apply_decision(CommitDecision(version, request.void, request.next_step, committed))
         return ""
 
-    def _settle(self, verdict: CommitDecision) -> None:
-        version = verdict.version
-        if version.generation == self.order.generation and verdict.next_step > self.next_step:
-            self.next_step = verdict.next_step
-            self._answered.clear()
-        if verdict.committed > self.committed:
-            self._commit(verdict.committed)
-        if verdict.void and version > self._void:
+    def _apply_decision(self, decision: CommitDecision) -> None:
+        version = decision.version
+        if version.generation == self.order.generation and decision.next_step > self.next_step:
+            self.next_step = decision.next_step
+            self._answered_ranks.clear()
+        if decision.committed > self.committed:
+            self._commit(decision.committed)
+        if decision.void and version > self._void:
             self._void = version
-            self._shard_store.drop(lambda s: self._is_void(s.version), "some rank has no snapshot of it")
-        self._settled()
+            self._shard_store.drop(lambda shard: self._is_void(shard.version), "some rank has no snapshot of it")
+        self._on_decision()
 
     def _commit(self, version: Version) -> None:
         self.committed = version
-        # It would hold on to a slot that is to be written again.
-        self._stop_doubling()
-        self._shard_store.drop(lambda s: s.version < version, "a newer version is committed")
-        self._stored = {s: ranks for s, ranks in self._stored.items() if s > version}
+        # The task would hold a slot that is about to be written again.
+        self._cancel_restored_version_task()
+        self._shard_store.drop(lambda shard: shard.version < version, "a newer version is committed")
+        self._replicated_ranks = {newer: ranks for newer, ranks in self._replicated_ranks.items() if newer > version}
 
     def _stub(self, node: str) -> "PeerServiceAsyncStub":
-        if node not in self._peers:
+        if node not in self._peer_addresses:
             raise ReplicaRefused(f"the order names no address for {node}")
-        return self._dial(self._peers[node])
+        return self._dial(self._peer_addresses[node])
 
 
-def _delays() -> Iterator[float]:
-    """Pauses between tries: the last one for ever."""
-    yield from RETRY_S
+def _retry_delays() -> Iterator[float]:
+    """Seconds between attempts, without end."""
+    yield from RETRY_DELAYS_S
     while True:
-        yield RETRY_S[-1]
+        yield RETRY_DELAYS_S[-1]

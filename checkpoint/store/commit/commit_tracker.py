@@ -1,15 +1,20 @@
-"""When a version is committed, and which step is kept next: pure bookkeeping of a generation's leader (rank 0's agent).
+"""The bookkeeping of the commit leader: which version is committed, and which step all ranks keep next. Pure.
 
-A version is committed when every node that carries ranks has stored it: each of its ranks' shards stands twice. A
-version that some rank skipped can never be whole: it is void, and with it what is older and not committed. For a rank
-reports the first step that it skips since the one that all keep was named: it has nothing newer than that. Commits only
-move forward; what is older needs no answer.
+The commit leader is the agent on rank 0's node. It reports each commit decision to all agents of the generation.
 
-All ranks must keep the same step, and they finish steps and hear of commits at slightly different moments. So they
-don't choose: with each verdict the leader names the step that is kept next, far enough ahead for everyone to hear of it
-in time. How far is learned: some misses among a few versions double it, a calm while takes a quarter off, and a miss
-soon after that takes it back. A single miss changes nothing: it costs one version, a longer lead would cost several.
-Doubling, because a step may take a millisecond or a minute: a notice takes the same time.
+A version is committed when every node that carries ranks has stored it, so that each rank's shard has a replica. A
+version is void when some rank has skipped it, because such a version can never be complete. A void version makes older
+versions void that are not committed: a rank reports the first step that it skips after the decision that named the
+next step, and has no newer snapshot. Commits only move forward, so that reports about older versions get no decision.
+
+All ranks must keep the same step. They finish steps and receive decisions at slightly different times, so the ranks do
+not choose. Each decision names the next step to keep. This step lies far enough ahead (the lead) for the decision to
+reach every rank in time. The tracker adapts the lead:
+
+- Several misses within a few versions double the lead. A step may take a millisecond or a minute, and the decision
+  travels for the same time, so only doubling finds the right lead quickly.
+- A series without a miss shortens the lead by a quarter. A miss soon after that restores the longer lead.
+- A single miss changes nothing: it costs one version, and a longer lead would cost several.
 """
 
 from collections import deque
@@ -18,14 +23,20 @@ from dataclasses import dataclass, field
 from muster.checkpoint.format.versions import NO_VERSION, Version
 
 MAX_LEAD_STEPS = 1024
+"""The longest lead, in steps. It bounds how much work a fault can cost."""
+
 HISTORY_VERSIONS, MISSES_TO_LENGTHEN = 8, 3
-"""So many misses among so many versions make the lead longer."""
+"""This many misses within this many versions double the lead."""
 
 
 @dataclass(frozen=True)
 class CommitDecision:
-    """What the leader tells the gang of a version; `next_step` is kept next, `committed` is the newest of its
-    generation that is (0, 0: none)."""
+    """What the commit leader tells all agents about one version.
+
+    `void`: the version can never be committed; otherwise it is committed.
+    `next_step`: the step that all ranks keep next.
+    `committed`: the newest committed version of the generation; NO_VERSION before the first commit.
+    """
 
     version: Version
     void: bool
@@ -35,66 +46,66 @@ class CommitDecision:
 
 @dataclass
 class CommitTracker:
-    """One generation's count.
+    """The reports of one generation.
 
-    In all calls `now` is the newest step that some rank of the leader's own can't keep any more.
+    In all calls, `passed_step` is the newest step that some rank of the leader's own node can no longer keep.
     """
 
     generation: int
     nodes: frozenset[str]
     committed: Version = NO_VERSION
     next_step: int = 0
-    _lead: int = 1
-    _past: deque[bool] = field(default_factory=lambda: deque(maxlen=HISTORY_VERSIONS))
-    """Which of the last versions were missed, since the lead has been what it is."""
-    _before: int = 0
-    """The lead before it was made shorter; 0: that has proven right."""
+    _lead_steps: int = 1
+    _recent_misses: deque[bool] = field(default_factory=lambda: deque(maxlen=HISTORY_VERSIONS))
+    """For each of the last versions since the lead changed: whether a rank missed it."""
+    _previous_lead_steps: int = 0
+    """The lead before it was shortened; 0: the shorter lead has proved sufficient."""
     _stored: dict[Version, set[str]] = field(default_factory=dict)
     _void: Version = NO_VERSION
 
-    def stored(self, node: str, version: Version, now: int) -> CommitDecision | None:
-        """`node`'s ranks stand twice at `version`."""
-        if node not in self.nodes or self._settled(version):
+    def record_stored(self, node: str, version: Version, passed_step: int) -> CommitDecision | None:
+        """Record that every shard of `version` on `node` has a replica; returns the decision that follows, if any."""
+        if node not in self.nodes or self._is_decided(version):
             return None
-        have = self._stored.setdefault(version, set())
-        have.add(node)
-        if have != self.nodes:
+        storing_nodes = self._stored.setdefault(version, set())
+        storing_nodes.add(node)
+        if storing_nodes != self.nodes:
             return None
         self.committed = version
-        return self._verdict(version, now, void=False)
+        return self._decide(version, passed_step, void=False)
 
-    def skipped(self, node: str, version: Version, now: int) -> CommitDecision | None:
-        """A rank of `node` has no snapshot of `version`, nor of what was named before it and is not committed."""
-        if node not in self.nodes or self._settled(version):
+    def record_skipped(self, node: str, version: Version, passed_step: int) -> CommitDecision | None:
+        """Record that a rank of `node` has no snapshot of `version`, nor of an older version that is not committed."""
+        if node not in self.nodes or self._is_decided(version):
             return None
         self._void = version
-        return self._verdict(version, now, void=True)
+        return self._decide(version, passed_step, void=True)
 
-    def _settled(self, version: Version) -> bool:
+    def _is_decided(self, version: Version) -> bool:
         return version.generation != self.generation or version <= self.committed or version <= self._void
 
-    def _verdict(self, version: Version, now: int, *, void: bool) -> CommitDecision:
-        self._stored = {s: n for s, n in self._stored.items() if s > version}
-        return CommitDecision(version, void, self._schedule(version, now, missed=void), self.committed)
+    def _decide(self, version: Version, passed_step: int, *, void: bool) -> CommitDecision:
+        self._stored = {newer: nodes for newer, nodes in self._stored.items() if newer > version}
+        return CommitDecision(version, void, self._choose_next_step(version, passed_step, missed=void), self.committed)
 
-    def _schedule(self, version: Version, now: int, *, missed: bool) -> int:
-        # A step that was named and is not settled yet stays the next one: never are there two.
+    def _choose_next_step(self, version: Version, passed_step: int, *, missed: bool) -> int:
+        # A named step stays the next step until it is decided: two named steps would need two free slots.
         if version.step >= self.next_step:
-            self._learn(missed)
-            self.next_step = max(now, version.step) + self._lead
+            self._adapt_lead(missed)
+            self.next_step = max(passed_step, version.step) + self._lead_steps
         return self.next_step
 
-    def _learn(self, missed: bool) -> None:
-        self._past.append(missed)
-        if missed and self._before:
-            self._change(self._before)
-        elif sum(self._past) >= MISSES_TO_LENGTHEN:
-            self._change(min(2 * self._lead, MAX_LEAD_STEPS))
-        elif len(self._past) == HISTORY_VERSIONS and not any(self._past):
-            lead = self._lead
-            self._change(lead - max(1, lead // 4) if lead > 1 else lead)
-            self._before = lead if lead > 1 else 0
+    def _adapt_lead(self, missed: bool) -> None:
+        self._recent_misses.append(missed)
+        if missed and self._previous_lead_steps:
+            self._set_lead(self._previous_lead_steps)
+        elif sum(self._recent_misses) >= MISSES_TO_LENGTHEN:
+            self._set_lead(min(2 * self._lead_steps, MAX_LEAD_STEPS))
+        elif len(self._recent_misses) == HISTORY_VERSIONS and not any(self._recent_misses):
+            lead = self._lead_steps
+            self._set_lead(lead - max(1, lead // 4) if lead > 1 else lead)
+            self._previous_lead_steps = lead if lead > 1 else 0
 
-    def _change(self, lead: int) -> None:
-        self._lead, self._before = lead, 0
-        self._past.clear()
+    def _set_lead(self, steps: int) -> None:
+        self._lead_steps, self._previous_lead_steps = steps, 0
+        self._recent_misses.clear()

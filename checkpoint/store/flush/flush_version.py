@@ -1,12 +1,12 @@
-"""Which version a flush writes while training goes on.
+"""How the agents choose the version of a flush while training goes on.
 
-The coordinator names the newest version that it knows of; by the time its order has reached every agent, the gang may
-have committed newer ones and freed that one's slots. So every agent holds what it has committed when the order reaches
-it, says so in the durable folder, and all write the newest of what was said.
+The coordinator names the newest version that it knows. Before its order reaches every agent, the gang may have
+committed newer versions and reused the slots of the named one. So each agent holds the version that is committed when
+the order arrives, and declares this version in the durable folder. All agents write the newest declared version.
 
-Everyone has that one: an agent that holds a version has one free slot a rank left, so the gang can commit one more
-version and then none until the flush lets go. What others say is therefore either what this agent holds, or what fills
-its other slot.
+Every agent has that version. An agent that holds a version has one more slot for each rank, so the gang can commit at
+most one more version until the flush is over. What another agent declares is therefore the version that this agent
+holds, or the version in its other slot.
 """
 
 import os
@@ -20,21 +20,24 @@ from pathlib import Path
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 
-ALL_TIMEOUT_S = 60.0
+DECLARATIONS_TIMEOUT_S = 60.0
+"""Seconds that an agent waits for the declarations of all others."""
 
 _POLL_S = 0.01
 
 
-def folder_of(durable: Path, gang_id: str, serial: int) -> Path:
-    """Where the agents of a gang say what they hold for a flush."""
-    return durable / f".flush-{gang_id}-{serial}"
+def declarations_folder(durable_folder: Path, gang_id: str, serial: int) -> Path:
+    """Where the agents of a gang declare the version that they hold for a flush."""
+    return durable_folder / f".flush-{gang_id}-{serial}"
 
 
 @dataclass(frozen=True)
 class VersionExchange:
-    """What one agent needs to agree with the others on what a flush writes.
+    """What one agent needs to choose the version of a flush together with the others.
 
-    `folder`: where they say what they hold; `nodes`: all that do; `superseded`: set when the flush shall be given up.
+    `folder`: where the agents declare their versions.
+    `nodes`: all nodes that take part.
+    `superseded`: set when this flush shall be given up.
     """
 
     folder: Path
@@ -43,51 +46,51 @@ class VersionExchange:
     superseded: threading.Event
 
 
-def agree(talk: VersionExchange, held: Version, timeout_s: float = ALL_TIMEOUT_S) -> Version:
-    """Say what this node holds, wait for all others, return the newest. Blocks: run it in a thread.
+def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = DECLARATIONS_TIMEOUT_S) -> Version:
+    """Declare the version that this node holds, wait for all others, return the newest. Blocks: run it in a thread.
 
     Raises:
-        FlushError: a node said nothing in time, or the flush was superseded. OSError: the folder can't be written.
-            This node's word is taken back.
+        FlushError: a node has declared nothing in time, or the flush was superseded.
+        OSError: the folder can't be written. After any error this node's declaration is removed.
     """
-    if talk.nodes <= {talk.node}:
+    if exchange.nodes <= {exchange.node}:
         return held
-    said = talk.folder / f"{held.generation}-{held.step}-{talk.node}"
+    declaration = exchange.folder / f"{held.generation}-{held.step}-{exchange.node}"
     try:
-        talk.folder.mkdir(parents=True, exist_ok=True)
-        said.touch()
-        return _await_all(talk, timeout_s)
+        exchange.folder.mkdir(parents=True, exist_ok=True)
+        declaration.touch()
+        return _wait_for_all(exchange, timeout_s)
     except (OSError, FlushError):
         with suppress(OSError):
-            said.unlink(missing_ok=True)
-            talk.folder.rmdir()  # if it was the last word
+            declaration.unlink(missing_ok=True)
+            exchange.folder.rmdir()  # succeeds if this was the last declaration
         raise
 
 
-def _await_all(talk: VersionExchange, timeout_s: float) -> Version:
-    end = time.monotonic() + timeout_s
+def _wait_for_all(exchange: VersionExchange, timeout_s: float) -> Version:
+    deadline = time.monotonic() + timeout_s
     while True:
-        heard = dict(_parse(name) for name in os.listdir(talk.folder))
-        if talk.nodes <= heard.keys():
-            return max(heard[name] for name in talk.nodes)
-        if time.monotonic() > end:
-            silent = ", ".join(sorted(talk.nodes - heard.keys()))
+        declared = dict(_parse_declaration(name) for name in os.listdir(exchange.folder))
+        if exchange.nodes <= declared.keys():
+            return max(declared[node] for node in exchange.nodes)
+        if time.monotonic() > deadline:
+            silent = ", ".join(sorted(exchange.nodes - declared.keys()))
             raise FlushError(f"{silent} did not say within {timeout_s:.0f} s which version it holds")
-        if talk.superseded.wait(_POLL_S):
+        if exchange.superseded.wait(_POLL_S):
             raise FlushError("given up: a newer flush was ordered")
 
 
-def _parse(name: str) -> tuple[str, Version]:
+def _parse_declaration(name: str) -> tuple[str, Version]:
     generation, step, node = name.split("-", 2)
     return node, Version(int(generation), int(step))
 
 
-def forget(durable: Path, gang_id: str, serial: int) -> None:
-    """Remove what was said for this flush of the gang and those before it."""
-    if not durable.is_dir():
+def remove_declarations(durable_folder: Path, gang_id: str, serial: int) -> None:
+    """Remove the declarations for this flush of the gang and for all flushes before it."""
+    if not durable_folder.is_dir():
         return
-    begin = folder_of(durable, gang_id, 0).name.removesuffix("0")
-    for path in durable.iterdir():
-        number = path.name.removeprefix(begin)
+    prefix = declarations_folder(durable_folder, gang_id, 0).name.removesuffix("0")
+    for path in durable_folder.iterdir():
+        number = path.name.removeprefix(prefix)
         if number != path.name and number.isdigit() and int(number) <= serial:
             shutil.rmtree(path, ignore_errors=True)

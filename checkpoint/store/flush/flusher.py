@@ -1,7 +1,7 @@
-"""One agent's share of its gang's flushes: one at a time, and the newest order wins.
+"""The flushes of one agent: one at a time, and the newest order wins.
 
-An order that supersedes another comes to every agent, whether it writes a part or not. So each gives the older flush up
-by itself: that ends where it next looks, takes its files away, and only then the newer one begins here.
+Every order reaches every agent, whether the agent writes a part or not. So each agent gives the older flush up by
+itself: the older flush stops at its next check and removes its files, and only then the newer flush begins here.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.flush import flush_part, flush_version
+from muster.checkpoint.store.flush import flush_part, flush_publish, flush_version
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import FlushOrder
@@ -25,10 +25,10 @@ class Flusher:
     """One per agent. All methods run on the agent's event loop.
 
     Args:
-        gang_id, node: whose states these are, and whose memory.
-        shelf: where they stand.
-        committed: the newest version that this agent knows to be committed.
-        work: threads.
+        gang_id, node: the gang and the node of this agent.
+        shard_store: the shards of this node.
+        committed: returns the newest version that this agent knows to be committed.
+        run_in_thread: runs a function in a thread.
     """
 
     def __init__(
@@ -37,85 +37,97 @@ class Flusher:
         node: str,
         shard_store: ShardStore,
         committed: Callable[[], Version],
-        work: WorkerThreads,
+        run_in_thread: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
         self._node = node
         self._shard_store = shard_store
         self._committed = committed
-        self._work = work
-        self._newest = 0
+        self._run_in_thread = run_in_thread
+        self._newest_serial = 0
         self._superseded = threading.Event()
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
-    async def flush(self, order: FlushOrder, folder: Path) -> None:
-        """Write this node's share of a version; the leading node returns when the whole is in place.
+    async def flush(self, order: FlushOrder, durable_folder: Path) -> None:
+        """Write this node's part of a version. On the flush leader this returns when the whole folder is complete.
 
         Raises:
-            FlushError: it failed or was superseded. Nothing of it is left.
+            FlushError: the flush failed or was superseded. None of its files are left.
         """
-        if order.serial < self._newest:
-            raise FlushError(f"flush {order.serial} is given up: flush {self._newest}, a newer one, came before it")
-        self._newest = order.serial
+        if order.serial < self._newest_serial:
+            raise FlushError(
+                f"flush {order.serial} is given up: flush {self._newest_serial}, a newer one, came before it"
+            )
+        self._newest_serial = order.serial
         self._superseded.set()
         self._superseded = superseded = threading.Event()
         try:
-            async with self._turn:
-                await self._write(order, folder, superseded)
+            async with self._one_at_a_time:
+                await self._flush(order, durable_folder, superseded)
         finally:
-            # Where this was cancelled, a thread may still be at it.
+            # After a cancellation a thread may still be writing.
             superseded.set()
 
-    async def _write(self, order: FlushOrder, folder: Path, superseded: threading.Event) -> None:
+    async def _flush(self, order: FlushOrder, durable_folder: Path, superseded: threading.Event) -> None:
         writers: dict[int, str] = {}
+        """The node that writes each rank's file: the first by name of the nodes that hold the rank's shard."""
         for source in order.sources:
             writers[source.rank] = min(source.node, writers.get(source.rank, source.node))
-        mine = [rank for rank, node in sorted(writers.items()) if node == self._node]
-        if not mine:
+        local_ranks = [rank for rank, node in sorted(writers.items()) if node == self._node]
+        if not local_ranks:
             return
-        said = flush_version.folder_of(folder, self._gang_id, order.serial)
-        talk = flush_version.VersionExchange(said, self._node, frozenset(writers.values()), superseded)
-        leads = writers.get(0) == self._node
+        declarations = flush_version.declarations_folder(durable_folder, self._gang_id, order.serial)
+        exchange = flush_version.VersionExchange(declarations, self._node, frozenset(writers.values()), superseded)
+        is_leader = writers.get(0) == self._node
         part: flush_part.FlushPart | None = None
         try:
             with ExitStack() as held:
-                version, shards = await self._choose(order, mine, talk, held)
+                version, shards = await self._choose_shards(order, local_ranks, exchange, held)
                 part = flush_part.FlushPart(
-                    version, order.serial, folder, self._gang_id, order.reason, leads, said, superseded
+                    version,
+                    order.serial,
+                    durable_folder,
+                    self._gang_id,
+                    order.reason,
+                    is_leader,
+                    declarations,
+                    superseded,
                 )
-                await self._work(flush_part.write, part, shards)
-                if leads:
-                    final = await self._work(flush_part.publish, part, shards[0])
-                    log.info("flushed %s to %s: %s", version, final, order.reason)
+                await self._run_in_thread(flush_part.write_part, part, shards)
+                if is_leader:
+                    final_folder = await self._run_in_thread(flush_publish.publish, part, shards[0])
+                    log.info("flushed %s to %s: %s", version, final_folder, order.reason)
         finally:
-            if leads:
-                # Before the files: who still writes looks for these words afterwards.
-                await self._work(flush_version.forget, folder, self._gang_id, order.serial)
+            if is_leader:
+                # Remove the declarations before the files: a node that still writes looks for them after its files.
+                await self._run_in_thread(
+                    flush_version.remove_declarations, durable_folder, self._gang_id, order.serial
+                )
                 if part is not None:
-                    await self._work(flush_part.remove, part.aside)
+                    await self._run_in_thread(flush_publish.remove_folder, part.temporary_folder)
 
-    async def _choose(
-        self, order: FlushOrder, mine: list[int], talk: flush_version.VersionExchange, held: ExitStack
+    async def _choose_shards(
+        self, order: FlushOrder, ranks: list[int], exchange: flush_version.VersionExchange, held: ExitStack
     ) -> tuple[Version, list[Shard]]:
-        """The version to write and this node's shards of it: the order's, or a newer one if the gang has gone on."""
+        """The version to write, and this node's shards of it: the order's version, or a newer committed one."""
         version = Version.from_wire(order.version)
-        gone = any(self._shard_store.find(rank, version) is None for rank in mine)
-        if gone and self._committed() > version:
+        dropped = any(self._shard_store.find(rank, version) is None for rank in ranks)
+        if dropped and self._committed() > version:
             version = self._committed()
-        with ExitStack() as first:
-            shards = [first.enter_context(self._standing(rank, version).held()) for rank in mine]
+        with ExitStack() as held_until_chosen:
+            shards = [held_until_chosen.enter_context(self._find_shard(rank, version).held()) for rank in ranks]
             try:
-                newest = await self._work(flush_version.agree, talk, version)
+                newest = await self._run_in_thread(flush_version.choose_version, exchange, version)
             except OSError as error:
-                raise FlushError(flush_part.words(error, talk.folder.parent)) from error
+                raise FlushError(flush_part.describe_error(error, exchange.folder.parent)) from error
             if newest != version:
-                shards = [self._standing(rank, newest) for rank in mine]
-            # What was held until here and isn't written is let go: its ranks want the slots.
+                shards = [self._find_shard(rank, newest) for rank in ranks]
+            # Shards of another version are released at the end of this block, because ranks wait for their slots.
             for shard in shards:
                 held.enter_context(shard.held())
         return newest, shards
 
-    def _standing(self, rank: int, version: Version) -> Shard:
+    def _find_shard(self, rank: int, version: Version) -> Shard:
         shard = self._shard_store.find(rank, version)
         if shard is None:
             raise FlushError(

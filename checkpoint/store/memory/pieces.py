@@ -1,19 +1,30 @@
 """Pieces of a shard and their digests (XXH3-128).
 
-Cut at fixed offsets, so that equal layouts give comparable pieces: every 4 MiB, and at the borders in the footer.
+A shard is divided at fixed offsets: every 4 MiB, and at the two borders that its footer names. Shards of equal layout
+therefore have comparable pieces.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import xxhash
 
+from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.layout import PIECE_BYTES, read_footer
-from muster.checkpoint.store.memory.shards import Piece, Shard
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
+
+
+class Piece(NamedTuple):
+    """A range of a shard's bytes and its XXH3-128 digest (16 bytes)."""
+
+    offset: int
+    length: int
+    digest: bytes
 
 
 def piece_ranges(size: int, borders: Iterable[int]) -> list[tuple[int, int]]:
-    """(offset, length) of every piece of a shard of `size` bytes, with cuts at `borders`."""
+    """(offset, length) of every piece of a shard of `size` bytes. No piece lies across one of the `borders`."""
     edges = sorted({0, size, *(b for b in borders if 0 < b < size)})
     return [
         (start, min(PIECE_BYTES, end - start))
@@ -23,13 +34,13 @@ def piece_ranges(size: int, borders: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def digest_of(data: memoryview) -> bytes:
-    """XXH3-128 of some bytes: 16 bytes."""
+    """The XXH3-128 digest of some bytes: 16 bytes."""
     digest: bytes = xxhash.xxh3_128_digest(data)
     return digest
 
 
 def digest_pieces(shard: memoryview) -> tuple[Piece, ...]:
-    """Cut a filled slot and digest every piece.
+    """Divide a filled slot into pieces and digest every piece.
 
     Raises:
         CorruptShard: the bytes aren't a shard.
@@ -37,17 +48,17 @@ def digest_pieces(shard: memoryview) -> tuple[Piece, ...]:
     footer = read_footer(shard)
     return tuple(
         Piece(offset, length, digest_of(shard[offset : offset + length]))
-        for offset, length in piece_ranges(len(shard), (footer.cut, footer.header))
+        for offset, length in piece_ranges(len(shard), (footer.objects_offset, footer.header_offset))
     )
 
 
 def shard_digest(pieces: Sequence[Piece]) -> bytes:
-    """The digest of a whole shard: XXH3-128 over its pieces' digests."""
+    """The digest of a whole shard: XXH3-128 over the digests of its pieces."""
     return digest_of(memoryview(b"".join(p.digest for p in pieces)))
 
 
 def pieces_cover(size: int, pieces: Sequence[Piece]) -> bool:
-    """Whether the pieces lie side by side and fill `size` bytes: asked before a peer's words touch memory."""
+    """Whether the pieces fill `size` bytes without a gap or an overlap. Check this before a peer's offsets are used."""
     edge = 0
     for piece in pieces:
         if piece.offset != edge or not 0 < piece.length <= PIECE_BYTES or len(piece.digest) != 16:
@@ -56,6 +67,13 @@ def pieces_cover(size: int, pieces: Sequence[Piece]) -> bool:
     return edge == size
 
 
-def bad_pieces(shard: Shard) -> list[int]:
-    """Numbers of the pieces whose bytes don't give their digest."""
-    return [n for n, piece in enumerate(shard.pieces) if digest_of(shard.piece(n)) != piece.digest]
+def verify_pieces(memory: SealedMemory, pieces: Sequence[Piece], numbers: Iterable[int]) -> None:
+    """Check that the bytes of the numbered pieces in `memory` match their digests.
+
+    Raises:
+        CorruptShard: the bytes of a piece do not match.
+    """
+    for number in numbers:
+        piece = pieces[number]
+        if digest_of(memory.view[piece.offset : piece.offset + piece.length]) != piece.digest:
+            raise CorruptShard(f"piece {number} (offset {piece.offset}, {piece.length} bytes) arrived damaged")

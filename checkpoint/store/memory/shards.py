@@ -1,37 +1,34 @@
-"""Shards in this node's memory: which stand whole, who holds on to them, and when their memory may go.
+"""The shards in this node's memory: which are complete, what holds them, and when their memory is freed.
 
-A shard is one rank's state of one version. Its bytes are a slot (tier OWN) or a buddy's copy, of which pieces may be
-borrowed from a slot of this node that holds equal bytes. Memory goes back when nobody holds the shard any more: the
-shelf, a copy that borrows from it, a transfer or a flush that reads it.
+A shard is the state of one rank at one version. Its bytes are in a slot of this node (tier OWN), or in a replica that
+this node keeps as buddy (tier BUDDY). A replica may refer to equal pieces in a slot of this node instead of storing
+them. A shard's memory is freed when nothing holds the shard any more: neither the shard store, nor a replica that
+refers to its pieces, nor a transfer or a flush that reads it.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.slots import SealedMemory
+from muster.checkpoint.store.memory.pieces import Piece, digest_of
+from muster.checkpoint.store.memory.sealed_memory import SealedMemory
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, ShardStatus, Tier
 
 log = logging.getLogger(__name__)
 
-
-class Piece(NamedTuple):
-    """A run of a shard's bytes and their XXH3-128 (16 bytes)."""
-
-    offset: int
-    length: int
-    digest: bytes
+PieceLocation = tuple["Shard", int]
+"""A shard, and the number of a piece in it."""
 
 
 @dataclass(eq=False)
 class Shard:
-    """One rank's state of one version, whole and digested.
+    """The complete, digested state of one rank at one version.
 
-    `memory` shows the shard's own bytes (borrowed pieces are undefined there); `give_back` is called once, when nobody
-    holds the shard any more.
+    `memory`: the shard's own bytes; at pieces in `references` these bytes are undefined.
+    `free_memory`: called once, when nothing holds the shard any more.
+    `references`: for the number of a piece, where its bytes are instead. The other shard is held.
     """
 
     rank: int
@@ -40,10 +37,9 @@ class Shard:
     pieces: tuple[Piece, ...]
     digest: bytes
     memory: SealedMemory
-    give_back: Callable[[], None]
-    borrowed: dict[int, tuple["Shard", int]] = field(default_factory=dict)
-    """Lender and its piece, by number of the piece here; the lender is held."""
-    _holders: int = 1
+    free_memory: Callable[[], None]
+    references: dict[int, PieceLocation] = field(default_factory=dict)
+    _holder_count: int = 1
 
     @property
     def bytes(self) -> int:
@@ -51,37 +47,41 @@ class Shard:
         return self.memory.size
 
     def piece(self, number: int) -> memoryview:
-        """The bytes of a piece, wherever they stand."""
+        """The bytes of a piece."""
         piece = self.pieces[number]
-        if number in self.borrowed:
-            lender, place = self.borrowed[number]
-            return lender.piece(place)
+        if number in self.references:
+            source, source_number = self.references[number]
+            return source.piece(source_number)
         return self.memory.view[piece.offset : piece.offset + piece.length]
 
+    def corrupt_pieces(self) -> list[int]:
+        """Numbers of the pieces whose bytes do not match their digest."""
+        return [n for n, piece in enumerate(self.pieces) if digest_of(self.piece(n)) != piece.digest]
+
     def hold(self) -> "Shard":
-        """Keep the memory from going back until `release`.
+        """Keep the memory until `release` is called.
 
         Raises:
-            RuntimeError: the memory has gone back already.
+            RuntimeError: the memory has been freed already.
         """
-        if not self._holders:
-            raise RuntimeError(f"rank {self.rank}'s shard of {self.version} has been given back")
-        self._holders += 1
+        if not self._holder_count:
+            raise RuntimeError(f"the memory of rank {self.rank}'s shard of {self.version} has been freed")
+        self._holder_count += 1
         return self
 
     def release(self) -> None:
-        """Let go; the last one to do so gives the memory back."""
-        self._holders -= 1
-        if self._holders:
+        """Undo one `hold`. The last release frees the memory."""
+        self._holder_count -= 1
+        if self._holder_count:
             return
-        lenders, self.borrowed = list(self.borrowed.values()), {}
-        self.give_back()
-        for lender, _ in lenders:
-            lender.release()
+        references, self.references = list(self.references.values()), {}
+        self.free_memory()
+        for source, _ in references:
+            source.release()
 
     @contextmanager
     def held(self) -> Iterator["Shard"]:
-        """Hold the shard for the length of a block."""
+        """Hold the shard inside a `with` block."""
         self.hold()
         try:
             yield self
@@ -89,57 +89,62 @@ class Shard:
             self.release()
 
     def status(self) -> ShardStatus:
-        """As the coordinator hears of it."""
+        """The shard as the agent reports it to the coordinator."""
         return ShardStatus(
             rank=self.rank, version=self.version.to_wire(), tier=self.tier, bytes=self.bytes, digest=self.digest.hex()
         )
 
 
-Key = tuple["Tier.ValueType", int, Version]
+ShardKey = tuple["Tier.ValueType", int, Version]
+"""Tier, rank, version."""
 
 
 class ShardStore:
-    """All whole shards of this node."""
+    """All complete shards in the memory of this node.
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._shards: dict[Key, Shard] = {}
-        self._changed = changed
+    Args:
+        on_change: called after shards were added or dropped.
+    """
 
-    def put(self, shard: Shard) -> None:
-        """Take a shard in; one that stood in its place is released."""
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._shards: dict[ShardKey, Shard] = {}
+        self._on_change = on_change
+
+    def add(self, shard: Shard) -> None:
+        """Add a shard. A shard of the same tier, rank and version is released."""
         before = self._shards.get((shard.tier, shard.rank, shard.version))
         self._shards[shard.tier, shard.rank, shard.version] = shard
         if before is not None:
             before.release()
-        self._changed()
+        self._on_change()
 
     def find(self, rank: int, version: Version) -> Shard | None:
-        """The shard of a rank at a version: the rank's own slot before a buddy's copy."""
-        return self._shards.get((TIER_OWN, rank, version)) or self._shards.get((TIER_BUDDY, rank, version))
+        """The shard of a rank at a version: from a slot of this node if possible, otherwise a replica."""
+        return self.slot_shard(rank, version) or self.replica(rank, version)
 
-    def own(self, rank: int, version: Version) -> Shard | None:
+    def slot_shard(self, rank: int, version: Version) -> Shard | None:
         """The shard in a slot of this node."""
         return self._shards.get((TIER_OWN, rank, version))
 
-    def copy(self, rank: int, version: Version) -> Shard | None:
-        """The copy that this node keeps for another."""
+    def replica(self, rank: int, version: Version) -> Shard | None:
+        """The replica that this node keeps for another node."""
         return self._shards.get((TIER_BUDDY, rank, version))
 
     def all(self) -> list[Shard]:
-        """Every shard, by tier, rank and version."""
+        """Every shard, sorted by tier, rank and version."""
         return [self._shards[key] for key in sorted(self._shards)]
 
-    def drop(self, wanted: Callable[[Shard], bool], why: str) -> None:
-        """Take off every shard that `wanted` picks."""
-        gone = [key for key, shard in self._shards.items() if wanted(shard)]
-        for key in gone:
+    def drop(self, is_dropped: Callable[[Shard], bool], reason: str) -> None:
+        """Remove every shard for which `is_dropped` returns True."""
+        dropped = [key for key, shard in self._shards.items() if is_dropped(shard)]
+        for key in dropped:
             shard = self._shards.pop(key)
-            log.debug("rank %d's shard of %s goes: %s", shard.rank, shard.version, why)
+            log.debug("rank %d's shard of %s is dropped: %s", shard.rank, shard.version, reason)
             shard.release()
-        if gone:
-            self._changed()
+        if dropped:
+            self._on_change()
 
-    def quarantine(self, shard: Shard, why: str) -> None:
-        """Take off a shard whose bytes are not what they were, and all that borrow from it."""
-        log.error("rank %d's shard of %s is bad and is no longer offered: %s", shard.rank, shard.version, why)
-        self.drop(lambda s: s is shard or any(lender is shard for lender, _ in s.borrowed.values()), why)
+    def quarantine(self, shard: Shard, reason: str) -> None:
+        """Remove a shard whose bytes have changed, and every replica that refers to its pieces."""
+        log.error("rank %d's shard of %s is corrupt and no longer used: %s", shard.rank, shard.version, reason)
+        self.drop(lambda s: s is shard or any(source is shard for source, _ in s.references.values()), reason)

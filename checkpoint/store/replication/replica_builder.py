@@ -1,150 +1,154 @@
-"""Copies of other nodes' shards, as the buddy keeps them: built from pieces that stand here and pieces that came.
+"""Building replicas of other nodes' shards from pieces that are in this node's memory and pieces that were received.
 
-A piece that a slot of this node holds at the same version is borrowed: both go at the same commit. A piece that only
-an older shard holds is copied here, without the network. So plain data parallelism sends little more than each rank's
-own objects.
+Some pieces need no transfer, because replicas of data parallelism hold equal bytes:
+
+- A slot of this node holds the piece at the same version: the replica refers to it. Both are dropped by the same
+  commit.
+- Only a shard of an older version holds the piece: the bytes are copied inside this node.
+
+Data parallelism without sharding therefore sends little more than each rank's own objects.
 """
 
 from collections.abc import Iterable, Sequence
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.pieces import digest_of, shard_digest
-from muster.checkpoint.store.memory.shards import Piece, Shard, ShardStore
-from muster.checkpoint.store.memory.slots import NoMemoryLeft, SealedMemory, available_bytes
+from muster.checkpoint.store.memory.pieces import Piece, shard_digest, verify_pieces
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMemory, available_bytes
+from muster.checkpoint.store.memory.shards import PieceLocation, Shard, ShardStore
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN
 
-Place = tuple[Shard, int]
-"""A shard and the number of a piece in it."""
-
 
 class ReplicaBuilder:
-    """The memory of the copies on this node.
+    """Builds the replicas of this node and reuses their memory.
 
     Args:
-        gang_id: goes into the names of the memfds.
-        shelf: where shards are looked up and copies put.
-        work: runs a function in a thread.
+        gang_id: part of the names of the memfds.
+        shard_store: where pieces are looked up, and complete replicas are added.
+        run_in_thread: runs a function in a thread.
     """
 
-    def __init__(self, gang_id: str, shard_store: ShardStore, work: WorkerThreads) -> None:
+    def __init__(self, gang_id: str, shard_store: ShardStore, run_in_thread: WorkerThreads) -> None:
         self._gang_id = gang_id
         self._shard_store = shard_store
-        self._work = work
-        self._spare: dict[int, SealedMemory] = {}
-        self._expected: frozenset[int] = frozenset()
-        self._made = 0
+        self._run_in_thread = run_in_thread
+        self._reusable: dict[int, SealedMemory] = {}
+        self._replicated_ranks: frozenset[int] = frozenset()
+        self._allocated_count = 0
         self._closed = False
 
-    def expect(self, ranks: Iterable[int]) -> None:
-        """From now on copies of these ranks come here; what is spare for others is given back."""
-        self._expected = frozenset(ranks)
-        for rank in self._spare.keys() - self._expected:
-            self._spare.pop(rank).close()
+    def set_replicated_ranks(self, ranks: Iterable[int]) -> None:
+        """Set the ranks whose replicas belong on this node. Reusable memory of all other ranks is closed."""
+        self._replicated_ranks = frozenset(ranks)
+        for rank in self._reusable.keys() - self._replicated_ranks:
+            self._reusable.pop(rank).close()
 
-    def missing(self, version: Version, pieces: Sequence[Piece]) -> list[int]:
-        """Numbers of the pieces that stand nowhere in this node's memory."""
-        known = self._known(version)
-        return [n for n, piece in enumerate(pieces) if piece.digest not in known]
+    def missing_pieces(self, version: Version, pieces: Sequence[Piece]) -> list[int]:
+        """Numbers of the pieces that no shard in this node's memory holds."""
+        locations = self._piece_locations(version)
+        return [n for n, piece in enumerate(pieces) if piece.digest not in locations]
 
-    def begin(self, rank: int, size: int, incoming: int) -> SealedMemory:
-        """Memory for a copy of `size` bytes, of which `incoming` will be written. Raises NoMemoryLeft."""
-        if incoming > available_bytes():
-            raise NoMemoryLeft(f"no room for {incoming >> 20} MiB of rank {rank}'s copy")
-        spare = self._spare.pop(rank, None)
-        if spare is not None and spare.size == size:
-            return spare
-        if spare is not None:
-            spare.close()
-        self._made += 1
-        return SealedMemory(f"muster-{self._gang_id}-r{rank}-b{self._made}", size, sparse=True)
-
-    async def finish(
-        self, rank: int, version: Version, memory: SealedMemory, pieces: tuple[Piece, ...], came: list[int]
-    ) -> Shard:
-        """Complete a copy in `memory` where the pieces `came` are written; it goes onto the shelf once all is verified.
+    def allocate(self, rank: int, size: int, incoming_bytes: int) -> SealedMemory:
+        """Memory for a replica of `size` bytes, of which `incoming_bytes` will be written.
 
         Raises:
-            CorruptShard: a piece came damaged, or was here and is here no longer; the memory is kept for the next try.
+            NoMemoryLeft: there is too little memory.
         """
-        borrowed: dict[int, Place] = {}
-        copied: dict[int, Place] = {}
+        if incoming_bytes > available_bytes():
+            raise NoMemoryLeft(f"no memory for {incoming_bytes >> 20} MiB of rank {rank}'s replica")
+        reusable = self._reusable.pop(rank, None)
+        if reusable is not None and reusable.size == size:
+            return reusable
+        if reusable is not None:
+            reusable.close()
+        self._allocated_count += 1
+        return SealedMemory(f"muster-{self._gang_id}-r{rank}-b{self._allocated_count}", size, sparse=True)
+
+    async def complete(
+        self, rank: int, version: Version, memory: SealedMemory, pieces: tuple[Piece, ...], received: list[int]
+    ) -> Shard:
+        """Complete a replica in `memory`, where the pieces `received` are written; verify it, and store it.
+
+        Raises:
+            CorruptShard: a piece arrived damaged, or is nowhere on this node. The memory is kept for the
+                next attempt.
+        """
+        referenced: dict[int, PieceLocation] = {}
+        copied: dict[int, PieceLocation] = {}
         try:
-            self._find_rest(pieces, set(came), version, borrowed, copied)
-            for n in borrowed:
-                memory.forget(pieces[n].offset, pieces[n].length)
-            await self._work(_fill, memory, pieces, copied, [*came, *copied])
+            self._locate_rest(pieces, set(received), version, referenced, copied)
+            for n in referenced:
+                memory.free_pages(pieces[n].offset, pieces[n].length)
+            await self._run_in_thread(_copy_and_verify, memory, pieces, copied, [*received, *copied])
         except CorruptShard:
-            _release(borrowed)
-            self.put_back(rank, memory)
+            _release(referenced)
+            self.reuse_or_close(rank, memory)
             raise
         finally:
             _release(copied)
-        digest = shard_digest(pieces)
-        shard = Shard(rank, version, TIER_BUDDY, pieces, digest, memory, lambda: self.put_back(rank, memory), borrowed)
-        self._shard_store.put(shard)
+        shard = Shard(
+            rank,
+            version,
+            TIER_BUDDY,
+            pieces,
+            shard_digest(pieces),
+            memory,
+            lambda: self.reuse_or_close(rank, memory),
+            referenced,
+        )
+        self._shard_store.add(shard)
         return shard
 
-    def _find_rest(
+    def _locate_rest(
         self,
         pieces: Sequence[Piece],
-        came: set[int],
+        received: set[int],
         version: Version,
-        borrowed: dict[int, Place],
-        copied: dict[int, Place],
+        referenced: dict[int, PieceLocation],
+        copied: dict[int, PieceLocation],
     ) -> None:
-        """Sort the pieces that didn't come into those to borrow and those to copy; their shards are held."""
-        known = self._known(version)
+        """Sort the pieces that were not received into pieces to refer to and pieces to copy. Hold their shards."""
+        locations = self._piece_locations(version)
         for n, piece in enumerate(pieces):
-            if n in came:
+            if n in received:
                 continue
-            if piece.digest not in known:
-                raise CorruptShard(f"piece {n} was here and is gone: offer again")
-            lender, place = known[piece.digest]
-            kind = borrowed if lender.tier == TIER_OWN and lender.version == version else copied
-            kind[n] = (lender.hold(), place)
+            if piece.digest not in locations:
+                raise CorruptShard(f"piece {n} did not arrive whole, and is not in this node's memory: offer again")
+            source, source_number = locations[piece.digest]
+            target = referenced if source.tier == TIER_OWN and source.version == version else copied
+            target[n] = (source.hold(), source_number)
 
-    def _known(self, version: Version) -> dict[bytes, Place]:
-        """Where each digest stands; places that can be borrowed from win."""
-        known: dict[bytes, Place] = {}
+    def _piece_locations(self, version: Version) -> dict[bytes, PieceLocation]:
+        """Where each digest is found. A location that a replica of `version` can refer to is preferred."""
+        locations: dict[bytes, PieceLocation] = {}
         for shard in sorted(self._shard_store.all(), key=lambda s: s.tier == TIER_OWN and s.version == version):
-            known.update({piece.digest: (shard, n) for n, piece in enumerate(shard.pieces)})
-        return known
+            locations.update({piece.digest: (shard, n) for n, piece in enumerate(shard.pieces)})
+        return locations
 
-    def put_back(self, rank: int, memory: SealedMemory) -> None:
-        """Keep one memory a rank for its next copy; free what is more, and what no copy is expected for."""
-        if rank in self._spare or rank not in self._expected or self._closed:
+    def reuse_or_close(self, rank: int, memory: SealedMemory) -> None:
+        """Keep one memory for the rank's next replica. Close further ones, and those of ranks replicated elsewhere."""
+        if rank in self._reusable or rank not in self._replicated_ranks or self._closed:
             memory.close()
         else:
-            self._spare[rank] = memory
+            self._reusable[rank] = memory
 
     def close(self) -> None:
-        """Give the spare memory back, and from now on all that comes."""
+        """Close the reusable memory, and from now on the memory of every dropped replica."""
         self._closed = True
-        for memory in self._spare.values():
+        for memory in self._reusable.values():
             memory.close()
-        self._spare.clear()
+        self._reusable.clear()
 
 
-def _release(places: dict[int, Place]) -> None:
-    for shard, _ in places.values():
+def _release(locations: dict[int, PieceLocation]) -> None:
+    for shard, _ in locations.values():
         shard.release()
 
 
-def _fill(memory: SealedMemory, pieces: Sequence[Piece], copied: dict[int, Place], written: Iterable[int]) -> None:
-    for n, (lender, place) in copied.items():
-        memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = lender.piece(place)
-    verify(memory, pieces, written)
-
-
-def verify(memory: SealedMemory, pieces: Sequence[Piece], numbers: Iterable[int]) -> None:
-    """Check that the numbered pieces stand in `memory` as their digests say.
-
-    Raises:
-        CorruptShard: one doesn't.
-    """
-    for n in numbers:
-        piece = pieces[n]
-        if digest_of(memory.view[piece.offset : piece.offset + piece.length]) != piece.digest:
-            raise CorruptShard(f"piece {n} (offset {piece.offset}, {piece.length} bytes) arrived damaged")
+def _copy_and_verify(
+    memory: SealedMemory, pieces: Sequence[Piece], copied: dict[int, PieceLocation], written: Iterable[int]
+) -> None:
+    for n, (source, source_number) in copied.items():
+        memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = source.piece(source_number)
+    verify_pieces(memory, pieces, written)

@@ -1,73 +1,36 @@
-"""The second copy: this node's shards go to its buddy, and the shards of those whose buddy it is come here.
+"""The receiver of replicas: answers the offers, puts and fetches of other agents.
 
-An offer names every piece's digest, and holds the bytes of short ones: replicas then need no second call. The receiver
-answers which pieces it has nowhere; where its own ranks are about to fill their slots for that version, it waits a
-little rather than ask for bytes that it will hold in a moment.
+The receiver answers an offer with the pieces that this node lacks. The ranks of this node may be about to fill their
+slots with the same version, and with equal bytes. The receiver then waits a little, because asking for bytes that this
+node will hold in a moment would be a waste.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
 import grpc
 
 from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import Version
-from muster.checkpoint.store.memory.shards import Shard, ShardStore
-from muster.checkpoint.store.memory.slots import NoMemoryLeft
+from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft
+from muster.checkpoint.store.memory.shards import ShardStore
 from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.v1 import peer_pb2
 
-if TYPE_CHECKING:
-    from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
-
-log = logging.getLogger(__name__)
-
 LOCAL_SLOT_WAIT_S = 0.2
-"""How long an offer waits for the slots of this node. It delays no commit: that needs the same slots."""
-
-OFFER_TIMEOUT_S = 10.0
-PUT_TIMEOUT_S = 120.0
-
-
-class ReplicaRefused(Exception):
-    """The other side doesn't take the shard, in words."""
-
-
-async def replicate(gang_id: str, node: str, shard: Shard, stub: "PeerServiceAsyncStub") -> int:
-    """Bring a second copy of `shard` to the buddy behind `stub`.
-
-    Returns:
-        How many bytes of pieces were sent.
-
-    Raises:
-        ReplicaRefused: the buddy won't have it. grpc.aio.AioRpcError: it can't be reached.
-        CorruptShard: the shard's own bytes have changed.
-    """
-    with shard.held():
-        along = sum(piece.length for piece in shard.pieces if piece.length <= transfer.INLINE_PIECE_BYTES)
-        need = await stub.Offer(transfer.make_offer(gang_id, node, shard, short=True), timeout=OFFER_TIMEOUT_S)
-        if need.refused:
-            raise ReplicaRefused(need.refused)
-        if not need.missing:
-            return along
-        offer = transfer.make_offer(gang_id, node, shard)
-        stored = await stub.Put(transfer.shard_messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
-    if stored.refused:
-        raise ReplicaRefused(stored.refused)
-    return along + sum(shard.pieces[n].length for n in need.missing)
+"""Seconds that an offer waits for slots of this node. The wait delays no commit, because a commit needs these slots."""
 
 
 class ReplicaReceiver:
-    """Takes the shards of others in.
+    """Takes in the shards of other nodes, and sends shards to the nodes that need them.
 
     Args:
         gang_id: offers of other gangs are refused.
-        shelf, copies: where shards stand, where copies are built.
-        stale: why a version is refused, in words; empty where it isn't.
-        awaited: whether a rank of this node may still fill a slot with that version.
+        shard_store: the shards of this node.
+        replica_builder: builds the replicas.
+        stale_reason: returns why a version is refused; empty where it is not.
+        awaits_slot: returns whether a rank of this node may still fill a slot with a version.
     """
 
     def __init__(
@@ -75,45 +38,46 @@ class ReplicaReceiver:
         gang_id: str,
         shard_store: ShardStore,
         replica_builder: ReplicaBuilder,
-        stale: Callable[[Version], str],
-        awaited: Callable[[Version], bool],
+        stale_reason: Callable[[Version], str],
+        awaits_slot: Callable[[Version], bool],
     ) -> None:
         self._gang_id = gang_id
         self._shard_store = shard_store
         self._replica_builder = replica_builder
-        self._stale = stale
-        self._awaited = awaited
-        self._news = asyncio.Event()
+        self._stale_reason = stale_reason
+        self._awaits_slot = awaits_slot
+        self._slots_changed = asyncio.Event()
 
-    def news(self) -> None:
-        """A slot of this node was digested, or won't be: whoever waits looks again."""
-        self._news.set()
-        self._news = asyncio.Event()
+    def notify_slots_changed(self) -> None:
+        """Wake all waiting offers: a slot of this node was digested, or will not be."""
+        self._slots_changed.set()
+        self._slots_changed = asyncio.Event()
 
     async def offer(self, offer: peer_pb2.ShardOffer) -> peer_pb2.ShardNeed:
-        """Say what is missing of a shard; where nothing is, its copy stands, verified, when this returns."""
+        """Answer which pieces are missing. Where none is, the verified replica is stored when this returns."""
         version = transfer.version_of_offer(offer)
         if refused := self._refusal(offer.gang_id, version):
             return peer_pb2.ShardNeed(refused=refused)
-        copy = self._shard_store.copy(offer.rank, version)
-        if copy is not None and copy.digest == offer.digest:
-            return peer_pb2.ShardNeed()  # where a generation starts from a version, most copies stand already
+        replica = self._shard_store.replica(offer.rank, version)
+        if replica is not None and replica.digest == offer.digest:
+            return peer_pb2.ShardNeed()  # common for the version that a generation starts from
         try:
             pieces = transfer.pieces_of_offer(offer)
-            await self._wait_for(version)
-            missing, short = self._replica_builder.missing(version, pieces), transfer.inline_pieces(offer)
-            if short.keys() >= set(missing):
-                memory = self._replica_builder.begin(offer.rank, offer.bytes, sum(pieces[n].length for n in missing))
+            await self._wait_for_slots(version)
+            missing, inline = self._replica_builder.missing_pieces(version, pieces), transfer.inline_pieces(offer)
+            if inline.keys() >= set(missing):
+                incoming_bytes = sum(pieces[n].length for n in missing)
+                memory = self._replica_builder.allocate(offer.rank, offer.bytes, incoming_bytes)
                 for n in missing:
-                    memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = short[n]
-                came, missing = missing, []
-                await asyncio.shield(self._replica_builder.finish(offer.rank, version, memory, pieces, came))
+                    memory.view[pieces[n].offset : pieces[n].offset + pieces[n].length] = inline[n]
+                received, missing = missing, []
+                await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, received))
         except (CorruptShard, NoMemoryLeft) as error:
             return peer_pb2.ShardNeed(refused=str(error))
-        return peer_pb2.ShardNeed(missing=missing, refused=self._withdraw(offer.rank, version))
+        return peer_pb2.ShardNeed(missing=missing, refused=self._drop_if_stale(offer.rank, version))
 
     async def put(self, stream: AsyncIterable[peer_pb2.ShardData]) -> peer_pb2.ShardStored:
-        """Take in the missing pieces of a shard; its copy stands, verified, when this returns without refusal."""
+        """Receive the missing pieces. The verified replica is stored when this returns without a refusal."""
         source = aiter(stream)
         first = await anext(source, None)
         if first is None or not first.HasField("offer"):
@@ -122,24 +86,24 @@ class ReplicaReceiver:
         if refused := self._refusal(offer.gang_id, version):
             return peer_pb2.ShardStored(refused=refused)
         try:
-            await self._take_in(offer, version, source)
+            await self._receive_replica(offer, version, source)
         except (CorruptShard, NoMemoryLeft) as error:
             return peer_pb2.ShardStored(refused=str(error))
-        return peer_pb2.ShardStored(refused=self._withdraw(offer.rank, version))
+        return peer_pb2.ShardStored(refused=self._drop_if_stale(offer.rank, version))
 
-    async def _take_in(
+    async def _receive_replica(
         self, offer: peer_pb2.ShardOffer, version: Version, source: AsyncIterable[peer_pb2.ShardData]
     ) -> None:
         pieces = transfer.pieces_of_offer(offer)
-        incoming = sum(pieces[n].length for n in self._replica_builder.missing(version, pieces))
-        memory = self._replica_builder.begin(offer.rank, offer.bytes, incoming)
+        incoming_bytes = sum(pieces[n].length for n in self._replica_builder.missing_pieces(version, pieces))
+        memory = self._replica_builder.allocate(offer.rank, offer.bytes, incoming_bytes)
         try:
-            came = await transfer.receive_pieces(source, memory, pieces)
+            received = await transfer.receive_pieces(source, memory, pieces)
         except BaseException:
-            self._replica_builder.put_back(offer.rank, memory)
+            self._replica_builder.reuse_or_close(offer.rank, memory)
             raise
-        # A caller that is gone doesn't end this: a thread is at work on the memory.
-        await asyncio.shield(self._replica_builder.finish(offer.rank, version, memory, pieces, came))
+        # Shielded: a thread works on the memory, and must end before the memory may be reused.
+        await asyncio.shield(self._replica_builder.complete(offer.rank, version, memory, pieces, received))
 
     async def fetch(
         self, request: peer_pb2.FetchRequest, node: str, context: "grpc.aio.ServicerContext[object, object]"
@@ -148,8 +112,8 @@ class ReplicaReceiver:
         version = Version.from_wire(request.version)
         shard = self._shard_store.find(request.rank, version)
         if request.gang_id != self._gang_id or shard is None:
-            words = f"{node} holds no shard of rank {request.rank} at {version} of gang {request.gang_id}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, words)
+            reason = f"{node} holds no shard of rank {request.rank} at {version} of gang {request.gang_id}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, reason)
             return
         try:
             with shard.held():
@@ -163,21 +127,21 @@ class ReplicaReceiver:
     def _refusal(self, gang_id: str, version: Version) -> str:
         if gang_id != self._gang_id:
             return f"this agent belongs to gang {self._gang_id}, not {gang_id}"
-        return self._stale(version)
+        return self._stale_reason(version)
 
-    def _withdraw(self, rank: int, version: Version) -> str:
-        """Things may have moved on while a copy was built: then it goes again."""
-        why = self._stale(version)
-        if why:
-            self._shard_store.drop(lambda s: s is self._shard_store.copy(rank, version), why)
-        return why
+    def _drop_if_stale(self, rank: int, version: Version) -> str:
+        """Drop a replica whose version became stale while the replica was built; returns the reason."""
+        reason = self._stale_reason(version)
+        if reason:
+            self._shard_store.drop(lambda shard: shard is self._shard_store.replica(rank, version), reason)
+        return reason
 
-    async def _wait_for(self, version: Version) -> None:
-        end = asyncio.get_running_loop().time() + LOCAL_SLOT_WAIT_S
-        while self._awaited(version):
-            left = end - asyncio.get_running_loop().time()
+    async def _wait_for_slots(self, version: Version) -> None:
+        deadline = asyncio.get_running_loop().time() + LOCAL_SLOT_WAIT_S
+        while self._awaits_slot(version):
+            remaining_s = deadline - asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout(left):
-                    await self._news.wait()
+                async with asyncio.timeout(remaining_s):
+                    await self._slots_changed.wait()
             except TimeoutError:
                 return

@@ -19,7 +19,7 @@ from threading import Lock
 
 from google.protobuf import json_format
 
-from muster.checkpoint.store.memory.slots import MEMFD_SEALS
+from muster.checkpoint.store.memory.sealed_memory import MEMFD_SEALS
 from muster.daemon.host.kept_memory_client import MAX_FDS
 from muster.daemon.node.kept_memory.retention import RETENTION_S, JobOwner, KeptEntry, Retention
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore

@@ -1,0 +1,128 @@
+"""Sealed memfds: memory that the agent owns and that ranks and `musterd` may map.
+
+A memfd outlives the rank that wrote it, and no cleaner of /dev/shm reaches it. The seals forbid to change its size:
+shrinking the memfd would kill a process that reads it with SIGBUS. By default its pages are allocated at once, so that
+a lack of memory shows when a slot is made and not during a training step.
+"""
+
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+from muster.checkpoint.format.errors import CorruptShard
+
+MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Seals of every memfd that other processes may map: its size can't change."""
+
+
+class NoMemoryLeft(Exception):
+    """There is no memory for a memfd of the wanted size. The message says how much is left."""
+
+
+class SealedMemory:
+    """A sealed memfd and this process's view of it."""
+
+    def __init__(self, name: str, size: int, *, sparse: bool = False) -> None:
+        """Make a memfd of `size` bytes, all zero.
+
+        Args:
+            name: shown in /proc/PID/maps, for example "muster-GANG-rR-sS".
+            size: bytes, at least 1.
+            sparse: allocate each page when it is written, not all at once.
+
+        Raises:
+            NoMemoryLeft: the node or the job's memory limit has too little memory left.
+        """
+        self.fd = -1
+        left = available_bytes()
+        if not sparse and size > left:
+            raise NoMemoryLeft(f"{name} needs {size >> 20} MiB, and {left >> 20} MiB are left to this job on this node")
+        self.size = size
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            if not sparse:
+                os.posix_fallocate(self.fd, 0, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, MEMFD_SEALS)
+            self._map = mmap.mmap(self.fd, size)
+        except OSError as error:
+            raise NoMemoryLeft(f"{name} of {size >> 20} MiB: {error.strerror}") from error
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def adopt(cls, fd: int) -> "SealedMemory":
+        """Wrap a memfd that another process of this user has made. The new object owns `fd`.
+
+        Raises:
+            CorruptShard: the memfd is not sealed, so that reading it could kill this process.
+        """
+        memory = cls.__new__(cls)
+        memory.fd = fd
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & MEMFD_SEALS != MEMFD_SEALS:
+                raise CorruptShard("a memfd that can still grow or shrink")
+            memory.size = os.fstat(fd).st_size
+            memory._map = mmap.mmap(fd, memory.size)
+        except (OSError, ValueError) as error:
+            raise CorruptShard(f"descriptor {fd} can't be mapped: {error}") from error
+        memory.view = memoryview(memory._map)
+        return memory
+
+    def __del__(self) -> None:
+        # The task that asked for this memory may have been cancelled before it could close the memory.
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def open_read_only(self) -> int:
+        """Open a new descriptor through which the bytes can't be changed. The caller closes it."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def free_pages(self, offset: int, length: int) -> None:
+        """Give all pages that lie completely in this range back to the system. They read as zeros."""
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._map.madvise(mmap.MADV_REMOVE, start, end - start)
+
+    def close(self) -> None:
+        """Close the memory. The kernel frees it when no process maps it any more. A second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        # The mapping lives as long as any view of it: a thread may still be reading.
+        self.fd, self.view = -1, memoryview(b"")
+        del self._map
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still allocate: the least of what the node and each enclosing cgroup (v2) allow."""
+    left = _node_available_bytes(proc / "meminfo")
+    try:
+        group = next(g[3:] for g in (proc / "self/cgroup").read_text().splitlines() if g.startswith("0::"))
+    except (OSError, StopIteration):
+        return left
+    folder = cgroup / group.lstrip("/")
+    while folder != cgroup and cgroup in folder.parents:
+        left = min(left, _cgroup_available_bytes(folder, left))
+        folder = folder.parent
+    return left
+
+
+def _cgroup_available_bytes(group: Path, without_limit: int) -> int:
+    """Bytes below a cgroup's memory limit. Its page cache counts as available, because the kernel can drop it."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return without_limit
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text())
+    except OSError:
+        return without_limit
+    return int(limit) - used + int(stat["file"]) - int(stat["shmem"])
+
+
+def _node_available_bytes(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise NoMemoryLeft(f"{meminfo} has no line MemAvailable: how much memory is left is unknown")
