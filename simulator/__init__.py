@@ -1,8 +1,8 @@
 """The deterministic simulator: the real core, journal, orders and agents' rules in a world of virtual time and faults.
 
-Real are the core, the journal, `turnover.take`, the `OrderBook`, the agents' `converge.decide` and `silence.judge`,
-the checkpoint's `CommitTracker`, the watch on Slurm and the rules of the in-memory Slurm. Played are processes,
-kernels, wires, the training itself and what an asyncio shell does in between.
+Real are the core, the journal, `turnover.take`, the `OrderBook`, the agents' `reconcile.next_steps` and
+`silence_rules.evaluate`, the checkpoint's `CommitTracker`, the watch on Slurm and the rules of the in-memory Slurm.
+Played are processes, kernels, wires, the training itself and what an asyncio shell does in between.
 
     schedule    virtual time
     network     delays, losses, doubles, one-way cuts; streams as TCP gives them

@@ -63,9 +63,9 @@ _EXIT_TERM = 128 + signal.SIGTERM
 _NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
 _SILENCES = {
     None: Silence.SILENCE_UNSPECIFIED,
-    Reachability.OPEN: Silence.SILENCE_KERNEL_ONLY,
-    Reachability.CLOSED: Silence.SILENCE_CLOSED,
-    Reachability.MUTE: Silence.SILENCE_NO_ANSWER,
+    Reachability.ACCEPTED: Silence.SILENCE_KERNEL_ONLY,
+    Reachability.REFUSED: Silence.SILENCE_CLOSED,
+    Reachability.NO_ANSWER: Silence.SILENCE_NO_ANSWER,
 }
 
 
@@ -90,7 +90,7 @@ class AgentSettings:
     """All that an agent is started with. `listen`: "host:port"; `host`: the address that others reach it at;
     `notice_s`: how long it waits for the coordinator's word after SIGTERM."""
 
-    own: AgentIdentity
+    identity: AgentIdentity
     job: NodeJob
     spec: JobSpec
     coordinator: str
@@ -121,7 +121,7 @@ class Agent:
         self._attachment: AgentStream | None = None
         self._channels = PeerChannels(setting.credentials)
         self._keeper = make_keeper(self._channels, self._kept)
-        own = setting.own
+        own = setting.identity
         self._newest = 0
         self._handover = MemoryHandover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
         self._hands_over = self._stopped = False
@@ -141,23 +141,23 @@ class Agent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._service = PeerService(setting.own, self._keeper, lambda: self._order)
+        self._service = PeerService(setting.identity, self._keeper, lambda: self._order)
         self._neighbours = PeerMonitor(
-            setting.own,
-            self._channels.link,
+            setting.identity,
+            self._channels.open_link,
             MonitorCallbacks(self._coordinator_contact, self._worried, self._accuse, self._end_ranks),
         )
 
     async def run(self) -> int:
         """Serve until the coordinator says EXIT (or dismisses us, or SIGTERM ends us); returns the exit code."""
-        self._crew.warm_up()
+        self._crew.start_zygotes()
         server = make_server(self._setting.credentials)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(self._service, server)
-        common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._setting.own), server)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._setting.identity), server)
         port = bind(server, self._setting.listen)
         await server.start()
         # Before the first status: what it says is what the gang's next generation starts from.
-        self._newest = await self._handover.take(self._keeper)
+        self._newest = await self._handover.reclaim(self._keeper)
         self._attachment = self._attach(port)
         self._start(self._attachment.run())
         self._start(self._neighbours.run())
@@ -198,15 +198,15 @@ class Agent:
         self._order = order
         self._handover.confirm()
         self._newest = max(self._newest, order.generation)
-        self._neighbours.enlist(order)
+        self._neighbours.apply_order(order)
         self._keeper.apply_order(order)
         if order.HasField("flush") and order.flush.serial > max(self._flushing, self._flushed[0]):
             self._flushing = order.flush.serial
             self._flush(order.flush)
-        for request in self._pool.unasked(order.pool):
-            self._start(self._pool.ask(request), vital=False)
+        for request in self._pool.new_requests(order.pool):
+            self._start(self._pool.submit(request), vital=False)
         self._converge()
-        if order.keep_stacks and self._stacks.begin(order.generation):
+        if order.keep_stacks and self._stacks.claim(order.generation):
             self._start(self._keep_stacks(order.generation), vital=False)
         if order.stop:
             self._ask_to_stop(order.stop)
@@ -232,7 +232,7 @@ class Agent:
         match step:
             case reconcile.KillRanks(generation):
                 self._killed = generation
-                self._crew.kill(generation)
+                self._crew.kill_ranks(generation)
             case reconcile.ReportFenced(generation):
                 self._keeper.fence(generation)
                 self._fenced = generation
@@ -242,18 +242,18 @@ class Agent:
             case reconcile.CloseStore():
                 self._crew.close_store()
             case reconcile.StartRanks():
-                self._crew.start(step, order)
+                self._crew.start_ranks(step, order)
             case reconcile.ExitAgent(exit_code, reason):
                 self._hands_over = order.requeued
                 self._leave(exit_code, reason or "the coordinator says so")
 
     def _local(self) -> reconcile.LocalState:
         return reconcile.LocalState(
-            node=self._setting.own.node,
-            fenced=self._fenced,
-            killed=self._killed,
+            node=self._setting.identity.node,
+            fenced_generation=self._fenced,
+            killed_generation=self._killed,
             ranks=self._crew.ranks(),
-            store=self._crew.store_generation(),
+            store_generation=self._crew.store_generation(),
         )
 
     def _flush(self, order: FlushOrder) -> None:
@@ -268,7 +268,7 @@ class Agent:
         self._start(self._keeper.flush(order, self._setting.spec.durable_dir), vital=False).add_done_callback(over)
 
     async def _keep_stacks(self, generation: int) -> None:
-        await self._stacks.keep(generation, self._crew.pids(generation))
+        await self._stacks.write(generation, self._crew.pids(generation))
         self._changed()
 
     def _leave(self, code: int, reason: str) -> None:
@@ -287,7 +287,7 @@ class Agent:
             self._start(self._leave_memory(), vital=False)
 
     async def _leave_memory(self) -> None:
-        await self._handover.leave(self._keeper, self._newest)
+        await self._handover.deposit(self._keeper, self._newest)
 
     def _kept(self) -> None:
         """Shards, commits and steps: news at every step, so told at leisure, but for a generation's first and last."""
@@ -296,11 +296,11 @@ class Agent:
             self._moving = moving
             self._changed()
         elif self._attachment is not None:
-            self._attachment.changed(within=_AT_LEISURE_S)
+            self._attachment.schedule_status(within=_AT_LEISURE_S)
 
     def _changed(self) -> None:
         if self._attachment is not None:
-            self._attachment.changed()
+            self._attachment.schedule_status()
 
     def _status(self) -> AgentStatus:
         store = self._crew.store
@@ -314,7 +314,7 @@ class Agent:
             committed=self._keeper.committed(),
             store_port=listening.port if listening is not None else 0,
             store_generation=listening.generation if listening is not None else 0,
-            warm=self._crew.warm(),
+            warm=self._crew.ready_zygotes(),
             heard_ms=self._neighbours.heard_ms(),
             answered_ms=self._service.answered_ms(),
             flushed_serial=self._flushed[0],
@@ -344,28 +344,28 @@ class Agent:
     def _attach(self, port: int) -> AgentStream:
         setting = self._setting
         hello = AgentHello(
-            gang_id=setting.own.gang,
+            gang_id=setting.identity.gang,
             slurm_job_id=setting.slurm_job_id,
             slurm_restart_count=setting.slurm_restart_count,
-            node=setting.own.node,
-            incarnation=setting.own.incarnation,
+            node=setting.identity.node,
+            incarnation=setting.identity.incarnation,
             peer_address=f"{setting.host}:{port}",
             spec=setting.spec,
             batch_host=setting.batch_host,
             pool_serial=setting.pool_serial,
         )
-        again = self._neighbours.accuse_again
+        again = self._neighbours.repeat_accusations
         ears = StreamHandlers(hello, self._status, again, self._take_order, self._take_probe, self._dismissed)
         return AgentStream(setting.coordinator, setting.credentials, ears)
 
     # --- silence -----------------------------------------------------------------------------------------------------
 
     def _coordinator_contact(self) -> float:
-        return self._attachment.contact if self._attachment is not None else float("-inf")
+        return self._attachment.last_contact if self._attachment is not None else float("-inf")
 
     def _worried(self, worried: bool) -> None:
         if self._attachment is not None:
-            self._attachment.hurry(worried)
+            self._attachment.set_suspicion(worried)
 
     def _accuse(self, accusation: Any) -> None:
         self._say(AgentMessage(accusation=accusation))
@@ -376,7 +376,7 @@ class Agent:
         if alive and max(alive) > self._killed:
             log.error("ending all ranks: %s", why)
             self._killed = max(alive)
-            self._crew.kill(self._killed)
+            self._crew.kill_ranks(self._killed)
             self._progressed()
 
     def _take_probe(self, order: ProbeOrder) -> None:
@@ -388,8 +388,8 @@ class Agent:
         except IdentityUnavailable as error:
             log.error("can't probe %s: %s", order.node, error)
             return
-        if met is Reachability.MUTE and self._neighbours.closed(order.node):
-            met = Reachability.CLOSED  # its kernel told us before it, too, went
+        if met is Reachability.NO_ANSWER and self._neighbours.closed_by_peer(order.node):
+            met = Reachability.REFUSED  # its kernel told us before it, too, went
         result = ProbeResult(
             probe_id=order.probe_id,
             node=order.node,
@@ -401,7 +401,7 @@ class Agent:
 
     def _say(self, message: AgentMessage) -> None:
         if self._attachment is not None:
-            self._attachment.say(message)
+            self._attachment.send(message)
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class Agent:
         self._told_to_stop.set()
         self._keeper.stop_ranks(reason)
         if self._setting.spec.stop_signal:
-            self._crew.tell(self._setting.spec.stop_signal)
+            self._crew.signal_ranks(self._setting.spec.stop_signal)
 
     async def _wind_down_unless_told(self) -> None:
         try:

@@ -60,7 +60,7 @@ class AgentStream:
     """
 
     def __init__(self, address: str, credentials: Credentials, ears: StreamHandlers) -> None:
-        self.contact = float("-inf")
+        self.last_contact = float("-inf")
         self._address = address
         self._deaf_s = _DEAF_OF_SEVERAL_S if len(split_addresses(address)) > 1 else _DEAF_S
         self._credentials = credentials
@@ -78,19 +78,19 @@ class AgentStream:
         # Why this side has ended the stream.
         self._given_up = ""
 
-    def changed(self, within: float = 0.0) -> None:
+    def schedule_status(self, within: float = 0.0) -> None:
         """The status has changed: send it, once for all changes until then, `within` seconds."""
         due = clock.monotonic() + within
         if due < self._due:
             self._due = due
             self._wake.set()
 
-    def say(self, message: AgentMessage) -> None:
+    def send(self, message: AgentMessage) -> None:
         """Send a message that a status does not hold; lost where no stream is open."""
         self._outbox.append(message)
         self._wake.set()
 
-    def hurry(self, worried: bool) -> None:
+    def set_suspicion(self, worried: bool) -> None:
         """Ping often, or seldom again."""
         self._period = silence_rules.SUSPICION_PING_S if worried else _CALM_PING_S
         self._wake.set()
@@ -167,7 +167,7 @@ class AgentStream:
                 if now - pinged >= self._period:
                     pinged = now
                     await call.write(self._ping(now))
-                if self._sent and now - max(started, self.contact) > self._deaf_s:
+                if self._sent and now - max(started, self.last_contact) > self._deaf_s:
                     self._give_up(call, f"no answer for {self._deaf_s:g} s")
                     return
                 await self._sleep_until(min(pinged + self._period, self._due))
@@ -212,6 +212,6 @@ class AgentStream:
     def _answered(self, seq: int) -> None:
         sent = self._sent.pop(seq, None)
         if sent is not None:
-            self.contact = max(self.contact, sent)
+            self.last_contact = max(self.last_contact, sent)
             for older in [number for number in self._sent if number < seq]:
                 del self._sent[older]

@@ -61,7 +61,7 @@ class MemoryHandover:
         self._left = False
         self._turn = Lock()
 
-    async def leave(self, keeper: Keeper, generation: int) -> None:
+    async def deposit(self, keeper: Keeper, generation: int) -> None:
         """Leave this node's shards with musterd, if it is there and takes them, in the place of what was left before.
         `generation`: the gang's newest."""
         shards = newest_first(keeper.slot_shards())[:MAX_SHARDS]
@@ -130,7 +130,7 @@ class MemoryHandover:
         fcntl.fcntl(index, fcntl.F_ADD_SEALS, MEMFD_SEALS | fcntl.F_SEAL_WRITE)
         return index
 
-    async def take(self, keeper: Keeper) -> int:
+    async def reclaim(self, keeper: Keeper) -> int:
         """Take back what the run before has left on this node. What is damaged is dropped. If this agent ends before
         `confirm`, it is musterd's again.
 

@@ -77,14 +77,14 @@ class PoolRequests:
         """What Slurm has said so far."""
         return [answer for answer in self._answers.values() if answer is not None]
 
-    def unasked(self, requests: Sequence[PoolRequest]) -> list[PoolRequest]:
+    def new_requests(self, requests: Sequence[PoolRequest]) -> list[PoolRequest]:
         """Those of `requests`, all that the newest order names, that are new; each is given out once, to be asked."""
         self._named = {request.serial for request in requests}
         new = [request for request in requests if request.serial not in self._answers]
         self._answers.update({request.serial: None for request in new})
         return new
 
-    async def ask(self, request: PoolRequest) -> None:
+    async def submit(self, request: PoolRequest) -> None:
         """Submit the small job."""
         try:
             number = await self._submit(request)

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     spec = read_spec(options.spec)
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
     setting = _setting(options, spec, site)
-    agent_log.start(options.log_level, spec.run_dir, setting.own.gang, setting.own.node)
+    agent_log.start(options.log_level, spec.run_dir, setting.identity.gang, setting.identity.node)
     # Not asyncio.run: it waits for every task and thread, whatever they hang on; this process ends without.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -112,7 +112,7 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSet
     )
     recipe = ZygoteSpec(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
     return AgentSettings(
-        own=own,
+        identity=own,
         job=NodeJob(own.gang, own.node, recipe, spec.run_dir, spec.ranks_per_node),
         spec=spec,
         coordinator=site.coordinator,
@@ -154,11 +154,11 @@ def _own_address(towards: str) -> str:
 async def _serve(setting: AgentSettings) -> int:
     def make_keeper(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
         refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
-        return CheckpointService(setting.own.gang, setting.own.node, channels.dial, changed, refused)
+        return CheckpointService(setting.identity.gang, setting.identity.node, channels.stub_for, changed, refused)
 
     def make_pool(changed: Callable[[], None]) -> PoolRequests:
         restarts, given = setting.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
-        job = PoolJob(setting.own.gang, setting.spec, restarts, given, sys.argv[0])
+        job = PoolJob(setting.identity.gang, setting.spec, restarts, given, sys.argv[0])
         return PoolRequests(PoolRequestDefaults(job, job_end_time(), dict(os.environ)), CliSlurm(), changed)
 
     agent = Agent(setting, make_keeper, make_pool)

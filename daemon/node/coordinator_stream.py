@@ -34,24 +34,24 @@ _log = logging.getLogger(__name__)
 class StreamTimeouts:
     """Seconds. The answer to hello may have to wait for Slurm; every other answer is immediate."""
 
-    hello_s: float = 30.0
-    answer_s: float = 5.0
-    first_pause_s: float = 0.1
-    longest_pause_s: float = 2.0
+    hello_timeout_s: float = 30.0
+    answer_timeout_s: float = 5.0
+    first_backoff_s: float = 0.1
+    max_backoff_s: float = 2.0
 
-    def pauses(self) -> Iterator[float]:
+    def backoffs(self) -> Iterator[float]:
         """How long to wait before each further try: doubling, each between half and the whole of it."""
-        pause = self.first_pause_s
+        pause = self.first_backoff_s
         while True:
             yield random.uniform(pause / 2, pause)
-            pause = min(2 * pause, self.longest_pause_s)
+            pause = min(2 * pause, self.max_backoff_s)
 
 
 class KeptGangs(Protocol):
     """What is kept on this node of jobs that are requeued (kept_memory_store.KeptMemoryStore)."""
 
     def kept(self) -> list[tuple[str, int]]: ...
-    def outdate(self, gang: str, generation: int) -> None: ...
+    def mark_obsolete(self, gang: str, generation: int) -> None: ...
 
 
 class StreamLost(Exception):
@@ -96,7 +96,7 @@ class NodeStream:
 
     async def run(self) -> None:
         """Stay attached until cancelled."""
-        waits = self._patience.pauses()
+        waits = self._patience.backoffs()
         while True:
             try:
                 hello = await self._hello()
@@ -104,7 +104,7 @@ class NodeStream:
                     split_addresses(self._coordinator), self._credentials
                 ) as channel:
                     async for _ in self._stream(channel, hello):
-                        waits = self._patience.pauses()
+                        waits = self._patience.backoffs()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
                 self._complain(_words(error))
@@ -127,7 +127,7 @@ class NodeStream:
         metadata = await credential_metadata(self._credentials, "/muster.v1.NodeService/Attach")
         call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, exchange), metadata=metadata)
         try:
-            allowed, first = self._patience.hello_s, True
+            allowed, first = self._patience.hello_timeout_s, True
             while True:
                 order = await _read(call, allowed)
                 self._take_in(order, exchange)
@@ -136,13 +136,13 @@ class NodeStream:
                     _log.info(
                         "attached to %s, term %d, heartbeat %g s", self._coordinator, order.term, self._heartbeat_s
                     )
-                allowed = self._heartbeat_s + self._patience.answer_s
+                allowed = self._heartbeat_s + self._patience.answer_timeout_s
                 yield order
         finally:
             # gRPC leaves the generator of messages where it waits: let it end, and take nothing more from the outbox.
             exchange.over = True
             exchange.welcome.set()
-            self._outbox.news.set()
+            self._outbox.changed.set()
             call.cancel()
 
     async def _messages(self, hello: pb.NodeHello, exchange: _Exchange) -> AsyncIterator[pb.NodeMessage]:
@@ -153,7 +153,7 @@ class NodeStream:
         await exchange.welcome.wait()  # a refusal is heard only by a caller that isn't writing
         beat = loop.time()
         while not exchange.over:
-            if observation := self._outbox.take():
+            if observation := self._outbox.next_unsent():
                 exchange.unanswered.append(observation)
                 yield pb.NodeMessage(signal=observation.message())
             elif loop.time() >= beat:
@@ -164,7 +164,7 @@ class NodeStream:
                 yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq, kept=kept))
             else:
                 beat = min(beat, loop.time() + self._heartbeat_s)  # a faster one may have been asked for
-                await _until(self._outbox.news, beat)
+                await _until(self._outbox.changed, beat)
 
     def _take_in(self, order: pb.NodeOrder, exchange: _Exchange) -> None:
         """Believe an answer; answers come in the order of the messages."""
@@ -178,10 +178,10 @@ class NodeStream:
         if exchange.unanswered and (observation := exchange.unanswered.popleft()):
             self._outbox.confirm(observation)
         for gang in order.over:
-            self._memory.outdate(gang.gang_id, gang.generation)
+            self._memory.mark_obsolete(gang.gang_id, gang.generation)
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s
-            self._outbox.news.set()
+            self._outbox.changed.set()
 
 
 async def _read(call: grpc.aio.StreamStreamCall[pb.NodeMessage, pb.NodeOrder], allowed: float) -> pb.NodeOrder:

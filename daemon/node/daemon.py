@@ -94,8 +94,8 @@ class NodeDaemon:
         """With what an earlier daemon had kept; nothing stays of that where nothing is to be kept."""
         path, stored = self._settings.memory, self._settings.systemd.stored
         service = MemoryService(path, self._depot) if path else None
-        self._depot.recover(stored, service.named() if service else None)
-        self._depot.tidy(clock.monotonic())
+        self._depot.recover(stored, service.prolog_job() if service else None)
+        self._depot.release_expired(clock.monotonic())
         return service
 
     async def _hello(self) -> node_pb2.NodeHello:

@@ -24,7 +24,7 @@ class Outbox:
         self._limit = limit
         self._waiting: dict[tuple[str, int, str], Observation] = {}
         self._sent: set[tuple[str, int, str]] = set()
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def put(self, observation: Observation) -> None:
         """Keep an observation, unless its like waits already. Full: the oldest goes, with a warning."""
@@ -38,15 +38,15 @@ class Outbox:
             oldest = self._waiting.pop(next(iter(self._waiting)))
             self._sent.discard(_key(oldest))
             _log.warning("%d signals wait for the coordinator; dropped: %s", self._limit, oldest.text)
-        self.news.set()
+        self.changed.set()
 
-    def take(self) -> Observation | None:
+    def next_unsent(self) -> Observation | None:
         """The oldest that was not sent on this stream, which is hereby sent; None: there is none."""
         for key, observation in self._waiting.items():
             if key not in self._sent:
                 self._sent.add(key)
                 return observation
-        self.news.clear()
+        self.changed.clear()
         return None
 
     def confirm(self, observation: Observation) -> None:
@@ -59,7 +59,7 @@ class Outbox:
     def rewind(self) -> None:
         """A new stream begins: what was not confirmed is to be sent again."""
         self._sent.clear()
-        self.news.set()
+        self.changed.set()
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -29,9 +29,9 @@ _SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEE
 class Reachability(Enum):
     """What a bare TCP connection meets."""
 
-    OPEN = "accepted"
-    CLOSED = "refused or reset"
-    MUTE = "no answer"
+    ACCEPTED = "accepted"
+    REFUSED = "refused or reset"
+    NO_ANSWER = "no answer"
 
 
 async def try_connection(address: str, timeout: float = _KNOCK_S) -> Reachability:
@@ -41,12 +41,12 @@ async def try_connection(address: str, timeout: float = _KNOCK_S) -> Reachabilit
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
-        return Reachability.MUTE
+        return Reachability.NO_ANSWER
     except OSError as error:
         # Unreachable (no route, no such host) says nothing about the process.
-        return Reachability.CLOSED if error.errno in _CLOSED else Reachability.MUTE
+        return Reachability.REFUSED if error.errno in _CLOSED else Reachability.NO_ANSWER
     writer.transport.abort()
-    return Reachability.OPEN
+    return Reachability.ACCEPTED
 
 
 async def probe(address: str, node: str, credentials: Credentials, deadline_s: float) -> Reachability | None:
@@ -59,7 +59,7 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
         IdentityUnavailable: no credential can be made here; that is nobody else's silence.
     """
     if not address:
-        return Reachability.MUTE
+        return Reachability.NO_ANSWER
     door = before = None
 
     def ping() -> asyncio.Future[bool]:
@@ -72,9 +72,9 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
                 before, door = door, await try_connection(address)
                 if any(one.done() and one.result() for one in pings):
                     return None
-                if door is Reachability.CLOSED:
+                if door is Reachability.REFUSED:
                     return door
-                if before is Reachability.MUTE and door is Reachability.OPEN:
+                if before is Reachability.NO_ANSWER and door is Reachability.ACCEPTED:
                     # What was sent into a cut link comes again after a second only, too late for most deadlines.
                     pings.add(ping())
                 await asyncio.wait(pings, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +85,7 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
                     await asyncio.sleep(_AGAIN_S)
                     pings.add(ping())
     except TimeoutError:
-        return door or Reachability.MUTE
+        return door or Reachability.NO_ANSWER
     finally:
         for one in pings:
             one.cancel()

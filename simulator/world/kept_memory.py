@@ -50,7 +50,7 @@ class Depots:
         """The agent of the next run takes back what was left on its node."""
         if not self._world.daemons[agent.node].awake():
             return
-        kept = self._of(agent.node).take(_UID, agent.post.gang)
+        kept = self._of(agent.node).hand_out(_UID, agent.post.gang)
         for shard in kept.memory if kept else ():
             damaged = self._chance.random() < self.damage
             agent.memory.take_back(shard.rank, shard.version, _DAMAGED if damaged else shard.digest)
@@ -59,7 +59,7 @@ class Depots:
         """The coordinator answers a heartbeat, which names what is kept."""
         kept = self._of(node).kept
         if kept is not None and wants_no_memory(state.gangs.get(kept.gang), kept.generation):
-            self._of(node).over(kept.gang, kept.generation)
+            self._of(node).remove_obsolete(kept.gang, kept.generation)
 
     def job_starts(self, node: str, job: int) -> None:
         """A job's prolog."""
@@ -68,7 +68,7 @@ class Depots:
 
     def expire(self, node: str, now: float) -> None:
         """The daemon looks at what it has kept for long enough."""
-        self._of(node).expired(now)
+        self._of(node).remove_expired(now)
         self._world.laws.kept_at(node, now, self._of(node).kept)
 
     def lose(self, node: str) -> None:

@@ -1,4 +1,4 @@
-"""What one agent hears of the others, and what it makes of silence (by the real `silence.judge`).
+"""What one agent hears of the others, and what it makes of silence (by the real `silence_rules.evaluate`).
 
 Pings are not sent one by one: the age of a contact follows from when the two could last reach each other, and from how
 often the one pings the other. The clock is looked at only while somebody is silent.
@@ -141,14 +141,14 @@ class Uneasy:
         if not any(node in self._broken for node in self._circle.members) and self.spell is None:
             return
         judged = silence_rules.evaluate(now, self._circle, self._heard())
-        began = self.spell is None and judged.spell is not None
-        self.spell = judged.spell
+        began = self.spell is None and judged.suspicion_since is not None
+        self.spell = judged.suspicion_since
         if began:
             agent.hurry()
         for node in sorted(judged.accuse):
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
-        if judged.kill and now - self._started >= SELF_FENCE_AFTER_S:
-            agent.end_ranks(judged.kill)
+        if judged.self_fence_reason and now - self._started >= SELF_FENCE_AFTER_S:
+            agent.end_ranks(judged.self_fence_reason)
         # Nothing but the end of the ranks is decided to the tenth of a second.
         near_end = self.spell is None or now - agent.contact > 1.0
         self._ticking = True

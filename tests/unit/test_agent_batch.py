@@ -33,10 +33,12 @@ GATHERING = GangView(phase="GATHERING")
 ATTACHED = GangView(phase="GATHERING", nodes=[NodeView(node="n0", agent_attached=True)])
 GONE = GangView(phase="GATHERING", nodes=[NodeView(node="n0", role="spare")])
 ABSENT = GangView(phase="GATHERING", generation=4, nodes=[NodeView(node="n0", role="absent")])
-SILENT, UNKNOWN = ViewFailure.SILENT, ViewFailure.UNKNOWN
+SILENT, UNKNOWN = ViewFailure.NO_ANSWER, ViewFailure.UNKNOWN_GANG
 
 
-FAST = PollTiming(ask=0.01, ask_beside_srun=0.05, srun_ends=0.1, srun_dies=60.0, unknown=3, gone=5)
+FAST = PollTiming(
+    poll_s=0.01, poll_beside_srun_s=0.05, srun_exit_s=0.1, srun_kill_s=60.0, unknown_gang_answers=3, no_agent_answers=5
+)
 
 
 class Answers:
@@ -131,10 +133,10 @@ async def test_the_end_of_srun_is_waited_for_no_longer_than_said(tmp_path: Path)
     goes_on = tmp_path / "goes_on"
     os.mkfifo(goes_on)
     srun = await Srun.start(["sh", "-c", f"cat {goes_on}"])
-    assert not await srun.ends(0.01)
+    assert not await srun.ends_within(0.01)
     await asyncio.to_thread(goes_on.write_text, "")
-    assert await srun.ends(20)
-    assert await srun.ends(20)
+    assert await srun.ends_within(20)
+    assert await srun.ends_within(20)
     assert await srun.wait() == 0
 
 
@@ -160,7 +162,7 @@ def calls(folder: Path) -> list[str]:
 
 
 async def test_a_node_that_is_dead_at_the_launch_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    given = Allocation(7, nodes=4, needed=3)
+    given = Allocation(7, node_count=4, min_nodes=3)
     assert await run_batch([fake_srun(tmp_path), "--no-kill", "agent"], Answers(GATHERING, DONE), given, FAST) == 0
     assert calls(tmp_path) == ["--no-kill agent", "--nodes=3 --ntasks=3 --exclude=n2 --no-kill agent"]
     assert "Task launch for StepId=7.0 failed on node n2" in capfd.readouterr().err
@@ -170,19 +172,19 @@ async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/scontrolled\n')
     scontrol.chmod(0o755)
-    given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
+    given = Allocation(7, node_count=4, min_nodes=4, may_requeue=True, scontrol=f"{tmp_path}/scontrol")
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
     assert "srun could start nothing on n2: 3 nodes are left of 4" in caplog.text
-    given = Allocation(7, nodes=4, needed=4, requeue=False, scontrol=f"{tmp_path}/scontrol")
+    given = Allocation(7, node_count=4, min_nodes=4, may_requeue=False, scontrol=f"{tmp_path}/scontrol")
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
 
 
-@pytest.mark.parametrize("more", [{"host": "n2"}, {"restarts": MAX_REQUEUES}])
+@pytest.mark.parametrize("more", [{"batch_host": "n2"}, {"restart_count": MAX_REQUEUES}])
 async def test_a_job_is_not_requeued_for_ever(tmp_path: Path, more: dict[str, Any]) -> None:
     """Where srun can start nothing on the node it runs on, it speaks of something else than a dead node."""
-    given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol", **more)
+    given = Allocation(7, node_count=4, min_nodes=4, may_requeue=True, scontrol=f"{tmp_path}/scontrol", **more)
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert len(calls(tmp_path)) == 1
 
@@ -199,7 +201,7 @@ async def test_the_end_of_srun_does_not_wait_for_a_child_that_holds_its_pipe(tmp
 async def test_a_refused_requeue_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "Requested operation is presently disabled" >&2; exit 1\n')
     (tmp_path / "scontrol").chmod(0o755)
-    given = Allocation(7, nodes=4, needed=4, requeue=True, scontrol=f"{tmp_path}/scontrol")
+    given = Allocation(7, node_count=4, min_nodes=4, may_requeue=True, scontrol=f"{tmp_path}/scontrol")
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert "job 7 can't be requeued: Requested operation is presently disabled" in caplog.text
 
@@ -213,7 +215,7 @@ async def test_a_requeue_that_is_not_answered_is_told_and_ended(tmp_path: Path) 
 
 async def test_a_launch_that_a_dying_node_took_down_is_tried_again(tmp_path: Path) -> None:
     srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
-    given = Allocation(7, nodes=4, needed=3)
+    given = Allocation(7, node_count=4, min_nodes=3)
     assert await run_batch(["sh", "-c", srun], Answers(GATHERING), given, FAST) == 128 + 9
     assert len(calls(tmp_path)) == MAX_LAUNCHES
     assert await run_batch(["sh", "-c", srun], Answers(ATTACHED, DONE), given, FAST) == 0
@@ -224,13 +226,13 @@ async def test_a_launch_that_a_dying_node_took_down_is_tried_again(tmp_path: Pat
 async def test_a_launch_that_took_its_agents_down_is_tried_again(tmp_path: Path, view: GangView) -> None:
     """In a run of the job after the first one as well."""
     srun = f"echo once >> {tmp_path}/calls; exec kill -9 $$"
-    given = Allocation(7, nodes=4, needed=3)
+    given = Allocation(7, node_count=4, min_nodes=3)
     assert await run_batch(["sh", "-c", srun], Answers(view), given, FAST) == 128 + 9
     assert len(calls(tmp_path)) == MAX_LAUNCHES
 
 
 async def test_an_agent_that_leaves_by_itself_is_not_tried_again(tmp_path: Path) -> None:
-    given = Allocation(7, nodes=4, needed=3)
+    given = Allocation(7, node_count=4, min_nodes=3)
     assert (
         await run_batch(["sh", "-c", f"echo once >> {tmp_path}/calls; exit 78"], Answers(GATHERING), given, FAST) == 78
     )
@@ -238,7 +240,7 @@ async def test_an_agent_that_leaves_by_itself_is_not_tried_again(tmp_path: Path)
 
 
 async def test_another_failure_of_srun_is_not_tried_again(tmp_path: Path) -> None:
-    given = Allocation(7, nodes=4, needed=3)
+    given = Allocation(7, node_count=4, min_nodes=3)
     assert await run_batch([fake_srun(tmp_path, then=5)], Answers(GATHERING), given, FAST) == 5
     assert len(calls(tmp_path)) == 2
 
@@ -256,7 +258,7 @@ async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers(UNKNOWN)
     await run_batch(["false"], answers, pace=FAST)
-    assert answers.asked == 1 + FAST.unknown  # beside srun, and after its end
+    assert answers.asked == 1 + FAST.unknown_gang_answers  # beside srun, and after its end
     assert "srun has ended with status 1, and the coordinator goes on knowing no such gang" in caplog.text
     assert "is muster-agent installed on every node of the job?" in caplog.text
 

@@ -14,7 +14,7 @@ from muster.daemon.agent.ranks.python_command import PythonCommand, TargetKind, 
             PythonCommand("/opt/venv/bin/python3.14", ("-u",), TargetKind.SCRIPT, "t.py", ()),
         ),
         ("python3 -m pkg.train -x", PythonCommand("python3", (), TargetKind.MODULE, "pkg.train", ("-x",))),
-        ("python3 -c pass a", PythonCommand("python3", (), TargetKind.TEXT, "pass", ("a",))),
+        ("python3 -c pass a", PythonCommand("python3", (), TargetKind.CODE, "pass", ("a",))),
         (
             "python3 -X dev -W ignore -Wd -OO t.py",
             PythonCommand("python3", ("-X", "dev", "-W", "ignore", "-Wd", "-OO"), TargetKind.SCRIPT, "t.py", ()),

@@ -65,31 +65,31 @@ START_BOTH = ((0, 0), (1, 1))
         (replace(FRESH, ranks=alive(1, 1)), HOLD, [KillRanks(1)]),
         (replace(FRESH, ranks=alive(1, 1)), EXIT, [KillRanks(1)]),
         # killed, but not gone yet: wait
-        (replace(FRESH, ranks=alive(1, 1), killed=1), fence(1), []),
-        (replace(FRESH, ranks=alive(1, 1), killed=1), EXIT, []),
-        (replace(FRESH, ranks=alive(1, 1), killed=1), run(2), []),
+        (replace(FRESH, ranks=alive(1, 1), killed_generation=1), fence(1), []),
+        (replace(FRESH, ranks=alive(1, 1), killed_generation=1), EXIT, []),
+        (replace(FRESH, ranks=alive(1, 1), killed_generation=1), run(2), []),
         # an order to run goes ahead of what lives: end it first
         (replace(FRESH, ranks=alive(1, 1)), run(2), [KillRanks(1)]),
         # gone
-        (replace(FRESH, ranks=ended(1, 1), killed=1), fence(1), [ReportFenced(1)]),
-        (replace(FRESH, ranks=ended(1, 1), killed=1, fenced=1), fence(1), []),
-        (replace(FRESH, ranks=ended(1, 1), fenced=1), run(2), [StartRanks(2, START_BOTH)]),
+        (replace(FRESH, ranks=ended(1, 1), killed_generation=1), fence(1), [ReportFenced(1)]),
+        (replace(FRESH, ranks=ended(1, 1), killed_generation=1, fenced_generation=1), fence(1), []),
+        (replace(FRESH, ranks=ended(1, 1), fenced_generation=1), run(2), [StartRanks(2, START_BOTH)]),
         # a rank that has ended by itself is not started again in its generation
         (replace(FRESH, ranks=ended(1, 1)), run(1), []),
         # a generation that was fenced never runs here again
-        (replace(FRESH, fenced=2), run(2), []),
-        (replace(FRESH, fenced=3), run(2), []),
+        (replace(FRESH, fenced_generation=2), run(2), []),
+        (replace(FRESH, fenced_generation=3), run(2), []),
         # we fenced ourselves: report it, whatever the order says, and don't go on
-        (replace(FRESH, ranks=ended(1, 1), killed=1), run(1), [ReportFenced(1)]),
-        (replace(FRESH, ranks=ended(1, 1), killed=1, fenced=1), run(1), []),
+        (replace(FRESH, ranks=ended(1, 1), killed_generation=1), run(1), [ReportFenced(1)]),
+        (replace(FRESH, ranks=ended(1, 1), killed_generation=1, fenced_generation=1), run(1), []),
         # stores
-        (replace(FRESH, store=1), fence(0, "here"), []),
-        (replace(FRESH, store=1), fence(0, "there"), [CloseStore()]),
-        (replace(FRESH, store=1, fenced=1), fence(1, "here"), [OpenStore(2)]),
-        (replace(FRESH, store=1), HOLD, [CloseStore()]),
-        (replace(FRESH, store=2, fenced=1, ranks=alive(2, 2)), run(2), []),
-        (replace(FRESH, store=1, fenced=1, ranks=alive(2, 2)), run(2), [CloseStore()]),
-        (replace(FRESH, store=1), EXIT, [CloseStore(), ExitAgent(7, "done")]),
+        (replace(FRESH, store_generation=1), fence(0, "here"), []),
+        (replace(FRESH, store_generation=1), fence(0, "there"), [CloseStore()]),
+        (replace(FRESH, store_generation=1, fenced_generation=1), fence(1, "here"), [OpenStore(2)]),
+        (replace(FRESH, store_generation=1), HOLD, [CloseStore()]),
+        (replace(FRESH, store_generation=2, fenced_generation=1, ranks=alive(2, 2)), run(2), []),
+        (replace(FRESH, store_generation=1, fenced_generation=1, ranks=alive(2, 2)), run(2), [CloseStore()]),
+        (replace(FRESH, store_generation=1), EXIT, [CloseStore(), ExitAgent(7, "done")]),
     ],
 )
 def test_steps(local: LocalState, order: Order, steps: list[Step]) -> None:
@@ -103,13 +103,13 @@ def test_a_spare_starts_nothing() -> None:
 @pytest.mark.parametrize(
     ("local", "order", "expected"),
     [
-        (replace(FRESH, fenced=1), fence(1), True),
-        (replace(FRESH, ranks=alive(1), killed=1), fence(1), False),
-        (replace(FRESH, ranks=alive(2), fenced=1), fence(1), True),
+        (replace(FRESH, fenced_generation=1), fence(1), True),
+        (replace(FRESH, ranks=alive(1), killed_generation=1), fence(1), False),
+        (replace(FRESH, ranks=alive(2), fenced_generation=1), fence(1), True),
         (FRESH, fence(1), False),
         (replace(FRESH, ranks=alive(1, 1)), run(1), True),
-        (replace(FRESH, ranks=alive(1, 1), killed=1), run(2), False),
-        (replace(FRESH, ranks=alive(1), killed=1), HOLD, False),
+        (replace(FRESH, ranks=alive(1, 1), killed_generation=1), run(2), False),
+        (replace(FRESH, ranks=alive(1), killed_generation=1), HOLD, False),
         (FRESH, HOLD, True),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_whole_recovery_converges_whatever_order_comes_twice() -> None:
     local = replace(FRESH, ranks=alive(1, 1))
     for order in (run(1), run(1), fence(1, "here"), fence(1, "here"), run(2), run(2)):
         local = settle(local, order)
-    assert local == LocalState("here", fenced=1, killed=1, ranks=alive(2, 2), store=2)
+    assert local == LocalState("here", fenced_generation=1, killed_generation=1, ranks=alive(2, 2), store_generation=2)
 
 
 def settle(local: LocalState, order: Order) -> LocalState:
@@ -132,17 +132,17 @@ def settle(local: LocalState, order: Order) -> LocalState:
                 case KillRanks(generation):
                     local = replace(
                         local,
-                        killed=generation,
+                        killed_generation=generation,
                         ranks=tuple(
                             replace(rank, alive=rank.alive and rank.generation > generation) for rank in local.ranks
                         ),
                     )
                 case ReportFenced(generation):
-                    local = replace(local, fenced=generation)
+                    local = replace(local, fenced_generation=generation)
                 case OpenStore(generation):
-                    local = replace(local, store=generation)
+                    local = replace(local, store_generation=generation)
                 case CloseStore():
-                    local = replace(local, store=0)
+                    local = replace(local, store_generation=0)
                 case StartRanks(generation, places):
                     local = replace(local, ranks=tuple(LocalRank(rank, generation, True) for rank, _ in places))
     return local

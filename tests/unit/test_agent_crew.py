@@ -23,16 +23,16 @@ async def test_a_rank_that_waits_for_its_imports_is_ended_at_once_and_never_star
     )
     order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, world_size=1)
     order.places.add(rank=0, node="n0")
-    crew.start(StartRanks(1, ((0, 0),)), order)
+    crew.start_ranks(StartRanks(1, ((0, 0),)), order)
     assert crew.ranks() == (LocalRank(0, 1, alive=True),)
-    crew.kill(1)
+    crew.kill_ranks(1)
     assert crew.ranks() == (LocalRank(0, 1, alive=False),)
     assert changed.is_set()
     (status,) = crew.statuses({})
     assert (status.exit_code, status.stderr_tail) == (-9, "ended before it was started")
     changed.clear()
-    crew.warm_up()
+    crew.start_zygotes()
     async with asyncio.timeout(20):
         await changed.wait()
-    assert crew.warm() == 1
+    assert crew.ready_zygotes() == 1
     await crew.stop()

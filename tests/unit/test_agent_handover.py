@@ -64,7 +64,7 @@ class Run(InProcessGang):
         await self.add(*PLACES.values())
         for name, node in self.nodes.items():
             handover = self.handover(name)
-            await handover.take(node.checkpoint_service)
+            await handover.reclaim(node.checkpoint_service)
             handover.confirm()
         return self
 
@@ -73,7 +73,7 @@ class Run(InProcessGang):
 
     async def leave(self) -> None:
         for name, node in self.nodes.items():
-            await self.handover(name).leave(node.checkpoint_service, self.generation)
+            await self.handover(name).deposit(node.checkpoint_service, self.generation)
 
     async def train(self, *steps: int) -> None:
         """A generation that commits these steps."""

@@ -52,8 +52,8 @@ class Asking:
 
     async def order(self, *serials: int) -> None:
         """The newest order names these requests."""
-        for request in self.pool.unasked([PoolRequest(serial=s, options=["--partition=shared"]) for s in serials]):
-            await self.pool.ask(request)
+        for request in self.pool.new_requests([PoolRequest(serial=s, options=["--partition=shared"]) for s in serials]):
+            await self.pool.submit(request)
 
 
 async def test_each_request_is_made_once_however_often_the_order_comes(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_the_small_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_
 async def test_a_job_that_comes_of_a_request_that_is_over_is_taken_back(tmp_path: Path) -> None:
     slurm = Slurm()
     asking = Asking(tmp_path, slurm)
-    slurm.meanwhile = lambda: asking.pool.unasked([])
+    slurm.meanwhile = lambda: asking.pool.new_requests([])
     await asking.order(1)
     assert (slurm.cancelled, asking.pool.answers()) == ([41], [])
 

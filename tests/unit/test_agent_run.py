@@ -376,7 +376,7 @@ async def test_an_agent_cut_off_from_everybody_ends_its_ranks_and_says_so_later(
     pids = await gang.run(1)
     await gang.until(lambda: gang.all(lambda n: len(gang.status(n).heard_ms) == 1))
     # Both others and the coordinator fall silent: n0 is alone.
-    gang.coordinator.deaf = True
+    gang.coordinator.ignore_pings = True
     others = [gang.agent_pid(node) for node in ("n1", "n2")]
     for pid in others:
         os.kill(pid, signal.SIGSTOP)

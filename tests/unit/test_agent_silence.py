@@ -40,12 +40,12 @@ def test_a_neighbour_whose_link_is_not_open_yet_is_not_silent() -> None:
 
 @pytest.mark.parametrize(("age", "spell"), [(SUSPECT_AFTER_S - EDGE, None), (SUSPECT_AFTER_S, 100 - SUSPECT_AFTER_S)])
 def test_silence_begins_a_spell(age: float, spell: float | None) -> None:
-    assert evaluate(100, circle(10), heard(100, {"n1": age, "n2": 0})).spell == spell
+    assert evaluate(100, circle(10), heard(100, {"n1": age, "n2": 0})).suspicion_since == spell
 
 
 def test_a_spell_keeps_its_beginning_and_ends_when_all_neighbours_answer() -> None:
-    assert evaluate(100, circle(10), heard(100, {"n1": 1.0, "n2": 0.9}, spell=95.0)).spell == 95.0
-    assert evaluate(100, circle(10), heard(100, {"n1": 0.1, "n2": 0.2}, spell=95.0)).spell is None
+    assert evaluate(100, circle(10), heard(100, {"n1": 1.0, "n2": 0.9}, suspicion_since=95.0)).suspicion_since == 95.0
+    assert evaluate(100, circle(10), heard(100, {"n1": 0.1, "n2": 0.2}, suspicion_since=95.0)).suspicion_since is None
 
 
 @pytest.mark.parametrize(("age", "accused"), [(ACCUSE_AFTER_S - EDGE, set()), (ACCUSE_AFTER_S + EDGE, {"n1"})])
@@ -54,9 +54,9 @@ def test_accusation(age: float, accused: set[str]) -> None:
 
 
 def test_an_agent_that_stood_still_accuses_nobody_for_it() -> None:
-    long_ago = heard(100, {"n1": 5.0, "n2": 5.0}, awake=99.9)
+    long_ago = heard(100, {"n1": 5.0, "n2": 5.0}, awake_since=99.9)
     assert evaluate(100, circle(10), long_ago).accuse == {}
-    later = heard(101.3, {"n1": 6.3, "n2": 0.1}, awake=99.9)
+    later = heard(101.3, {"n1": 6.3, "n2": 0.1}, awake_since=99.9)
     assert set(evaluate(101.3, circle(10), later).accuse) == {"n1"}
 
 
@@ -65,7 +65,9 @@ def test_an_agent_that_stood_still_accuses_nobody_for_it() -> None:
 )
 def test_all_lost(coordinator: float, killed: bool) -> None:
     ages = {f"n{i}": 2.5 for i in range(1, 10)}
-    assert bool(evaluate(100, circle(10), heard(100, ages, coordinator, spell=97.5)).kill) is killed
+    assert (
+        bool(evaluate(100, circle(10), heard(100, ages, coordinator, suspicion_since=97.5)).self_fence_reason) is killed
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,41 +86,43 @@ def test_all_lost(coordinator: float, killed: bool) -> None:
 def test_the_majority_counts_this_node(size: int, near: int, killed: bool) -> None:
     ages = {f"n{i}": 0.1 if size - i <= near else 3.0 for i in range(1, size)}
     ages["n1"] = max(ages["n1"], SUSPECT_AFTER_S)  # somebody is silent, else nothing is asked
-    found = evaluate(100, circle(size, neighbours=1), heard(100, ages, coordinator=3.0, spell=97.0))
-    assert bool(found.kill) is killed
+    found = evaluate(100, circle(size, neighbours=1), heard(100, ages, coordinator=3.0, suspicion_since=97.0))
+    assert bool(found.self_fence_reason) is killed
 
 
 @pytest.mark.parametrize("size", [2, 4, 10])
 def test_the_coordinators_answer_keeps_a_minority_alive(size: int) -> None:
     ages = {f"n{i}": 60.0 for i in range(1, size)}
-    found = evaluate(100, circle(size), heard(100, ages, coordinator=0.2, spell=40.0))
-    assert not found.kill
+    found = evaluate(100, circle(size), heard(100, ages, coordinator=0.2, suspicion_since=40.0))
+    assert not found.self_fence_reason
 
 
 def test_who_is_pinged_in_spells_only_is_taken_as_heard_until_the_spell_began() -> None:
     # The coordinator was pinged 4 s ago (it is pinged seldom while all is well), members never.
     gang = circle(10)
     fresh = heard(100, {"n1": SUSPECT_AFTER_S, "n2": 0.1}, coordinator=4.0)
-    assert not evaluate(100, gang, fresh).kill
+    assert not evaluate(100, gang, fresh).self_fence_reason
     spell = 100 - SUSPECT_AFTER_S
     still = LastContacts({"n1": spell, "n2": spell}, 96.0, spell)
-    assert not evaluate(spell + SELF_FENCE_AFTER_S - EDGE, gang, still).kill
-    assert evaluate(spell + SELF_FENCE_AFTER_S + EDGE, gang, still).kill
+    assert not evaluate(spell + SELF_FENCE_AFTER_S - EDGE, gang, still).self_fence_reason
+    assert evaluate(spell + SELF_FENCE_AFTER_S + EDGE, gang, still).self_fence_reason
 
 
 def test_an_agent_that_stood_still_for_long_kills_at_once() -> None:
     # To the letter: others may have gone on without it, whatever the reason.
-    stopped = heard(100, {"n1": 10.0, "n2": 10.0}, coordinator=12.0, awake=100.0)
-    assert evaluate(100, circle(10), stopped).kill
+    stopped = heard(100, {"n1": 10.0, "n2": 10.0}, coordinator=12.0, awake_since=100.0)
+    assert evaluate(100, circle(10), stopped).self_fence_reason
 
 
 def test_one_dead_neighbour_and_no_coordinator_kill_nobody() -> None:
     ages = {"n1": 30.0, "n2": 0.1} | {f"n{i}": 0.2 for i in range(3, 10)}
-    found = evaluate(100, circle(10), heard(100, ages, coordinator=60.0, spell=70.0))
+    found = evaluate(100, circle(10), heard(100, ages, coordinator=60.0, suspicion_since=70.0))
     assert set(found.accuse) == {"n1"}
-    assert not found.kill
+    assert not found.self_fence_reason
 
 
 def test_the_reason_counts_the_heard() -> None:
-    found = evaluate(100, circle(4), heard(100, {"n1": 3.0, "n2": 3.0, "n3": 0.1}, coordinator=3.0, spell=97.0))
-    assert "2 of 4 heard" in found.kill
+    found = evaluate(
+        100, circle(4), heard(100, {"n1": 3.0, "n2": 3.0, "n3": 0.1}, coordinator=3.0, suspicion_since=97.0)
+    )
+    assert "2 of 4 heard" in found.self_fence_reason

@@ -44,13 +44,13 @@ async def test_a_probe_of_an_agent_that_answers(agent: ScriptedAgent, credential
 
 async def test_a_probe_of_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
     await agent.die()
-    assert await probe(agent.address, "n1", credentials, 2.0) is Reachability.CLOSED
+    assert await probe(agent.address, "n1", credentials, 2.0) is Reachability.REFUSED
 
 
 async def test_a_probe_of_a_process_that_does_not_answer(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel accepts, and no process reads
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Reachability.OPEN
+        assert await probe(address, "n1", credentials, 0.3) is Reachability.ACCEPTED
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def full(listening: socket.socket) -> Iterator[None]:
 async def test_a_probe_that_no_kernel_answers(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, full(listening):
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Reachability.MUTE
+        assert await probe(address, "n1", credentials, 0.3) is Reachability.NO_ANSWER
 
 
 async def test_a_probe_over_a_link_that_is_repaired_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
@@ -94,7 +94,7 @@ async def test_a_probe_over_a_link_that_is_repaired_in_time(agent: ScriptedAgent
         with full(listening):
             asking = asyncio.ensure_future(probe(address, "n1", credentials, 2.9))
             assert (
-                await try_connection(address, 1.2) is Reachability.MUTE
+                await try_connection(address, 1.2) is Reachability.NO_ANSWER
             )  # the kernel retransmits after 1 s and after 3 s
         async with await asyncio.start_server(forward, sock=listening):
             assert await asking is None
@@ -110,15 +110,15 @@ async def test_the_last_answer_of_a_dying_kernel_counts(credentials: Credentials
         asking = asyncio.ensure_future(probe(address, "n1", credentials, 1.0))
         accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
         with accepted, full(listening):
-            assert await asking is Reachability.MUTE
+            assert await asking is Reachability.NO_ANSWER
 
 
 async def test_a_probe_without_an_address(credentials: Credentials) -> None:
-    assert await probe("", "n1", credentials, 2.0) is Reachability.MUTE
+    assert await probe("", "n1", credentials, 2.0) is Reachability.NO_ANSWER
 
 
 async def test_a_probe_of_an_address_that_another_node_has_now(agent: ScriptedAgent, credentials: Credentials) -> None:
-    assert await probe(agent.address, "n2", credentials, 0.3) is Reachability.OPEN
+    assert await probe(agent.address, "n2", credentials, 0.3) is Reachability.ACCEPTED
 
 
 class NoMunge:

@@ -23,8 +23,8 @@ from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
 from muster.v1.common_pb2 import PingRequest
 
-FAST = StreamTimeouts(hello_s=20.0, answer_s=20.0, first_pause_s=0.01, longest_pause_s=0.05)
-IMPATIENT = StreamTimeouts(hello_s=0.5, answer_s=0.2, first_pause_s=0.01, longest_pause_s=0.05)
+FAST = StreamTimeouts(hello_timeout_s=20.0, answer_timeout_s=20.0, first_backoff_s=0.01, max_backoff_s=0.05)
+IMPATIENT = StreamTimeouts(hello_timeout_s=0.5, answer_timeout_s=0.2, first_backoff_s=0.01, max_backoff_s=0.05)
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 
 
@@ -152,7 +152,7 @@ class Shelf:
     def kept(self) -> list[tuple[str, int]]:
         return self.gangs
 
-    def outdate(self, gang: str, generation: int) -> None:
+    def mark_obsolete(self, gang: str, generation: int) -> None:
         self.gangs = [one for one in self.gangs if one != (gang, generation)]
 
 
@@ -260,7 +260,7 @@ async def test_a_refusal_is_told_once_and_tried_again(
 
 
 def test_pauses_double_up_to_their_longest_with_jitter() -> None:
-    pauses = StreamTimeouts().pauses()
+    pauses = StreamTimeouts().backoffs()
     for whole in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
         assert whole / 2 <= next(pauses) <= whole
 

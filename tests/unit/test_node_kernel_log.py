@@ -54,7 +54,7 @@ def test_a_record_holds_a_message(record: str, words: str) -> None:
 async def test_a_line_comes_at_once_and_older_ones_stand_before(path: Path) -> None:
     _append(path, "old one\n3,1,2,-;old two\n")
     with _open(path) as log:
-        assert log.before() == ["old one", "old two"]
+        assert log.existing_lines() == ["old one", "old two"]
         lines = log.follow()
         waiting = asyncio.ensure_future(_next(lines))
         await asyncio.sleep(0)
@@ -107,7 +107,7 @@ def test_the_kernels_own_log_is_a_device() -> None:
     log = open_kernel_log(Path("/dev/kmsg"))
     assert isinstance(log, Device)
     with log:
-        assert all(isinstance(line, str) for line in log.before())
+        assert all(isinstance(line, str) for line in log.existing_lines())
 
 
 class Seen:

@@ -44,10 +44,10 @@ def kept(gang: str = "g", owner: JobOwner = OWNER, until: float = RETENTION_S, g
 def test_what_is_kept_is_given_back_to_its_user_once() -> None:
     one: Retention[str] = Retention()
     assert one.keep(kept()) is None
-    assert one.take(1001, "g") is None
-    assert one.take(1000, "other") is None
-    assert one.take(1000, "g") == kept()
-    assert one.take(1000, "g") is None
+    assert one.hand_out(1001, "g") is None
+    assert one.hand_out(1000, "other") is None
+    assert one.hand_out(1000, "g") == kept()
+    assert one.hand_out(1000, "g") is None
 
 
 def test_only_the_job_that_a_prolog_has_named_is_kept_of_and_only_its_user_says_so() -> None:
@@ -71,16 +71,16 @@ def test_another_job_that_starts_makes_it_go(other: JobOwner) -> None:
 def test_what_its_gang_wants_no_more_goes() -> None:
     one: Retention[str] = Retention()
     one.keep(kept())
-    assert one.over("other", 9) is one.over("g", 2) is None  # of an earlier run's end
-    assert one.over("g", 3) == kept()
+    assert one.remove_obsolete("other", 9) is one.remove_obsolete("g", 2) is None  # of an earlier run's end
+    assert one.remove_obsolete("g", 3) == kept()
     assert one.kept is None
 
 
 def test_nothing_is_kept_for_longer_than_it_may_be() -> None:
     one: Retention[str] = Retention()
     one.keep(kept(until=600.0))
-    assert one.expired(599.9) is None
-    assert one.expired(600.0) == kept(until=600.0)
+    assert one.remove_expired(599.9) is None
+    assert one.remove_expired(600.0) == kept(until=600.0)
     assert one.kept is None
 
 
@@ -88,7 +88,7 @@ def test_what_is_left_anew_takes_the_place_of_what_was_left() -> None:
     one: Retention[str] = Retention()
     one.keep(kept())
     assert one.keep(kept(generation=4)) == kept()
-    assert one.take(1000, "g") == kept(generation=4)
+    assert one.hand_out(1000, "g") == kept(generation=4)
 
 
 # --- the socket ------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Node:
         return int(answer.get("freed", 0))
 
     def tidy(self) -> None:
-        self.depot.tidy(self.now)
+        self.depot.release_expired(self.now)
 
 
 @asynccontextmanager
@@ -166,7 +166,7 @@ async def serving(
     path: Path, store: FdStore, stored: dict[str, int] | None = None, *, root: bool = True
 ) -> AsyncIterator[Node]:
     node = Node(path, store, root)
-    node.depot.recover(stored or {}, node.service.named())
+    node.depot.recover(stored or {}, node.service.prolog_job())
     running = asyncio.create_task(node.service.run())
     try:
         while not path.exists():  # noqa: ASYNC110 - a file tells nobody

@@ -12,7 +12,7 @@ def _seen(code: int, device: str = "a") -> Observation:
 
 def _take_all(box: Outbox) -> list[int]:
     codes = []
-    while observation := box.take():
+    while observation := box.next_unsent():
         codes.append(observation.code)
     return codes
 
@@ -43,10 +43,10 @@ def test_a_repetition_after_sending_is_sent_too() -> None:
     box = Outbox()
     first, again = _seen(79), _seen(79)
     box.put(first)
-    box.take()
+    box.next_unsent()
     box.put(again)
     box.confirm(first)  # the answer to the first: the second still waits
-    assert box.take() is again
+    assert box.next_unsent() is again
 
 
 def test_a_full_box_drops_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,10 +59,10 @@ def test_a_full_box_drops_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_news_is_set_while_something_is_to_be_sent() -> None:
     box = Outbox()
-    assert not box.news.is_set()
+    assert not box.changed.is_set()
     box.put(_seen(1))
-    assert box.news.is_set()
+    assert box.changed.is_set()
     _take_all(box)
-    assert not box.news.is_set()
+    assert not box.changed.is_set()
     box.rewind()
-    assert box.news.is_set()
+    assert box.changed.is_set()

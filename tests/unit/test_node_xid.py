@@ -37,7 +37,7 @@ XIDS = [
 
 @pytest.mark.parametrize(("line", "code", "device"), XIDS)
 def test_an_xid_is_read(line: str, code: int, device: str | None) -> None:
-    assert KernelLineParser().read(line) == KernelError("xid", code, device or "0000:b5:00", line)
+    assert KernelLineParser().parse(line) == KernelError("xid", code, device or "0000:b5:00", line)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_xid_is_read(line: str, code: int, device: str | None) -> None:
     ],
 )
 def test_its_relatives_are_read(line: str, kind: str, code: int, device: str) -> None:
-    assert KernelLineParser().read(line) == KernelError(kind, code, device, line)
+    assert KernelLineParser().parse(line) == KernelError(kind, code, device, line)
 
 
 def test_a_lost_gpu_may_take_three_lines() -> None:
@@ -90,7 +90,7 @@ def test_a_lost_gpu_may_take_three_lines() -> None:
         "NVRM: (PCI ID: 10de:2330) installed in this system has",
         "NVRM: fallen off the bus and is not responding to commands.",
     ]
-    assert [reader.read(line) for line in lines] == [None, None, KernelError("gpu-lost", 0, "0000:18:00.0", lines[2])]
+    assert [reader.parse(line) for line in lines] == [None, None, KernelError("gpu-lost", 0, "0000:18:00.0", lines[2])]
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_a_lost_gpu_may_take_three_lines() -> None:
     ],
 )
 def test_other_lines_say_nothing(line: str) -> None:
-    assert KernelLineParser().read(line) is None
+    assert KernelLineParser().parse(line) is None

@@ -48,8 +48,8 @@ _BEFORE = frozenset({"SUBMITTED", "GATHERING"})
 class ViewFailure(Enum):
     """Why there is no view of the gang."""
 
-    SILENT = "the coordinator does not answer, or not us"
-    UNKNOWN = "the coordinator answers that it knows no such gang"
+    NO_ANSWER = "the coordinator does not answer, or not us"
+    UNKNOWN_GANG = "the coordinator answers that it knows no such gang"
 
 
 class Coordinator(Protocol):
@@ -75,7 +75,7 @@ class RemoteCoordinator:
                 return await MusterStub(channel).Attend(self.run, timeout=_CALL_S)
             except grpc.aio.AioRpcError as error:
                 log.info("the coordinator at %s: %s", self.address, error.details())
-                return ViewFailure.UNKNOWN if error.code() is grpc.StatusCode.NOT_FOUND else ViewFailure.SILENT
+                return ViewFailure.UNKNOWN_GANG if error.code() is grpc.StatusCode.NOT_FOUND else ViewFailure.NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,15 @@ class PollTiming:
     """Seconds: between questions after srun's end, and beside it; from the gang's end to srun's, which may hang on a
     node that died. `unknown`: how many answers in a row, after srun's end, that there is no such gang."""
 
-    ask: float = 1.0
-    ask_beside_srun: float = 2.0
-    srun_ends: float = 3.0
+    poll_s: float = 1.0
+    poll_beside_srun_s: float = 2.0
+    srun_exit_s: float = 3.0
     # From SIGKILL to the end of srun, which the kernel delays where srun waits for a dead file server.
-    srun_dies: float = 3.0
+    srun_kill_s: float = 3.0
     # Two minutes: an agent on its way is let in within one, though Slurm be slow to tell the coordinator who it is.
-    unknown: int = 120
+    unknown_gang_answers: int = 120
     # As many that agents were there and none is: after a coordinator's restart they attach anew within seconds.
-    gone: int = 20
+    no_agent_answers: int = 20
 
 
 _PACE = PollTiming()
@@ -121,11 +121,11 @@ async def run_batch(
             await _end(srun, pace)
             return _say_end(view)
         code = await srun.wait()
-        found = srun.failed - lost
+        found = srun.failed_nodes - lost
         lost |= found
         if code and found and await _goes_on(allocation, lost):
             continue
-        more = bool(allocation.needed) and not found and launches < MAX_LAUNCHES
+        more = bool(allocation.min_nodes) and not found and launches < MAX_LAUNCHES
         ended = await _after_srun(code, coordinator, pace, more)
         if ended is not None:
             return ended
@@ -133,26 +133,26 @@ async def run_batch(
 
 async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
     """Nodes enough are left without `lost`. If not, the job goes back into the queue where it may."""
-    names, left = ", ".join(sorted(lost)), allocation.nodes - len(lost)
-    if left >= allocation.needed > 0:
+    names, left = ", ".join(sorted(lost)), allocation.node_count - len(lost)
+    if left >= allocation.min_nodes > 0:
         log.warning("srun could start nothing on %s: it is started again on the other %d nodes", names, left)
         return True
-    if allocation.needed:
-        log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.needed)
+    if allocation.min_nodes:
+        log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.min_nodes)
     # Where nothing can be started on this very node, which lives, it is no dead node that srun speaks of.
-    may = allocation.requeue and allocation.host not in lost and allocation.restarts < MAX_REQUEUES
-    if allocation.needed and may:
+    may = allocation.may_requeue and allocation.batch_host not in lost and allocation.restart_count < MAX_REQUEUES
+    if allocation.min_nodes and may:
         refused = await requeue(allocation)
-        log.warning("job %d %s", allocation.job, f"can't be requeued: {refused}" if refused else "is requeued")
+        log.warning("job %d %s", allocation.job_id, f"can't be requeued: {refused}" if refused else "is requeued")
     return False
 
 
 async def _end(srun: Srun, pace: PollTiming) -> None:
-    if not await srun.ends(pace.srun_ends):
+    if not await srun.ends_within(pace.srun_exit_s):
         log.warning("the gang is over but srun still runs: it is ended")
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             srun.process.kill()
-        if not await srun.ends(pace.srun_dies):
+        if not await srun.ends_within(pace.srun_kill_s):
             log.error("srun does not end: it is left behind")
             return
     await srun.wait()
@@ -165,7 +165,7 @@ async def _final_beside(srun: Srun, coordinator: Coordinator, pace: PollTiming) 
         # At once as well: what has been heard can be missed, where this host dies.
         if isinstance(view := await coordinator.view(), GangView) and view.final and not ended.done():
             return view
-        await asyncio.wait([ended], timeout=pace.ask_beside_srun)
+        await asyncio.wait([ended], timeout=pace.poll_beside_srun_s)
     return None
 
 
@@ -175,12 +175,12 @@ async def _after_srun(code: int, coordinator: Coordinator, pace: PollTiming, mor
     unknown = gone = 0
     while True:
         view = await coordinator.view()
-        unknown = unknown + 1 if view is ViewFailure.UNKNOWN else 0
+        unknown = unknown + 1 if view is ViewFailure.UNKNOWN_GANG else 0
         if isinstance(view, GangView) and view.final:
             return _say_end(view)
         left = isinstance(view, GangView) and _gathers_without_agents(view)
         gone = gone + 1 if left else 0
-        if isinstance(view, GangView) and code != 0 and left and (gone >= pace.gone or not _came(view)):
+        if isinstance(view, GangView) and code != 0 and left and (gone >= pace.no_agent_answers or not _came(view)):
             when = "and its agents are gone" if _came(view) else "before any agent attached"
             if more and _killed(code):
                 log.warning("srun was taken down with status %d %s: it is started again", code, when)
@@ -192,7 +192,7 @@ async def _after_srun(code: int, coordinator: Coordinator, pace: PollTiming, mor
                 when,
             )
             return _exit_code(code)
-        if unknown >= pace.unknown:
+        if unknown >= pace.unknown_gang_answers:
             log.error(
                 "srun has ended with status %d, and the coordinator goes on knowing no such gang: no agent ever "
                 "attached, or the gang was over long ago. See what srun and the agents say above; is muster-agent "
@@ -200,7 +200,7 @@ async def _after_srun(code: int, coordinator: Coordinator, pace: PollTiming, mor
                 code,
             )
             return _exit_code(code)
-        await asyncio.sleep(pace.ask)
+        await asyncio.sleep(pace.poll_s)
 
 
 def _killed(code: int) -> bool:

@@ -1,7 +1,7 @@
-"""srun, and the nodes on which it could start nothing.
+"""Start srun, and find the nodes on which srun could start nothing.
 
-A node may die between the moment in which Slurm gives it to a job and the launch of the step. srun finds no slurmd
-there, says so, and takes the whole step down. The other nodes are as good as before: they are tried without it.
+A node may die after Slurm has given it to a job and before the step is launched. srun then finds no slurmd on that
+node, reports it, and ends the whole step. The batch process starts srun again without that node.
 """
 
 from __future__ import annotations
@@ -17,53 +17,61 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger(__name__)
 
-_FAILED = re.compile(rb"Task launch for \S+ failed on node ([^\s:]+)")
+_LAUNCH_FAILURE = re.compile(rb"Task launch for \S+ failed on node ([^\s:]+)")
 _CHUNK = 65536
-_LAST_WORDS_S = 2.0
-"""srun has ended: what it still had to say is read for so long. A child of it may keep the pipe open."""
+_OUTPUT_DRAIN_S = 2.0
+"""Seconds for which srun's remaining output is read after srun has ended. A child of srun may keep the pipe open for
+ever."""
 REQUEUE_TIMEOUT_S = 60.0
 MAX_REQUEUES = 5
-"""A job whose launch fails is requeued so often."""
+"""A job whose launch fails is requeued at most this often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What Slurm gave: `job`, with `nodes` of which the gang needs `needed`, `host` among them. `requeue`: the job may
-    be requeued; it was `restarts` times."""
+    """What Slurm gave to the job.
 
-    job: int = 0
-    nodes: int = 0
-    needed: int = 0
-    requeue: bool = False
-    host: str = ""
-    restarts: int = 0
+    job_id: the Slurm job.
+    node_count, min_nodes: nodes of the job, and how many of them the gang needs.
+    may_requeue: Slurm may requeue the job.
+    batch_host: the node on which the batch script runs.
+    restart_count: how often Slurm has restarted the job.
+    scontrol: the command that requeues the job.
+    """
+
+    job_id: int = 0
+    node_count: int = 0
+    min_nodes: int = 0
+    may_requeue: bool = False
+    batch_host: str = ""
+    restart_count: int = 0
     scontrol: str = "scontrol"
 
     def command(self, srun: Sequence[str], lost: Sequence[str]) -> list[str]:
-        """srun's command line for all nodes but `lost`."""
+        """srun's command line for all nodes except `lost`."""
         if not lost:
             return list(srun)
-        left = self.nodes - len(lost)
+        left = self.node_count - len(lost)
         return [srun[0], f"--nodes={left}", f"--ntasks={left}", f"--exclude={','.join(lost)}", *srun[1:]]
 
 
 @dataclass(slots=True)
 class Srun:
-    """One srun under way; what it says on standard error is passed on."""
+    """A running srun. Its standard error is copied to ours."""
 
     process: asyncio.subprocess.Process
-    failed: set[str] = field(default_factory=set)
-    """Nodes on which it could start nothing."""
+    failed_nodes: set[str] = field(default_factory=set)
+    """Nodes on which srun could start nothing."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod
     async def start(argv: Sequence[str]) -> Srun:
-        """Start it.
+        """Start srun.
 
         Raises:
-            OSError: there is none.
+            OSError: the program can't be started.
         """
-        # A pipe of our own: with asyncio's, the end of srun would be known only once its last child has closed it.
+        # Use a pipe of our own. With asyncio's pipe, wait() returns only after srun's last child has closed the pipe.
         ours, theirs = os.pipe()
         try:
             srun = Srun(await asyncio.create_subprocess_exec(*argv, stderr=theirs))
@@ -76,16 +84,16 @@ class Srun:
         return srun
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended and said all."""
+        """Wait until srun has ended and its output is read; return its exit status."""
         status = await self.process.wait()
         if self._reader is not None:
-            await asyncio.wait([self._reader], timeout=_LAST_WORDS_S)
+            await asyncio.wait([self._reader], timeout=_OUTPUT_DRAIN_S)
             self._reader.cancel()
         return status
 
-    async def ends(self, within: float) -> bool:
-        """Wait `within` seconds at most for its end; whether it has come."""
-        return await _ends(self.process, within)
+    async def ends_within(self, within: float) -> bool:
+        """Wait at most `within` seconds for srun to end; return whether it has ended."""
+        return await _process_ends_within(self.process, within)
 
     async def _read(self, ours: int) -> None:
         said = asyncio.StreamReader()
@@ -101,16 +109,16 @@ class Srun:
     async def _pass_on(self, said: asyncio.StreamReader) -> None:
         begun = b""
         while words := await said.read(_CHUNK):
-            with contextlib.suppress(OSError):  # a full disk must not stop srun, which waits for its reader
+            with contextlib.suppress(OSError):  # a full disk must not block srun: srun waits until its output is read
                 sys.stderr.buffer.write(words)
                 sys.stderr.buffer.flush()
             *lines, begun = (begun + words).split(b"\n")
             begun = begun[-_CHUNK:]
             for line in lines:
-                self.failed.update(name.decode(errors="replace") for name in _FAILED.findall(line))
+                self.failed_nodes.update(name.decode(errors="replace") for name in _LAUNCH_FAILURE.findall(line))
 
 
-async def _ends(process: asyncio.subprocess.Process, within: float) -> bool:
+async def _process_ends_within(process: asyncio.subprocess.Process, within: float) -> bool:
     ended = asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait([ended], timeout=within)
@@ -120,8 +128,9 @@ async def _ends(process: asyncio.subprocess.Process, within: float) -> bool:
 
 
 async def requeue(given: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
-    """Have Slurm put the job back into the queue, `within` seconds; Slurm's words where it refuses."""
-    argv = (given.scontrol, "requeue", str(given.job))
+    """Ask Slurm to requeue the job. Return an empty string, or the reason why Slurm refused or gave no answer within
+    `within` seconds."""
+    argv = (given.scontrol, "requeue", str(given.job_id))
     try:
         asked = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
     except OSError as error:
@@ -130,8 +139,8 @@ async def requeue(given: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
         async with asyncio.timeout(within):
             _, words = await asked.communicate()
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
             asked.kill()
-        await _ends(asked, _LAST_WORDS_S)
+        await _process_ends_within(asked, _OUTPUT_DRAIN_S)
         return f"scontrol: no answer within {within:g} s"
     return words.decode(errors="replace").strip() if asked.returncode else ""

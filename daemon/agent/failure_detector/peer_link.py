@@ -29,9 +29,9 @@ class LinkEndpoints:
     """Whose link this is: the gang, this node, the other's node and address."""
 
     gang: str
-    own: str
-    node: str
-    address: str
+    own_node: str
+    peer_node: str
+    peer_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class PeerLink:
     """
 
     def __init__(self, ends: LinkEndpoints, open_link: OpenLink, hooks: LinkCallbacks) -> None:
-        self.ends = ends
+        self.endpoints = ends
         self.period = silence_rules.NEIGHBOUR_PING_S
-        self.contact = clock.monotonic()
+        self.last_contact = clock.monotonic()
         self.answered = False
-        self.closed = False
+        self.closed_by_peer = False
         self._open_link = open_link
         self._hooks = hooks
         self._seqs = itertools.count(1)
@@ -65,7 +65,7 @@ class PeerLink:
         self._hurry = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
 
-    def hurry(self, period: float) -> None:
+    def set_period(self, period: float) -> None:
         """Ping every `period` seconds from now on, starting now."""
         if period != self.period:
             self.period = period
@@ -79,7 +79,7 @@ class PeerLink:
         while True:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
-                await self._talk(await self._open_link(self.ends.address))
+                await self._talk(await self._open_link(self.endpoints.peer_address))
             raise_if_cancelled()
             await self._after_end()
 
@@ -98,7 +98,10 @@ class PeerLink:
             while True:
                 seq = next(self._seqs)
                 ping = LinkPing(
-                    gang_id=self.ends.gang, node=self.ends.own, generation=self._hooks.generation(), seq=seq
+                    gang_id=self.endpoints.gang,
+                    node=self.endpoints.own_node,
+                    generation=self._hooks.generation(),
+                    seq=seq,
                 )
                 self._sent[seq] = clock.monotonic()
                 await call.write(ping)
@@ -113,20 +116,20 @@ class PeerLink:
             return
         for older in [seq for seq in self._sent if seq < pong.seq]:
             del self._sent[older]
-        self.contact, self.answered, self.closed = sent, True, False
-        self._hooks.pong(self.ends.node, pong)
+        self.last_contact, self.answered, self.closed_by_peer = sent, True, False
+        self._hooks.pong(self.endpoints.peer_node, pong)
 
     async def _after_end(self) -> None:
         """A stream that had answers ends by the other kernel's word alone (keepalive is off): the process has ended, or
         closed it. That is told at once, for the coordinator waits for no silence where two kernels' words agree; a
         process that lives is found by the probes that follow."""
-        if self.answered and not self.closed:
-            self.closed = True
-            self._hooks.closed(self.ends.node)
-        door = await try_connection(self.ends.address)
-        if door is Reachability.OPEN:
-            self.closed = False
-        elif door is Reachability.CLOSED and not self.closed:
-            self.closed = True
-            self._hooks.closed(self.ends.node)
+        if self.answered and not self.closed_by_peer:
+            self.closed_by_peer = True
+            self._hooks.closed(self.endpoints.peer_node)
+        door = await try_connection(self.endpoints.peer_address)
+        if door is Reachability.ACCEPTED:
+            self.closed_by_peer = False
+        elif door is Reachability.REFUSED and not self.closed_by_peer:
+            self.closed_by_peer = True
+            self._hooks.closed(self.endpoints.peer_node)
         await asyncio.sleep(_AGAIN_S)

@@ -31,14 +31,18 @@ _ACCUSE_AGAIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class MonitorCallbacks:
-    """What is done about silence. `coordinator`: contact with it. `worried`: whether to ping it often. `end_ranks`:
-    why.
+    """What the monitor calls.
+
+    coordinator: returns the time of the last contact with the coordinator.
+    suspicion_changed: a suspicion has begun (True) or ended (False).
+    accuse: sends an accusation to the coordinator.
+    self_fence: kills this node's ranks, for the reason given.
     """
 
     coordinator: Callable[[], float]
-    worried: Callable[[bool], None]
+    suspicion_changed: Callable[[bool], None]
     accuse: Callable[[Accusation], None]
-    end_ranks: Callable[[str], None]
+    self_fence: Callable[[str], None]
 
 
 @dataclass
@@ -51,7 +55,7 @@ class _Memory:
 
 
 class PeerMonitor:
-    """The links of one agent. `enlist` with each order; `run` for as long as the agent lives."""
+    """Keeps the links of one agent. Call `apply_order` with each order. `run` lasts as long as the agent."""
 
     def __init__(self, own: AgentIdentity, open_link: OpenLink, consequences: MonitorCallbacks) -> None:
         self._own = own
@@ -63,7 +67,7 @@ class PeerMonitor:
         self._generation = 0
         self._memory = _Memory()
 
-    def enlist(self, order: Order) -> None:
+    def apply_order(self, order: Order) -> None:
         """Take over members and neighbours."""
         if order.duty == DUTY_RUN and order.generation > self._generation:
             self._memory.started = clock.monotonic()
@@ -79,17 +83,17 @@ class PeerMonitor:
         """Milliseconds since each node that is pinged often last answered."""
         now = clock.monotonic()
         often = {node: link for node, link in self._links.items() if link.period < _SELDOM_S}
-        return {node: max(0, round(1000 * (now - link.contact))) for node, link in often.items()}
+        return {node: max(0, round(1000 * (now - link.last_contact))) for node, link in often.items()}
 
-    def closed(self, node: str) -> bool:
+    def closed_by_peer(self, node: str) -> bool:
         """Whether `node`'s kernel has closed our connection, and no new one was accepted since."""
-        return node in self._links and self._links[node].closed
+        return node in self._links and self._links[node].closed_by_peer
 
-    def accuse_again(self) -> None:
+    def repeat_accusations(self) -> None:
         """Say anew whom this agent doesn't hear: the coordinator may have forgotten."""
         self._memory.accused.clear()
         for node in self._circle.neighbours:
-            if self.closed(node):
+            if self.closed_by_peer(node):
                 self._closed(node)
 
     async def run(self) -> None:
@@ -111,21 +115,23 @@ class PeerMonitor:
             memory.awake = now
         memory.ticked = now
         judged = silence_rules.evaluate(now, self._circle, self._heard())
-        if (judged.spell is None) != (memory.spell is None):
-            self._set_links(wide=judged.spell is not None)
-            self._do.worried(judged.spell is not None)
-        memory.spell = judged.spell
+        if (judged.suspicion_since is None) != (memory.spell is None):
+            self._set_links(wide=judged.suspicion_since is not None)
+            self._do.suspicion_changed(judged.suspicion_since is not None)
+        memory.spell = judged.suspicion_since
         for node, seconds in judged.accuse.items():
-            how = Silence.SILENCE_CLOSED if self.closed(node) else Silence.SILENCE_NO_ANSWER
+            how = Silence.SILENCE_CLOSED if self.closed_by_peer(node) else Silence.SILENCE_NO_ANSWER
             self._accuse(node, how, seconds)
         # Silence that is older than the ranks is none of theirs: while ten nodes import PyTorch, pings come late.
-        if judged.kill and now - memory.started >= SELF_FENCE_AFTER_S:
-            self._do.end_ranks(judged.kill)
+        if judged.self_fence_reason and now - memory.started >= SELF_FENCE_AFTER_S:
+            self._do.self_fence(judged.self_fence_reason)
 
     def _heard(self) -> silence_rules.LastContacts:
         # A member that is pinged in spells only counts as pinged from the spell's beginning.
         contacts = {
-            node: link.contact for node, link in self._links.items() if link.answered or node in self._circle.neighbours
+            node: link.last_contact
+            for node, link in self._links.items()
+            if link.answered or node in self._circle.neighbours
         }
         return silence_rules.LastContacts(contacts, self._do.coordinator(), self._memory.spell, self._memory.awake)
 
@@ -143,7 +149,7 @@ class PeerMonitor:
         others = self._circle.members - {self._own.node}
         wanted = others if wide or len(others) < _SMALL else self._circle.neighbours
         for node, link in list(self._links.items()):
-            if node not in wanted or link.ends.address != self._addresses[node]:
+            if node not in wanted or link.endpoints.peer_address != self._addresses[node]:
                 self._links.pop(node).stop()
         hooks = LinkCallbacks(lambda: self._generation, self._pong, self._closed)
         for node in wanted - set(self._links):
@@ -151,14 +157,14 @@ class PeerMonitor:
             self._links[node] = PeerLink(ends, self._open_link, hooks)
         for node, link in self._links.items():
             calm = silence_rules.NEIGHBOUR_PING_S if node in self._circle.neighbours else _SELDOM_S
-            link.hurry(silence_rules.SUSPICION_PING_S if wide else calm)
+            link.set_period(silence_rules.SUSPICION_PING_S if wide else calm)
 
     def _pong(self, node: str, pong: LinkPong) -> None:
         self._memory.accused.pop(node, None)
         if pong.outcast and pong.generation >= self._generation:
-            self._do.end_ranks(f"{node} says that generation {pong.generation} goes on without this node")
+            self._do.self_fence(f"{node} says that generation {pong.generation} goes on without this node")
 
     def _closed(self, node: str) -> None:
         if node in self._circle.neighbours and node in self._links:
             self._memory.accused.pop(node, None)
-            self._accuse(node, Silence.SILENCE_CLOSED, clock.monotonic() - self._links[node].contact)
+            self._accuse(node, Silence.SILENCE_CLOSED, clock.monotonic() - self._links[node].last_contact)

@@ -55,20 +55,20 @@ class PeerChannels:
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    def dial(self, address: str) -> PeerServiceAsyncStub:
+    def stub_for(self, address: str) -> PeerServiceAsyncStub:
         """A stub of the agent at `address` ("host:port"). Nothing is sent before the first call."""
         if address not in self._channels:
             self._channels[address] = open_channel(address, self._credentials)
         return peer_pb2_grpc.PeerServiceStub(self._channels[address])
 
-    async def link(self, address: str) -> Any:
+    async def open_link(self, address: str) -> Any:
         """Open PeerService.Link to the agent at `address`: a call to write pings to and to read pongs from.
 
         Raises:
             grpc.aio.AioRpcError: no credential can be made now.
         """
         metadata = await credential_metadata(self._credentials, "/muster.v1.PeerService/Link")
-        return self.dial(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
+        return self.stub_for(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
 
     async def close(self) -> None:
         """Close them all."""

@@ -30,59 +30,64 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class PeerGroup:
-    """Whom this agent belongs with. `members`: all nodes of the gang, `own` too; `neighbours`: those it always
-    pings.
+    """The gang as one agent sees it.
+
+    own_node: the agent's node.
+    members: all nodes of the gang, `own_node` too.
+    neighbours: the nodes that the agent always pings.
     """
 
-    own: str
+    own_node: str
     members: frozenset[str] = frozenset()
     neighbours: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class LastContacts:
-    """What has been heard.
+    """When this agent last heard from whom.
 
-    contacts: by node; a neighbour that has never answered has the time at which the pinging began.
-    coordinator: contact with the coordinator; minus infinity: never.
-    spell: contact with the neighbour whose silence began this spell; None outside one. Whoever is pinged in spells
-    only is
-        taken as heard until then.
-    awake: since when this agent has been running without a gap.
+    contacts: the last contact with each node. A neighbour that has never answered has the time of the first ping.
+    coordinator: the last contact with the coordinator; minus infinity: never.
+    suspicion_since: the last contact with the neighbour whose silence began the suspicion; None: nobody is suspected.
+        A node that is pinged only during a suspicion counts as heard until this time.
+    awake_since: since when this agent has run without a pause.
     """
 
     contacts: Mapping[str, float] = field(default_factory=dict)
     coordinator: float = _NEVER
-    spell: float | None = None
-    awake: float = _NEVER
+    suspicion_since: float | None = None
+    awake_since: float = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`spell`: as in Heard, from now on. `accuse`: node to seconds of silence. `kill`: why the ranks must end, or
-    empty.
+    """What the agent has to do.
+
+    suspicion_since: as in `LastContacts`, from now on.
+    accuse: seconds of silence of each node to accuse.
+    self_fence_reason: why the ranks must be killed; empty: the ranks live on.
     """
 
-    spell: float | None = None
+    suspicion_since: float | None = None
     accuse: Mapping[str, float] = field(default_factory=dict)
-    kill: str = ""
+    self_fence_reason: str = ""
 
 
 def evaluate(now: float, circle: PeerGroup, heard: LastContacts) -> Decision:
     """What follows from what has been heard until `now`."""
-    contacts = {node: heard.contacts.get(node, now) for node in circle.neighbours - {circle.own}}
+    contacts = {node: heard.contacts.get(node, now) for node in circle.neighbours - {circle.own_node}}
     silent = [contact for contact in contacts.values() if now - contact >= SUSPECT_AFTER_S]
     if not silent:
         return Decision()
-    spell = min(silent) if heard.spell is None else heard.spell
-    accuse = {node: now - at for node, at in contacts.items() if now - max(at, heard.awake) >= ACCUSE_AFTER_S}
+    spell = min(silent) if heard.suspicion_since is None else heard.suspicion_since
+    accuse = {node: now - at for node, at in contacts.items() if now - max(at, heard.awake_since) >= ACCUSE_AFTER_S}
     return Decision(spell, accuse, _why_kill(now, circle, heard, spell))
 
 
 def _why_kill(now: float, circle: PeerGroup, heard: LastContacts, spell: float) -> str:
     if now - max(heard.coordinator, spell) < SELF_FENCE_AFTER_S:
         return ""
-    others = circle.members - {circle.own}
+    others = circle.members - {circle.own_node}
     near = 1 + sum(now - _presumed(heard, circle, node, spell) < SELF_FENCE_AFTER_S for node in others)
     if 2 * near > len(circle.members):
         return ""

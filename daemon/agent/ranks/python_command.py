@@ -22,7 +22,7 @@ class TargetKind(StrEnum):
 
     SCRIPT = "script"
     MODULE = "module"  # -m
-    TEXT = "text"  # -c
+    CODE = "text"  # -c
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def parse_python_command(argv: Sequence[str], own_interpreter: str = "") -> Pyth
     while rest:
         word = rest.pop(0)
         if word in ("-m", "-c"):
-            kind = TargetKind.MODULE if word == "-m" else TargetKind.TEXT
+            kind = TargetKind.MODULE if word == "-m" else TargetKind.CODE
             return PythonCommand(argv[0], tuple(flags), kind, rest[0], tuple(rest[1:])) if rest else None
         if not word.startswith("-"):
             # Compiled scripts are rare enough to be started cold.

@@ -82,7 +82,7 @@ def set_argv_and_path(command: PythonCommand, argv: Sequence[str]) -> None:
     """sys.argv and sys.path as the interpreter sets them up for `argv`; the script's own modules can be preloaded
     then.
     """
-    first = {TargetKind.MODULE: "-m", TargetKind.TEXT: "-c", TargetKind.SCRIPT: command.target}[command.kind]
+    first = {TargetKind.MODULE: "-m", TargetKind.CODE: "-c", TargetKind.SCRIPT: command.target}[command.kind]
     sys.argv[:] = [first, *command.arguments]
     sys.orig_argv[:] = list(argv)
     if not (command.safe_path or sys.flags.safe_path):
@@ -113,7 +113,7 @@ def run_as_main(command: PythonCommand) -> None:
 def _run(command: PythonCommand, main: types.ModuleType) -> None:
     if command.kind is TargetKind.MODULE:
         runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]
-    elif command.kind is TargetKind.TEXT:
+    elif command.kind is TargetKind.CODE:
         exec(compile(command.target + "\n", "<string>", "exec", dont_inherit=True), main.__dict__)
     elif _is_package(command.target):
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def _run_script(target: str, main: types.ModuleType) -> None:
 
 
 def _path_entry(command: PythonCommand) -> str:
-    if command.kind is TargetKind.TEXT:
+    if command.kind is TargetKind.CODE:
         return ""
     if command.kind is TargetKind.MODULE:
         return os.getcwd()

@@ -40,8 +40,8 @@ class RankProcess:
         self.id = identity
         self.alive = True
         self.forked = False
-        self.doomed = False
-        self.refused = ""
+        self.kill_requested = False
+        self.start_error = ""
         self._changed = changed
         self._phase = RankPhase.RANK_PHASE_STARTING
         self._pid = 0
@@ -73,24 +73,24 @@ class RankProcess:
 
     def kill(self) -> None:
         """SIGKILL it and its process group now, or as soon as its pid is known."""
-        self.doomed = True
+        self.kill_requested = True
         if not self.forked:
-            self.fail("ended before it was started", -signal.SIGKILL)
+            self.fail_start("ended before it was started", -signal.SIGKILL)
         elif self._pid and self.running:
             process_tree.kill(self._pid)
 
-    def tell(self, signum: int) -> None:
+    def send_signal(self, signum: int) -> None:
         """Send it a signal; nothing where it does not run."""
         if self._pid and self.running:
             process_tree.send_signal(self._pid, signum)
 
-    def heard(self, message: packets.Message) -> bool:
+    def handle_message(self, message: packets.Message) -> bool:
         """Take a message of the warm process; True when it speaks of this rank no more and its pid may be released."""
         match message["say"]:
             case "started":
                 self._started(message["pid"], message["cold"])
             case "refused":
-                self.refused = message["words"]
+                self.start_error = message["words"]
             case "exit":
                 self._exited(message["code"], message["tail"])
             case "gone":
@@ -99,37 +99,37 @@ class RankProcess:
                 return True
         return False
 
-    def lost(self) -> None:
+    def handle_zygote_exit(self) -> None:
         """Its warm process has ended, and it with it (parent-death signal); what it had started may still be there."""
         if self._phase != RankPhase.RANK_PHASE_EXITED:
             self._exited(-signal.SIGKILL, "")
 
-    def gone(self) -> None:
+    def mark_gone(self) -> None:
         """Nothing of it is left."""
         if self.alive:
             self.alive = False
             self._changed()
 
-    def fail(self, words: str, code: int = 1) -> None:
+    def fail_start(self, words: str, code: int = 1) -> None:
         """It could not be started at all."""
-        self._tail = self.refused = words
+        self._tail = self.start_error = words
         self._phase, self._exit_code = RankPhase.RANK_PHASE_EXITED, code
-        self.gone()
+        self.mark_gone()
 
     def _started(self, pid: int, cold: str) -> None:
         self._pid = pid
         self._phase = RankPhase.RANK_PHASE_RUNNING
         log.info("%s runs as process %d%s", self.id.key, pid, f", started afresh: {cold}" if cold else "")
-        if self.doomed:
+        if self.kill_requested:
             self.kill()
         self._changed()
 
     def _exited(self, code: int, tail: str) -> None:
         log.info("%s has ended: %s", self.id.key, _words(code))
         self._phase, self._exit_code = RankPhase.RANK_PHASE_EXITED, code
-        self._tail = self.refused or tail
+        self._tail = self.start_error or tail
         # Whoever made us kill it waits for its end, and for that of all that it had started.
-        if not self.doomed:
+        if not self.kill_requested:
             self._changed()
 
 

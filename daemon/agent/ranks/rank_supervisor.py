@@ -95,7 +95,7 @@ class RankSupervisor:
         ranks = [rank for rank in self._ranks.values() if rank.running and rank.id.generation == generation]
         return {rank.id.rank: rank.pid for rank in ranks}
 
-    def warm(self) -> int:
+    def ready_zygotes(self) -> int:
         """Number of warm processes that stand ready."""
         return sum(berth.warm is not None and berth.warm.ready for berth in self._berths)
 
@@ -105,7 +105,7 @@ class RankSupervisor:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def warm_up(self) -> None:
+    def start_zygotes(self) -> None:
         """Start warm processes that are missing: one after the other while ranks run, else one a processor."""
         busy = any(rank.alive for rank in self._ranks.values())
         at_once = 1 if busy else (os.cpu_count() or 1)
@@ -114,13 +114,13 @@ class RankSupervisor:
             if not berth.started and not berth.refused and starting < at_once and not self._leaving:
                 starting += self._start_warm(berth)
 
-    def start(self, step: StartRanks, order: Order) -> None:
+    def start_ranks(self, step: StartRanks, order: Order) -> None:
         """Start ranks; they are counted as alive from now on."""
         for rank, local_rank in step.places:
             started = RankProcess(RankId(rank, local_rank, step.generation), self._changed)
             self._ranks[rank] = started
             if local_rank >= len(self._berths):
-                started.fail(f"the order places local rank {local_rank} on a node of {len(self._berths)}")
+                started.fail_start(f"the order places local rank {local_rank} on a node of {len(self._berths)}")
                 continue
             berth, place = self._berths[local_rank], self._place(started, order)
             if berth.ready.is_set():
@@ -128,16 +128,16 @@ class RankSupervisor:
             else:
                 self._later(self._launch(berth, started, place))
 
-    def kill(self, generation: int) -> None:
+    def kill_ranks(self, generation: int) -> None:
         """SIGKILL all ranks of a generation up to `generation`."""
         for rank in self._ranks.values():
             if rank.alive and rank.id.generation <= generation:
                 rank.kill()
 
-    def tell(self, signum: int) -> None:
+    def signal_ranks(self, signum: int) -> None:
         """Send a signal to every running rank."""
         for rank in self._ranks.values():
-            rank.tell(signum)
+            rank.send_signal(signum)
 
     def open_store(self, generation: int) -> None:
         """Open a store for `generation` in place of any other, as soon as a process is warm."""
@@ -157,7 +157,7 @@ class RankSupervisor:
         """End everything; returns when all warm processes have ended."""
         self._leaving = True
         self.close_store()
-        self.kill(2**63)
+        self.kill_ranks(2**63)
         for task in list(self._tasks):
             task.cancel()
         warms = [berth.warm for berth in self._berths if berth.warm is not None]
@@ -199,11 +199,11 @@ class RankSupervisor:
         rank.forked = True
         berth.children[rank.id.key] = rank
         # Rank 0's node has the store; ranks elsewhere are clients either way.
-        hosted = self.store.hosted if self.store is not None else berth.warm.torch
+        hosted = self.store.hosted if self.store is not None else berth.warm.has_torch
         environment = rank_environment.environment_of_rank(
             self._job.recipe.environment,
             place,
-            rank_environment.StoreAccess(hosted, berth.warm.libuv),
+            rank_environment.StoreAccess(hosted, berth.warm.has_libuv),
             self._job.gang,
             self._job.run_dir,
         )
@@ -214,7 +214,7 @@ class RankSupervisor:
     def _fail(self, rank: RankProcess, words: str) -> None:
         self.failure = words
         log.error("%s can't be started: %s", rank.id.key, words)
-        rank.fail(words)
+        rank.fail_start(words)
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class RankSupervisor:
         if store is None or store.port or any(store.key in berth.children for berth in self._berths):
             return
         ready = [berth for berth in self._berths if berth.ready.is_set() and berth.warm is not None]
-        host = next((berth for berth in ready if berth.warm is not None and berth.warm.torch), None)
+        host = next((berth for berth in ready if berth.warm is not None and berth.warm.has_torch), None)
         if by_itself and host is not None and host.warm is not None:
             host.children[store.key] = store
             host.warm.open_store(store.key, sorted(self._ports))
@@ -234,7 +234,7 @@ class RankSupervisor:
     # --- warm processes ----------------------------------------------------------------------------------------------
 
     def _start_warm(self, berth: _Berth) -> bool:
-        recipe = self._job.recipe if berth.deaths < _DEATHS_WARM else self._job.recipe.bare()
+        recipe = self._job.recipe if berth.deaths < _DEATHS_WARM else self._job.recipe.without_preload()
         warm = ZygoteHandle(partial(self._heard, berth), partial(self._warm_ended, berth))
         try:
             warm.start(recipe)
@@ -253,7 +253,7 @@ class RankSupervisor:
         child = berth.children.get(message["key"])
         if child is None:
             return
-        if child.heard(message):
+        if child.handle_message(message):
             del berth.children[message["key"]]
             if berth.warm is not None:
                 berth.warm.reap(message["key"])
@@ -269,7 +269,7 @@ class RankSupervisor:
             log.warning(note)
         berth.ready.set()
         self._place_store()
-        self.warm_up()
+        self.start_zygotes()
         self._changed()
 
     def _warm_ended(self, berth: _Berth) -> None:
@@ -280,7 +280,7 @@ class RankSupervisor:
         children = list(berth.children.values())
         berth.children.clear()
         for child in children:
-            child.lost()
+            child.handle_zygote_exit()
         if not self._leaving:
             log.error("a warm process has ended by itself; another is started")
             self._later(self._replace(children))
@@ -288,9 +288,9 @@ class RankSupervisor:
     async def _replace(self, children: list[RankProcess | RendezvousProcess]) -> None:
         if await self._end_orphans():
             for child in children:
-                child.gone()
+                child.mark_gone()
         await asyncio.sleep(_RESTART_S)
-        self.warm_up()
+        self.start_zygotes()
 
     async def _end_orphans(self) -> bool:
         """End what a warm process left behind at its death, which has come to us; whether nothing of it is left."""

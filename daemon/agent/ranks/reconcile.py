@@ -38,12 +38,12 @@ class LocalState:
 
     node: str
     # Every process of every generation up to this one is gone.
-    fenced: int = 0
+    fenced_generation: int = 0
     # Ranks up to this generation have been sent SIGKILL already.
-    killed: int = 0
+    killed_generation: int = 0
     ranks: tuple[LocalRank, ...] = ()
     # The generation that a rendezvous store is open, or opening, for.
-    store: int = 0
+    store_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ Step = KillRanks | ReportFenced | OpenStore | CloseStore | StartRanks | ExitAgen
 
 def next_steps(local: LocalState, order: Order) -> list[Step]:
     """The steps that bring `local` closer to `order`; empty where they agree or something under way is waited for."""
-    if local.killed > local.fenced and not _alive(local, local.killed):
-        return [ReportFenced(local.killed)]  # whatever made us kill them
+    if local.killed_generation > local.fenced_generation and not _alive(local, local.killed_generation):
+        return [ReportFenced(local.killed_generation)]  # whatever made us kill them
     match order.duty:
         case Duty.DUTY_HOLD:
             return [*_end(local, EVERY_GENERATION), *_keep_store(local, 0)]
@@ -120,7 +120,7 @@ def is_carried_out(local: LocalState, order: Order) -> bool:
 
 
 def _run(local: LocalState, order: Order) -> list[Step]:
-    if order.generation <= local.fenced or order.generation <= local.killed:
+    if order.generation <= local.fenced_generation or order.generation <= local.killed_generation:
         return []
     before = order.generation - 1
     steps: list[Step] = [*_keep_store(local, order.generation, or_none=True), *_fence(local, before)]
@@ -140,17 +140,17 @@ def _start(local: LocalState, generation: int, places: Sequence[RankPlace]) -> l
 def _fence(local: LocalState, generation: int) -> list[Step]:
     if _alive(local, generation):
         return _end(local, generation)
-    return [ReportFenced(generation)] if local.fenced < generation else []
+    return [ReportFenced(generation)] if local.fenced_generation < generation else []
 
 
 def _end(local: LocalState, generation: int) -> list[Step]:
     alive = _alive(local, generation)
     newest = max((rank.generation for rank in alive), default=0)
-    return [KillRanks(newest)] if newest > local.killed else []
+    return [KillRanks(newest)] if newest > local.killed_generation else []
 
 
 def _keep_store(local: LocalState, generation: int, *, or_none: bool = False) -> list[Step]:
-    if local.store == generation or (or_none and local.store == 0):
+    if local.store_generation == generation or (or_none and local.store_generation == 0):
         return []
     return [OpenStore(generation)] if generation and not or_none else [CloseStore()]
 

@@ -54,7 +54,7 @@ class RendezvousProcess:
         if self._pid and not self.ended:
             process_tree.kill(self._pid)
 
-    def heard(self, message: packets.Message) -> bool:
+    def handle_message(self, message: packets.Message) -> bool:
         """See RankProcess.heard."""
         match message["say"]:
             case "started":
@@ -66,12 +66,12 @@ class RendezvousProcess:
                 log.info("the %s listens on port %d", self.key, self.port)
                 self._changed()
             case "exit":
-                self.lost()
+                self.handle_zygote_exit()
             case "gone":
                 return True
         return False
 
-    def lost(self) -> None:
+    def handle_zygote_exit(self) -> None:
         """It has ended, asked or not."""
         self.ended = True
         self.port = 0
@@ -79,7 +79,7 @@ class RendezvousProcess:
             log.warning("the %s has ended by itself", self.key)
         self._changed()
 
-    def gone(self) -> None:
+    def mark_gone(self) -> None:
         """Nothing of it is left: nothing more to do."""
 
 

@@ -136,12 +136,12 @@ class StackDumps:
         self._begun = 0
         self.generation = 0
 
-    def begin(self, generation: int) -> bool:
+    def claim(self, generation: int) -> bool:
         """Whether the stacks of `generation` are still to be kept; from now on they are not."""
         fresh, self._begun = generation > self._begun, max(generation, self._begun)
         return fresh
 
-    async def keep(self, generation: int, pids: Mapping[int, int]) -> None:
+    async def write(self, generation: int, pids: Mapping[int, int]) -> None:
         """Keep those of the ranks with these pids, by rank. What can't be written is said in the log."""
         files = {
             rank_log_files.stacks_path(self._run_dir, self._gang, generation, rank): pid for rank, pid in pids.items()

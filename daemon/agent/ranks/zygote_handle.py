@@ -55,7 +55,7 @@ class ZygoteSpec:
     environment: Mapping[str, str]
     work_dir: str
 
-    def bare(self) -> ZygoteSpec:
+    def without_preload(self) -> ZygoteSpec:
         """The same without imports ahead of time."""
         return replace(self, preload=())
 
@@ -72,8 +72,8 @@ class ZygoteHandle:
         self._sock: socket.socket | None = None
         self._waiting: asyncio.Task[None] | None = None
         self.ready = False
-        self.torch = False
-        self.libuv = True
+        self.has_torch = False
+        self.has_libuv = True
 
     @property
     def pid(self) -> int:
@@ -104,7 +104,7 @@ class ZygoteHandle:
 
     def open_store(self, key: str, avoid: Sequence[int]) -> None:
         """Fork into a rendezvous store on a port that is not in `avoid`."""
-        self._send({"do": "store", "key": key, "avoid": list(avoid), "libuv": self.libuv})
+        self._send({"do": "store", "key": key, "avoid": list(avoid), "libuv": self.has_libuv})
 
     def reap(self, key: str) -> None:
         """Release the pid of a child that has ended."""
@@ -146,7 +146,11 @@ class ZygoteHandle:
 
     def _take(self, message: packets.Message) -> None:
         if message["say"] == "ready":
-            self.ready, self.torch, self.libuv = True, message["torch"], message["libuv"] or not message["torch"]
+            self.ready, self.has_torch, self.has_libuv = (
+                True,
+                message["torch"],
+                message["libuv"] or not message["torch"],
+            )
         self._heard(message)
 
     def _close(self) -> None:

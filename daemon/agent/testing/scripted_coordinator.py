@@ -21,7 +21,7 @@ class SeenAgent:
     def __init__(self, hello: AgentHello) -> None:
         self.hello = hello
         self.status = AgentStatus()
-        self.said: list[AgentMessage] = []
+        self.messages: list[AgentMessage] = []
         self.outbox: asyncio.Queue[CoordinatorMessage] = asyncio.Queue()
 
 
@@ -31,7 +31,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
     def __init__(self, credentials: Credentials) -> None:
         self.agents: dict[str, SeenAgent] = {}
         self.attached = 0
-        self.deaf = False
+        self.ignore_pings = False
         self.term = 1
         self._serial = 0
         self._orders: dict[str, Order] = {}
@@ -108,10 +108,10 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
             if message.WhichOneof("body") == "status":
                 seen.status = message.status
             elif message.WhichOneof("body") == "ping":
-                if not self.deaf:
+                if not self.ignore_pings:
                     seen.outbox.put_nowait(self._message(pong=AgentPing(seq=message.ping.seq)))
             else:
-                seen.said.append(message)
+                seen.messages.append(message)
             await self._tell()
 
     async def _tell(self) -> None:

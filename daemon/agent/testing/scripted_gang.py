@@ -151,7 +151,7 @@ class Gang:
 
     def said(self, node: str, kind: str) -> list[AgentMessage]:
         """What an agent has said beside its statuses: "accusation", "probe_result"."""
-        return [m for m in self.coordinator.agents[node].said if m.WhichOneof("body") == kind]
+        return [m for m in self.coordinator.agents[node].messages if m.WhichOneof("body") == kind]
 
     async def exit_code(self, node: str) -> int:
         """How `muster-agent run` ends there."""

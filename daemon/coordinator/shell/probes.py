@@ -20,9 +20,9 @@ from muster.v1 import agent_pb2
 
 _SILENCES = {
     None: None,
-    Reachability.OPEN: Silence.KERNEL_ONLY,
-    Reachability.CLOSED: Silence.CLOSED,
-    Reachability.MUTE: Silence.NO_ANSWER,
+    Reachability.ACCEPTED: Silence.KERNEL_ONLY,
+    Reachability.REFUSED: Silence.CLOSED,
+    Reachability.NO_ANSWER: Silence.NO_ANSWER,
 }
 _log = logging.getLogger(__name__)
 

@@ -44,12 +44,12 @@ class Memfds:
     """What one gang has left: musterd's own note of it, and the descriptors that were handed over."""
 
     name: str
-    note: int
-    handed: tuple[int, ...]
+    note_fd: int
+    handed_fds: tuple[int, ...]
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """Each descriptor with its name in systemd's store."""
-        for place, fd in enumerate((self.note, *self.handed)):
+        for place, fd in enumerate((self.note_fd, *self.handed_fds)):
             yield f"{self.name}.{place}", fd
 
 
@@ -77,7 +77,7 @@ class KeptMemoryStore:
         """Take over what an earlier musterd had stored, as far as it is of the job that a prolog has `named` last; all
         else goes, as does what is not whole."""
         with self._lock:
-            self._custody.named = named
+            self._custody.prolog_job = named
         found = []
         for name in sorted({name.rpartition(".")[0] for name in fds}):
             mine = {int(_place(full, name)): fd for full, fd in fds.items() if _place(full, name)}
@@ -110,10 +110,10 @@ class KeptMemoryStore:
         _log.info("kept: %d memfds of gang %s, uid %d, job %d", len(fds), kept.gang, uid, owner.job)
         return ""
 
-    def take(self, uid: int, gang: str) -> KeptEntry[Memfds] | None:
+    def hand_out(self, uid: int, gang: str) -> KeptEntry[Memfds] | None:
         """What this user's gang has left: to be given back, then to be `let_go` or, where that fails, `put_back`."""
         with self._lock:
-            return self._custody.take(uid, gang)
+            return self._custody.hand_out(uid, gang)
 
     def put_back(self, kept: KeptEntry[Memfds]) -> None:
         """Keep it, in the place of what was left before; unless another job has started meanwhile."""
@@ -123,9 +123,9 @@ class KeptMemoryStore:
         if before is not None and stranger:
             self._free(before)
         elif before is not None:
-            self.let_go(before)
+            self.release(before)
 
-    def let_go(self, kept: KeptEntry[Memfds]) -> None:
+    def release(self, kept: KeptEntry[Memfds]) -> None:
         """Hold it no longer: its owner has it, or nobody wants it. Whatever else holds its memory goes on to."""
         for name, fd in kept.memory.stored():
             self._store.remove(name)
@@ -153,20 +153,20 @@ class KeptMemoryStore:
             kept = self._custody.kept
         return [(kept.gang, kept.generation)] if kept is not None else []
 
-    def outdate(self, gang: str, generation: int) -> None:
+    def mark_obsolete(self, gang: str, generation: int) -> None:
         """The gang wants no more what it had left in this generation: the next `tidy` lets it go."""
         with self._lock:
-            if (kept := self._custody.over(gang, generation)) is not None:
+            if (kept := self._custody.remove_obsolete(gang, generation)) is not None:
                 self._outdated.append(kept)
 
-    def tidy(self, now: float) -> None:
+    def release_expired(self, now: float) -> None:
         """Let go of what has been kept for long enough, or is wanted no more."""
         with self._lock:
             gone, self._outdated = self._outdated, []
-            if (kept := self._custody.expired(now)) is not None:
+            if (kept := self._custody.remove_expired(now)) is not None:
                 gone.append(kept)
         for kept in gone:
-            self.let_go(kept)
+            self.release(kept)
             _log.info("let go: the memory of gang %s, uid %d, job %d", kept.gang, kept.owner.uid, kept.owner.job)
 
     def close(self) -> None:
@@ -187,10 +187,10 @@ class KeptMemoryStore:
         _log.info("freed: the memory of gang %s, uid %d, job %d", gone.gang, gone.owner.uid, gone.owner.job)
         for name, _ in gone.memory.stored():
             self._store.remove(name)
-        os.close(gone.memory.note)
+        os.close(gone.memory.note_fd)
         # Hands of its own: those of another one may wait for somebody who writes there for ever.
         hands = ThreadPoolExecutor(_HANDS, "free")
-        begun = [hands.submit(self._give_back, fd) for fd in gone.memory.handed]
+        begun = [hands.submit(self._give_back, fd) for fd in gone.memory.handed_fds]
         hands.shutdown(wait=False)
         with self._lock:
             self._freeing.update(begun)

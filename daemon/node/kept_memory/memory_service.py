@@ -60,7 +60,7 @@ class MemoryService:
         self._now = now
         self._root = root
 
-    def named(self) -> JobOwner | None:
+    def prolog_job(self) -> JobOwner | None:
         """Whom a prolog has named last, as far as an earlier musterd has noted it."""
         try:
             job, uid = self._prolog.read_text().split()
@@ -74,12 +74,12 @@ class MemoryService:
             server = _Server(self._path, self._answer, self._root)
         except OSError as error:
             _log.warning("no memory is kept over requeues: %s: %s", self._path, error.strerror or error)
-            await asyncio.to_thread(self._depot.tidy, float("inf"))
+            await asyncio.to_thread(self._depot.release_expired, float("inf"))
             return
         server.start()
         try:
             while True:
-                await asyncio.to_thread(self._depot.tidy, self._now())
+                await asyncio.to_thread(self._depot.release_expired, self._now())
                 await asyncio.sleep(EXPIRY_CHECK_S)
         finally:
             server.stop()
@@ -123,12 +123,12 @@ class MemoryService:
 
     def _lend(self, uid: int, gang: str, line: socket.socket) -> None:
         """Give back what a gang has left: for good once its agent says that it has it, else it is kept again."""
-        kept = self._depot.take(uid, gang)
+        kept = self._depot.hand_out(uid, gang)
         if kept is None:
             _say(line, MemoryAnswer())
             return
         try:
-            _say(line, MemoryAnswer(generation=kept.generation), kept.memory.handed)
+            _say(line, MemoryAnswer(generation=kept.generation), kept.memory.handed_fds)
             line.settimeout(None)
             has_it = _has_it(line)
         except BaseException:
@@ -139,7 +139,7 @@ class MemoryService:
             self._depot.put_back(kept)
             return
         _log.info("gang %s of uid %d has its memory back", gang, uid)
-        self._depot.let_go(kept)
+        self._depot.release(kept)
 
     def _job_starts(self, uid: int, owner: JobOwner) -> MemoryAnswer:
         if uid not in self._root:

@@ -42,7 +42,7 @@ class Retention(Generic[T]):
     """All that one node keeps. Whatever a call returns is kept no more: its memory is the caller's to let go."""
 
     def __init__(self) -> None:
-        self.named: JobOwner | None = None
+        self.prolog_job: JobOwner | None = None
         """Whom a prolog has named last on this node."""
         self.kept: KeptEntry[T] | None = None
 
@@ -52,33 +52,33 @@ class Retention(Generic[T]):
         Where another job has started since, it would stand beside that; where no prolog calls at all, not even for this
         job before it ran, beside whatever comes.
         """
-        if self.named is None:
+        if self.prolog_job is None:
             return "no prolog has named a job on this node: slurm.conf needs Prolog=…/muster-prolog"
-        if self.named.job != owner.job:
-            return f"job {self.named.job} has started on this node since"
-        return "" if self.named.uid == owner.uid else f"job {owner.job} is another user's"
+        if self.prolog_job.job != owner.job:
+            return f"job {self.prolog_job.job} has started on this node since"
+        return "" if self.prolog_job.uid == owner.uid else f"job {owner.job} is another user's"
 
     def keep(self, kept: KeptEntry[T]) -> KeptEntry[T] | None:
         """Keep it; what was left before makes way."""
         before, self.kept = self.kept, kept
         return before
 
-    def take(self, uid: int, gang: str) -> KeptEntry[T] | None:
+    def hand_out(self, uid: int, gang: str) -> KeptEntry[T] | None:
         """What this user's gang has left here."""
         kept = self.kept
         return self._out() if kept is not None and (kept.owner.uid, kept.gang) == (uid, gang) else None
 
     def job_starts(self, owner: JobOwner) -> KeptEntry[T] | None:
         """A job is about to start on the node: what another one has left."""
-        self.named = owner
+        self.prolog_job = owner
         return self._out() if self.kept is not None and self.kept.owner != owner else None
 
-    def over(self, gang: str, generation: int) -> KeptEntry[T] | None:
+    def remove_obsolete(self, gang: str, generation: int) -> KeptEntry[T] | None:
         """The gang is over, or has started a newer generation than this one."""
         kept = self.kept
         return self._out() if kept is not None and kept.gang == gang and kept.generation <= generation else None
 
-    def expired(self, now: float) -> KeptEntry[T] | None:
+    def remove_expired(self, now: float) -> KeptEntry[T] | None:
         """What has been kept for long enough."""
         return self._out() if self.kept is not None and self.kept.until <= now else None
 

@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class KernelLog(Protocol):
     """An open kernel log; a context manager that closes it."""
 
-    def before(self) -> list[str]:
+    def existing_lines(self) -> list[str]:
         """The lines that stood there when it was opened."""
         ...
 
@@ -82,7 +82,7 @@ class Device:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def before(self) -> list[str]:
+    def existing_lines(self) -> list[str]:
         """See KernelLog.before."""
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -133,7 +133,7 @@ class GrowingFile:
         os.close(self._notify)
         os.close(self._fd)
 
-    def before(self) -> list[str]:
+    def existing_lines(self) -> list[str]:
         """See KernelLog.before."""
         data = os.pread(self._fd, self._start, 0)
         return [record_message(line) for line in data.decode(errors="replace").splitlines()]

@@ -32,10 +32,10 @@ class KernelLogSensor:
         if log is None:
             return
         with log:
-            _look_back(log.before())
+            _look_back(log.existing_lines())
             reader, recent = KernelLineParser(), RecentErrors()
             async for line in log.follow():
-                sighting = reader.read(line)
+                sighting = reader.parse(line)
                 if sighting and recent.is_new(sighting, clock.monotonic()):
                     _log.warning("seen: %s", sighting.text)
                     report(_observation(sighting))
@@ -63,7 +63,7 @@ def _observation(sighting: KernelError) -> Observation:
 
 def _look_back(lines: list[str]) -> None:
     reader = KernelLineParser()
-    old = [sighting for line in lines if (sighting := reader.read(line))]
+    old = [sighting for line in lines if (sighting := reader.parse(line))]
     if old:
         _log.warning(
             "%d GPU errors stand in the kernel log since before the start; the newest: %s", len(old), old[-1].text

@@ -53,7 +53,7 @@ class KernelLineParser:
     def __init__(self) -> None:
         self._named = ""
 
-    def read(self, line: str) -> KernelError | None:
+    def parse(self, line: str) -> KernelError | None:
         """What the line says; None: nothing of interest."""
         if "NVRM" not in line and "SXid" not in line and "XID" not in line:
             return None  # nearly every line: spare it the patterns
