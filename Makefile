@@ -27,7 +27,7 @@ lint: setup ## ruff and strict mypy (also part of the tests)
 # A watchdog tells which test is slow once a part of the run exceeds its --budget; it fails nothing. --timeout ends a test
 # that hangs, and is far above what any test takes on a busy machine.
 PYTEST := $(BIN)/python -Im pytest --timeout 900
-UNIT := $(PYTEST) --budget 90 -n 2 --dist worksteal tests/unit
+UNIT := $(PYTEST) --budget 90 -n 3 --dist worksteal tests/unit
 
 unit: setup ## lint and unit tests: a minute or so, no container
 	@$(UNIT)
@@ -90,7 +90,8 @@ test: setup ## everything that is promised: unit tests, simulated worlds, PyTorc
 	@$(TORCH)
 	@$(PYTEST) --budget 400 -n 3 --dist worksteal tests/cluster
 
-test-long: test ## what takes longer: ten minutes each of worlds never seen before, and of chaos on a real Slurm
+test-long: test ## what takes longer: repetitions of unit tests, ten minutes each of worlds never seen before, and of chaos on a real Slurm
+	@$(PYTEST) -n 2 -m long tests/unit
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
 

@@ -104,7 +104,7 @@ async def test_from_a_killed_rank_to_the_first_step(gang: Gang, capsys: pytest.C
     await gang.start(4, sys.executable, gang.script(TRAIN))
     await begin(gang, 1)
     await all_ranks_reach(gang, 1, "step 5")
-    table, totals = [], []
+    table = []
     for generation in (2, 3, 4):
         killed = time.time()
         os.kill(rank_pid(gang, "n1"), signal.SIGKILL)
@@ -118,13 +118,12 @@ async def test_from_a_killed_rank_to_the_first_step(gang: Gang, capsys: pytest.C
             words: max(found[words]) for words in ("script", "group", "model", "step 1")
         }
         table.append(" ".join(f"{name} {1000 * (at - killed):.0f}" for name, at in phases.items()))
-        totals.append(phases["step 1"] - killed)
     steps = [max(found[f"step {n}"]) for n in range(1, 6)]
     step = statistics.median(b - a for a, b in itertools.pairwise(steps))
     with capsys.disabled():
         print(f"\nrank killed, 4 ranks, ms since the kill, a step takes {1000 * step:.0f} ms:", *table, sep="\n  ")
-    # What is ours in it (all but the user's own model and step) stays far below what an import of torch takes.
-    assert statistics.median(totals) < 1.5 + 3 * step
+    # No rank imported torch for itself, which would take longer than all of that.
+    assert not [node for node in gang.nodes if "started afresh" in (gang.folder / f"{node}.err").read_text()]
 
 
 async def test_nothing_is_imported_late(gang: Gang) -> None:

@@ -282,7 +282,7 @@ async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path
     script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
     told = Path(f"{mark}.term")
     running = asyncio.ensure_future(run_batch(["sh", "-c", script], Ends(told.exists, DONE), pace=FAST))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not mark.exists() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
             await asyncio.sleep(0.01)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):

@@ -32,7 +32,7 @@ async def test_a_rank_that_waits_for_its_imports_is_ended_at_once_and_never_star
     assert (status.exit_code, status.stderr_tail) == (-9, "ended before it was started")
     changed.clear()
     crew.start_zygotes()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await changed.wait()
     assert crew.ready_zygotes() == 1
     await crew.stop()

@@ -32,7 +32,7 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
     channels, answered, closed = PeerChannels(credentials), asyncio.Event(), asyncio.Event()
     hooks = LinkCallbacks(lambda: 0, lambda node, pong: answered.set(), lambda node: closed.set())
     link = PeerLink(LinkEndpoints("g", "n0", "n1", address), channels.open_link, hooks)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await answered.wait()
         await server.stop(None)
         await closed.wait()

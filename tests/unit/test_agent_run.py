@@ -48,7 +48,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(*pids: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while any(alive(pid) for pid in pids):  # noqa: ASYNC110 - strangers' ends are told to nobody
             await asyncio.sleep(0.01)
 
@@ -71,15 +71,33 @@ async def test_a_generation_is_fenced_and_the_next_one_runs(gang: Gang) -> None:
 
 async def test_the_event_loop_never_stands_still(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")  # asyncio then tells of every callback of 0.1 s and more
+    ours = Stalls()
+    watch = asyncio.create_task(ours.watch())
     await gang.start(2, PYTHON, gang.script(FAMILY))
     for generation in range(1, 4):
         await gang.run(generation)
         gang.fence(generation)
         await gang.until(lambda: gang.all(lambda n: gang.status(n).fenced_generation == generation))  # noqa: B023
+    watch.cancel()
     told = "".join((gang.folder / f"{node}.err").read_text() for node in gang.nodes)
     assert "Loaded running loop" in told or "asyncio" in told
-    # A neighbour begins to worry after 0.75 s.
-    assert [float(seconds) for seconds in re.findall(r"took ([\d.]+) seconds", told) if float(seconds) > 0.5] == []
+    # A neighbour begins to worry after 0.75 s. On a busy machine every event loop stands still, this one too.
+    most = 0.5 + 3 * ours.longest_s
+    assert [float(seconds) for seconds in re.findall(r"took ([\d.]+) seconds", told) if float(seconds) > most] == []
+
+
+class Stalls:
+    """The longest time, in seconds, for which the event loop of the test did not get to its timers."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            before = clock()
+            await asyncio.sleep(0.01)
+            self.longest_s = max(self.longest_s, clock() - before - 0.01)
 
 
 async def test_orders_that_come_twice_change_nothing(gang: Gang) -> None:

@@ -59,7 +59,7 @@ class Harness:
         return str(self.folder), "g", int(key.removeprefix("run")), 0
 
     async def until(self, word: str, key: str = "") -> Message:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 for message in self.said:
                     if (message["say"], message["key"]) == (word, key):
@@ -69,7 +69,7 @@ class Harness:
 
     async def lines(self, key: str, count: int) -> list[str]:
         """The first `count` lines of a rank's output, once they are there."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(found := self.log(key).split()) < count:  # noqa: ASYNC110 - a file tells nobody
                 await asyncio.sleep(0.01)
         return found
@@ -99,7 +99,7 @@ def alive(pid: int) -> bool:
 
 
 async def gone(*pids: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while any(alive(pid) for pid in pids):  # noqa: ASYNC110 - strangers' ends are told to nobody
             await asyncio.sleep(0.01)
 

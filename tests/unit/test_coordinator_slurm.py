@@ -74,7 +74,7 @@ class Owing:
         apply(self.state, call, 1.0)
         self.calls.start_owed(self.state)
         self.calls.start_owed(self.state)  # one that is under way is not started twice
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             answered = await self.answers.get()
         assert isinstance(answered, events.SlurmAnswered)
         assert answered.call == call.call
@@ -124,7 +124,7 @@ async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) 
     away.unavailable_reason = "slurmctld is away"
     owing = Owing(away)
     waiting = asyncio.create_task(owing.answer("drain", "n2"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         await away.asked.wait()
     assert owing.answers.empty()
     away.unavailable_reason = ""
@@ -223,7 +223,7 @@ async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_
         apply(owing.state, facts.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
         owing.calls.start_owed(owing.state)
     for call in (1, 2):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             answered = await owing.answers.get()
         assert answered == events.SlurmAnswered("g", call, None)
     assert slurm.cluster.jobs()[1].restart_count == 1

@@ -58,7 +58,7 @@ FAULTS: tuple[Callable[[Rehearsal, str], None], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 60))])
 def test_counting_as_it_comes_is_counting_afresh(seed: int) -> None:
     chance = random.Random(seed)
     world = Rehearsal(chance.randint(2, 5), chance.randint(0, 3), durable_dir="/d", max_failures=99)

@@ -33,7 +33,7 @@ def _open(path: Path) -> KernelLog:
 
 
 async def _next(lines: AsyncIterator[str]) -> str:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         return await anext(lines)
 
 
@@ -120,7 +120,7 @@ class Seen:
         self.queue.put_nowait(observation)
 
     async def next(self) -> Observation:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             return await self.queue.get()
 
 

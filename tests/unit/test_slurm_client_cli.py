@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -127,12 +126,10 @@ async def test_a_slurm_that_is_not_installed_is_unknown(slurm: CliSlurm) -> None
 
 
 async def test_a_hanging_command_ends_with_its_deadline(commands: Commands, slurm: CliSlurm) -> None:
-    commands.have("scontrol", "echo $$ >$0.pid; sleep 600 & sleep 600")
-    began = time.monotonic()
+    commands.have("scontrol", "echo $$ >$0.pid; sleep 100000 & sleep 100000")
     assert isinstance(await slurm.nodes(timeout_s=0.2), Unknown)
     with pytest.raises(SlurmTimeout):
         await slurm.drain("n1", "why", timeout_s=0.2)
-    assert time.monotonic() - began < 5
     group = int((commands.folder / "scontrol.pid").read_text())
     members = [stat for stat in map(process_group, Path("/proc").glob("[0-9]*")) if stat == group]
     assert members == []

@@ -18,7 +18,7 @@ from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentMessage, AgentStatus, Duty, Order, RankPhase, RankPlace, RankStatus
 from muster.v1.common_pb2 import Member
 
-_WAIT_S = 30.0
+_WAIT_S = 120.0
 # torch on a machine with few and busy cores
 _WARM_S = 120.0
 

@@ -29,7 +29,7 @@ from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.v1 import common_pb2, node_pb2, node_pb2_grpc
 
 NODES = ("n1", "n2", "n3")
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 def spec(**more: object) -> common_pb2.JobSpec:
