@@ -38,7 +38,7 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.transport.identity import SecretCredentials
-from muster.simulator import many
+from muster.simulator import parallel
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES, GANGS = 12_500, 1_000
@@ -177,9 +177,9 @@ def simulated() -> Figures:
     Raises:
         RuntimeError: one of them broke a law; what was measured is worth nothing then.
     """
-    outcome = many.run(0, SEEDS)
+    outcome = parallel.run(0, SEEDS)
     if outcome.failures:
-        raise RuntimeError(f"seed {outcome.failures[0].seed}: {outcome.failures[0].broken}")
+        raise RuntimeError(f"seed {outcome.failures[0].seed}: {outcome.failures[0].violation}")
     return {"seeds_per_s": round(outcome.count / outcome.seconds, 1)}
 
 

@@ -16,7 +16,7 @@ Played are processes, kernels, wires, the training itself and what an asyncio sh
     moves       the edges and rungs that are taken; `tally` counts them
     faults      what can go wrong, with weights: `hardware_faults`, `process_faults`, `wire_faults`, `service_faults`
     seeds       one seed; `many` runs them in processes
-    rehearsal   a script's front of the same world, without chance
+    rehearsal   a script's front of the same world, without rng
     mutants     planted bugs that the laws must find
 
 Everything random comes from the seed: one seed is one run.

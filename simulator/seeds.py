@@ -11,21 +11,21 @@ from pathlib import Path
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.coverage.counts import Tally
-from muster.simulator.faults import faults, network_faults, process_faults
-from muster.simulator.invariants.laws import Laws
+from muster.simulator.coverage.counts import Coverage
+from muster.simulator.environment.durations import Durations
+from muster.simulator.environment.network import COORDINATOR, NetworkConditions
+from muster.simulator.faults import injection, network_faults, process_faults
+from muster.simulator.invariants.invariants import Invariants
+from muster.simulator.invariants.violation import InvariantViolation
 from muster.simulator.world.agent import Agent
-from muster.simulator.world.network import COORDINATOR, Weather
-from muster.simulator.world.slurm_jobs import Wanted
-from muster.simulator.world.timing import Pace
-from muster.simulator.world.violation import Violation
-from muster.simulator.world.world import NO_LIMITS, POOL, START, Site, World
+from muster.simulator.world.slurm_jobs import JobSubmission
+from muster.simulator.world.world import NO_LIMITS, POOL, START_S, Site, World
 from muster.slurm.client.states import JobState
 
-SETTLE_S = 900.0
+SETTLE_TIMEOUT_S = 900.0
 """Everything settles within this after the last fault: Slurm's own delay of a requeue, and whatever waits, included."""
-TIGHT = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2, pool=POOL)
-CALM_S = 70.0
+TIGHT_LIMITS = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2, pool=POOL)
+HEAL_TIME_S = 70.0
 """So long after the last fault all that mends itself has mended."""
 _MEMORY = Path("/dev/shm")
 
@@ -34,136 +34,141 @@ def _limits(seed: int) -> Limits:
     """Most sites need none; some are reached soon, and some only watch."""
     if seed % 14 == 7:
         return Limits(observe=True)
-    return TIGHT if seed % 4 == 2 else NO_LIMITS
+    return TIGHT_LIMITS if seed % 4 == 2 else NO_LIMITS
 
 
 def _step_s(seed: int, usual: float) -> float:
     """Most gangs finish a step sooner than a round of probes is over; some don't."""
-    chance = random.Random(f"long steps {seed}")  # of its own: the other seeds stay as they are
-    return chance.choice([2.0, 3.0]) if chance.random() < 0.1 else usual
+    rng = random.Random(f"long steps {seed}")  # of its own: the other seeds stay as they are
+    return rng.choice([2.0, 3.0]) if rng.random() < 0.1 else usual
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of a seed. `broken`: the law that was broken, or the error; empty: all is well."""
+    """What became of a seed. `violation_text`: the law that was violation_text, or the error; empty: all is well."""
 
     seed: int
-    tally: Tally
-    broken: str
+    coverage: Coverage
+    violation: str
     transcript: list[str]
 
 
-class Run:
+class SeedRun:
     """The world of one seed, and its faults."""
 
     def __init__(self, seed: int, folder: Path, trace: bool = False) -> None:
-        chance = random.Random(f"plan {seed}")
-        self._chance = chance
-        self._gangs = ["g1"] if chance.random() < 0.85 else ["g1", "g2"]
+        rng = random.Random(f"plan {seed}")
+        self._rng = rng
+        self._gangs = ["g1"] if rng.random() < 0.85 else ["g1", "g2"]
         specs = [self._spec() for _ in self._gangs]
-        count = sum(spec.nodes + spec.spares for spec in specs) + chance.choice([0, 0, 1, 2])
-        leaves = chance.randint(1, 3)
+        count = sum(spec.nodes + spec.spares for spec in specs) + rng.choice([0, 0, 1, 2])
+        leaves = rng.randint(1, 3)
         self.world = World(
             Site(
                 [(f"n{i}", f"s{i % leaves}") for i in range(count)],
-                Weather(
-                    lost=chance.choice([0.0, 0.0, 0.002, 0.01]),
-                    doubled=chance.choice([0.0, 0.01, 0.05]),
-                    late=chance.choice([0.0, 0.01, 0.05]),
+                NetworkConditions(
+                    loss_rate=rng.choice([0.0, 0.0, 0.002, 0.01]),
+                    duplicate_rate=rng.choice([0.0, 0.01, 0.05]),
+                    delay_rate=rng.choice([0.0, 0.01, 0.05]),
                 ),
-                Pace(step=_step_s(seed, chance.choice([0.3, 0.4, 0.5]))),
+                Durations(step_s=_step_s(seed, rng.choice([0.3, 0.4, 0.5]))),
                 _limits(seed),
                 standby=seed % 4 == 1,
             ),
             seed,
             folder,
-            Laws,
+            Invariants,
             trace,
         )
-        self.world.jobs.sbatch_fails = 0.2
-        self.world.depots.damage = 0.02
-        self.world.reserves = chance.random() < 0.2
-        self.world.jobs.kill_wait_s = chance.choice([0.0, 30.0])
-        self._lie_in_wait(seed)
-        for phases, often in ((faults.EARLY, 0.8), (faults.EARLY, 0.7), (faults.LATE, 0.9), (faults.LATE, 0.8)):
-            if chance.random() < often:
-                faults.ambush(self.world, phases)
+        self.world.jobs.sbatch_failure_rate = 0.2
+        self.world.kept_memory.damage_rate = 0.02
+        self.world.rank_opens_store = rng.random() < 0.2
+        self.world.jobs.kill_wait_s = rng.choice([0.0, 30.0])
+        self._arm_faults(seed)
+        for phases, often in (
+            (injection.EARLY_PHASES, 0.8),
+            (injection.EARLY_PHASES, 0.7),
+            (injection.LATE_PHASES, 0.9),
+            (injection.LATE_PHASES, 0.8),
+        ):
+            if rng.random() < often:
+                injection.arm_random(self.world, phases)
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, spec)
 
-    def _lie_in_wait(self, seed: int) -> None:
-        """What would come about too seldom. Each of a chance of its own: the other seeds stay as they are."""
-        for phase, shares in faults.SOON.items():
+    def _arm_faults(self, seed: int) -> None:
+        """What would come about too seldom. Each of a rng of its own: the other seeds stay as they are."""
+        for phase, shares in injection.ARMED_FAULTS.items():
             left = random.Random(f"{phase} {seed}").random()
             for (fault, after_s), share in shares.items():
                 if 0 <= left < share:
-                    faults.soon(self.world, fault, after_s, phase)
+                    injection.arm(self.world, fault, after_s, phase)
                 left -= share
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.7:
-            faults.soon(self.world, network_faults.row, 4.0)
-        if self.world.timing.step() > 1.0:
-            faults.soon(self.world, process_faults.stop_services, 8.0)
-            faults.soon(self.world, process_faults.stop_services, 20.0)
+            injection.arm(self.world, network_faults.isolate_nodes_of_every_gang, 4.0)
+        if self.world.durations.step_s() > 1.0:
+            injection.arm(self.world, process_faults.stop_agent_and_daemon, 8.0)
+            injection.arm(self.world, process_faults.stop_agent_and_daemon, 20.0)
 
     def _submit(self, gang: str, spec: GangSpec) -> None:
-        world, chance = self.world, self._chance
-        if chance.random() < 0.4:
-            world.finish_at[gang] = chance.randint(10, 60)
-        if chance.random() < 0.06:
-            world.jobs.never_start.add(chance.choice(list(world.machines)))
-        limit_s = chance.choice([60, 200]) if chance.random() < 0.2 else None
+        world, rng = self.world, self._rng
+        if rng.random() < 0.4:
+            world.final_steps[gang] = rng.randint(10, 60)
+        if rng.random() < 0.06:
+            world.jobs.unstartable_nodes.add(rng.choice(list(world.machines)))
+        limit_s = rng.choice([60, 200]) if rng.random() < 0.2 else None
         if limit_s and not spec.durable_dir:
             limit_s = 200  # it begins afresh each time, and would never come to its end within a minute
-        world.submit(Wanted(gang, spec, limit_s))
-        if chance.random() < 0.15:
-            world.cluster.update("take the requeue flag off", world.jobs.ids[gang], requeue=False)
+        world.submit(JobSubmission(gang, spec, limit_s))
+        if rng.random() < 0.15:
+            world.cluster.update("take the requeue flag off", world.jobs.job_ids[gang], requeue=False)
 
     def _spec(self) -> GangSpec:
-        chance = self._chance
-        nodes = chance.choice([1, 2, 2, 2, 3, 3, 4, 5])
+        rng = self._rng
+        nodes = rng.choice([1, 2, 2, 2, 3, 3, 4, 5])
         return GangSpec(
             nodes=nodes,
-            spares=chance.choice([0, 0, 1, 1, 2, 3]),
-            min_nodes=max(1, nodes - chance.choice([1, 2])) if chance.random() < 0.24 else 0,
-            ranks_per_node=chance.choice([1, 1, 1, 2]),
-            gather_timeout_s=chance.choice([20.0, 40.0]),
-            requeue=chance.random() < 0.8,
-            durable_dir=chance.choice(["", "/durable", "/durable"]),
-            stop_before_s=chance.choice([0.0, 10.0, 30.0]),
-            requeue_at_limit=chance.random() < 0.5,
-            pool_nodes=chance.choice([0, 0, 0, 1, 2]),
-            hang_after_s=chance.choice([0.0, 5.0, 5.0, 8.0]),
+            spares=rng.choice([0, 0, 1, 1, 2, 3]),
+            min_nodes=max(1, nodes - rng.choice([1, 2])) if rng.random() < 0.24 else 0,
+            ranks_per_node=rng.choice([1, 1, 1, 2]),
+            gather_timeout_s=rng.choice([20.0, 40.0]),
+            requeue=rng.random() < 0.8,
+            durable_dir=rng.choice(["", "/durable", "/durable"]),
+            stop_before_s=rng.choice([0.0, 10.0, 30.0]),
+            requeue_at_limit=rng.random() < 0.5,
+            pool_nodes=rng.choice([0, 0, 0, 1, 2]),
+            hang_after_s=rng.choice([0.0, 5.0, 5.0, 8.0]),
         )
 
-    def go(self) -> None:
+    def run(self) -> None:
         """All of it.
 
         Raises:
-            Violation: a law was broken.
+            InvariantViolation: a law was violation_text.
         """
-        world, chance = self.world, self._chance
-        at = START + 1.0 + 8.0 * chance.random()
-        for _ in range(min(10, 2 + int(chance.expovariate(0.4)))):
-            world.schedule.at(at, self._strike)
-            at += chance.choice([0.3, 2.0, 8.0, 15.0]) * chance.random()
-        for every, action, until in ((15.0, self._operator, at + 60.0), (4.0, self._users, at + 15.0)):
-            moment = START + every
+        world, rng = self.world, self._rng
+        at = START_S + 1.0 + 8.0 * rng.random()
+        for _ in range(min(10, 2 + int(rng.expovariate(0.4)))):
+            world.schedule.call_at(at, self._inject_fault)
+            at += rng.choice([0.3, 2.0, 8.0, 15.0]) * rng.random()
+        for every, action, until in ((15.0, self._repair_nodes, at + 60.0), (4.0, self._submit_next_job, at + 15.0)):
+            moment = START_S + every
             while moment < until:
-                world.schedule.at(moment, action)
+                world.schedule.call_at(moment, action)
                 moment += every
-        self.world.run_until(at + 20.0 + 50.0 * chance.random())
-        end = at + CALM_S + SETTLE_S
-        while not self._settled():
+        self.world.run_until(at + 20.0 + 50.0 * rng.random())
+        end = at + HEAL_TIME_S + SETTLE_TIMEOUT_S
+        while not self._is_settled():
             if world.schedule.now > end:
-                raise Violation(f"law 4: {', '.join(map(self._words, self._gangs))}: nothing settles")
+                raise InvariantViolation(f"law 4: {', '.join(map(self._describe, self._gangs))}: nothing settles")
             self.world.run_until(world.schedule.now + 1.0)
-        world.laws.end_of_run()
+        world.observer.run_settled()
 
-    def _strike(self) -> None:
+    def _inject_fault(self) -> None:
         live = [id for id in self._gangs if (gang := self.world.gang(id)) is None or not gang.final]
-        faults.strike(self.world, self._chance.choice(live or self._gangs))
+        injection.inject(self.world, self._rng.choice(live or self._gangs))
 
-    def _users(self) -> None:
+    def _submit_next_job(self) -> None:
         """Where a gang has ended early, the next job is submitted."""
         gang = self.world.gang(self._gangs[-1])
         spec = self._spec()
@@ -171,42 +176,42 @@ class Run:
             self._gangs.append(f"g{len(self._gangs) + 1}")
             self._submit(self._gangs[-1], spec)
 
-    def _operator(self) -> None:
+    def _repair_nodes(self) -> None:
         """Somebody repairs what is drained, and puts it back."""
         world = self.world
         for name, node in world.cluster.nodes().items():
             machine = world.machines[name]
-            if node.drained and machine.kernel and not machine.frozen and self._chance.random() < 0.8:
-                machine.stuck_until = 0.0
+            if node.drained and machine.powered and not machine.frozen and self._rng.random() < 0.8:
+                machine.ranks_unkillable_until = 0.0
                 world.note(f"an operator resumes {name}")
                 world.cluster.resume(name)
 
     # -- the end --
 
-    def _words(self, gang: str) -> str:
+    def _describe(self, gang: str) -> str:
         known = self.world.gang(gang)
         return f"{gang} is {known.phase}" if known else f"{gang} is unknown"
 
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         world = self.world
         coordinator = world.coordinator
         return (
-            coordinator.awake()
-            and self._mended()
+            coordinator.is_running()
+            and self._is_healed()
             and not world.slurm.unavailable_reason
             and not coordinator.core.state.owed
             and not coordinator.core.state.echoes
             and all(map(self._gang_settled, self._gangs))
         )
 
-    def _mended(self) -> bool:
+    def _is_healed(self) -> bool:
         """No wire is cut, nothing is stopped: what is dead is dead for good, or back."""
         world = self.world
         processes = [*world.agents.values(), *world.daemons.values()]
         frozen = any(machine.frozen for machine in world.machines.values())
         return (
             not frozen
-            and world.network.cuts.keys() <= world.lasting
+            and world.network.cuts.keys() <= world.permanent_cuts
             and not any(p.alive and p.stopped for p in processes)
         )
 
@@ -218,50 +223,56 @@ class Run:
             return job.state is not JobState.RUNNING or not any(
                 a.alive for (g, _), a in world.agents.items() if g == id
             )
-        small = [pooled for pooled in world.jobs.pooled(id) if not pooled.state.ended]
+        pool_jobs = [pool_job for pool_job in world.jobs.pool_jobs(id) if not pool_job.state.ended]
         if gang.final:
             return (
                 job.state.ended
-                and not small
-                and not any(self._lingers(a) for (g, _), a in world.agents.items() if g == id)
+                and not pool_jobs
+                and not any(self._should_exit(a) for (g, _), a in world.agents.items() if g == id)
             )
-        if any(pooled.id not in {m.job for m in gang.present()} for pooled in small):
+        if any(pool_job.id not in {m.job for m in gang.present()} for pool_job in pool_jobs):
             return False  # one that nobody wants is still there
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             return job.state is JobState.PENDING
         training = world.newest_training(id)
         if (
-            id in world.finish_at
+            id in world.final_steps
             or gang.phase is not Phase.RUNNING
             or training is None
             or training.generation != gang.generation
         ):
             return False
         return (
-            world.schedule.now - training.last_step_at < 0.5 + world.timing.step() and gang.stepped == gang.generation
+            world.schedule.now - training.last_step_at < 0.5 + world.durations.step_s()
+            and gang.stepped == gang.generation
         )
 
-    def _lingers(self, agent: Agent) -> bool:
+    def _should_exit(self, agent: Agent) -> bool:
         """It could be told to leave, and is still there."""
-        return agent.awake() and self.world.network.both(agent.node, COORDINATOR)
+        return agent.is_running() and self.world.network.connected(agent.node, COORDINATOR)
 
 
 def run(seed: int, trace: bool = False) -> Result:
     """One seed. The same seed gives the same run."""
     folder = Path(tempfile.mkdtemp(prefix="muster-sim-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
-        one = Run(seed, folder, trace)
-        broken = ""
+        seed_run = SeedRun(seed, folder, trace)
+        violation_text = ""
         try:
-            one.go()
-        except Violation as violation:
-            broken = str(violation)
+            seed_run.run()
+        except InvariantViolation as violation:
+            violation_text = str(violation)
         except Exception as error:  # whatever the core raises is a finding of this seed
-            broken = f"{type(error).__name__}: {error}"
+            violation_text = f"{type(error).__name__}: {error}"
             if trace:
                 raise
         finally:
-            one.world.close()
-        return Result(seed, one.world.tally, broken, one.world.transcript() if broken or trace else [])
+            seed_run.world.close()
+        return Result(
+            seed,
+            seed_run.world.coverage,
+            violation_text,
+            seed_run.world.transcript() if violation_text or trace else [],
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

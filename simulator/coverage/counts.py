@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.state_tables import GANG_MOVES, NODE_MOVES
 
-RUNGS = (
+RECOVERIES = (
     "restart in place",
     "swap",
     "a node of the shared pool",
@@ -34,7 +34,7 @@ RUNGS = (
 """The rungs of the recovery ladder that exist."""
 
 
-class Tally:
+class Coverage:
     """Counts by kind and name."""
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Tally:
         """One more."""
         self.counts[kind, name] += 1
 
-    def event(self, event: events.Event) -> None:
+    def count_event(self, event: events.Event) -> None:
         """The core has taken an event."""
         self.counts["event", type(event).__name__] += 1
 
-    def add(self, other: Tally) -> None:
+    def merge(self, other: Coverage) -> None:
         """Take over what another run has counted."""
         self.counts.update(other.counts)
 
@@ -56,19 +56,19 @@ class Tally:
         """All of one kind."""
         return sum(number for (of, _), number in self.counts.items() if of == kind)
 
-    def wanted(self) -> Iterator[tuple[str, str, int]]:
+    def required(self) -> Iterator[tuple[str, str, int]]:
         """Every edge of both tables and every rung, with how often it was taken."""
         for kind, moves in (("gang", GANG_MOVES), ("node", NODE_MOVES)):
             for before, after in moves.items():
                 for to in sorted(after):
                     name = f"{before} → {to}"
                     yield kind, name, self.counts[kind, name]
-        for rung in RUNGS:
-            yield "rung", rung, self.counts["rung", rung]
+        for recovery in RECOVERIES:
+            yield "recovery", recovery, self.counts["recovery", recovery]
 
     def table(self, seeds: int) -> list[str]:
         """For a person: what was taken how often, in columns."""
-        rows = [f"{kind:5} {name:28} {number:8}" for kind, name, number in self.wanted()]
+        rows = [f"{kind:5} {name:28} {number:8}" for kind, name, number in self.required()]
         for kind in ("fault", "event"):
             rows += [
                 f"{kind:5} {name:28} {number:8}" for (of, name), number in sorted(self.counts.items()) if of == kind

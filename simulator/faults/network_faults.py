@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.faults import targets
-from muster.simulator.world.network import COORDINATOR
 from muster.simulator.world.world import World
 
 
@@ -13,127 +13,127 @@ def cut(world: World, pairs: list[tuple[str, str]], seconds: float | None) -> No
     world.note(f"FAULT: cut {how_long}: {', '.join(f'{a} to {b}' for a, b in pairs)}")
     for src, dst in pairs:
         world.network.cut(src, dst)
-    world.changed()
+    world.topology_changed()
     if seconds is None:
-        world.lasting.update(pairs)
+        world.permanent_cuts.update(pairs)
     else:
-        world.schedule.later(seconds, _mend, world, pairs)
+        world.schedule.call_later(seconds, _heal, world, pairs)
 
 
-def _mend(world: World, pairs: list[tuple[str, str]]) -> None:
+def _heal(world: World, pairs: list[tuple[str, str]]) -> None:
     world.note(f"mended: {', '.join(f'{a} to {b}' for a, b in pairs)}")
     for src, dst in pairs:
-        world.network.mend(src, dst)
-    world.changed()
+        world.network.heal(src, dst)
+    world.topology_changed()
 
 
-def _cut_perhaps_for_good(world: World, pairs: list[tuple[str, str]], longest: float) -> None:
+def _cut_perhaps_permanently(world: World, pairs: list[tuple[str, str]], longest: float) -> None:
     """Cut wires, now and then for good."""
-    cut(world, pairs, None if world.chance.random() < 0.1 else targets.a_while(world, longest))
+    cut(world, pairs, None if world.rng.random() < 0.1 else targets.random_duration_s(world, longest))
 
 
 def _directions(world: World, a: str, b: str) -> list[tuple[str, str]]:
     """Both, or one."""
-    return world.chance.choice([[(a, b), (b, a)], [(a, b), (b, a)], [(a, b)], [(b, a)]])
+    return world.rng.choice([[(a, b), (b, a)], [(a, b), (b, a)], [(a, b)], [(b, a)]])
 
 
 def cut_link(world: World, gang: str) -> None:
     """Two nodes don't reach each other."""
-    node = targets.node(world, gang)
+    node = targets.random_node(world, gang)
     others = [name for name in (*world.machines, COORDINATOR) if name != node]
-    cut(world, _directions(world, node, world.chance.choice(others)), targets.a_while(world, 20.0))
+    cut(world, _directions(world, node, world.rng.choice(others)), targets.random_duration_s(world, 20.0))
 
 
 def cut_from_coordinator(world: World, gang: str) -> None:
     """One node and the coordinator don't reach each other."""
-    _cut_perhaps_for_good(world, _directions(world, targets.node(world, gang), COORDINATOR), 30.0)
+    _cut_perhaps_permanently(world, _directions(world, targets.random_node(world, gang), COORDINATOR), 30.0)
 
 
-def blind_phase(world: World, gang: str) -> None:
+def cut_from_coordinator_during_phase(world: World, gang: str) -> None:
     """One node and the coordinator don't reach each other for long, while all ranks are in a declared phase. Slurm sees
     the node all the same."""
     training = world.newest_training(gang)
-    if training is not None and training.began and not training.over and not training.rests:
-        node = world.chance.choice([rank.agent.node for rank in training.ranks.values()])
-        training.rest(50.0)
-        world.slurm_sees.add(node)
+    if training is not None and training.began and not training.over and not training.in_declared_phase:
+        node = world.rng.choice([rank.agent.node for rank in training.ranks.values()])
+        training.declare_phase(50.0)
+        world.slurmd_connected.add(node)
         cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 45.0)
 
 
-def blind_spot(world: World, gang: str) -> None:
+def cut_from_coordinator_during_crash(world: World, gang: str) -> None:
     """One node and the coordinator don't reach each other, just when a rank elsewhere exits."""
     training = world.newest_training(gang)
     if training is not None and not training.over:
         ranks = list(training.ranks.values())
-        node = world.chance.choice(ranks).agent.node
-        cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 2.0 + 11.0 * world.chance.random())
-        for rank in [rank for rank in ranks if rank.agent.node != node and rank.able][:1]:
-            world.schedule.later(0.1, rank.agent.rank_ends, rank, 1, "RuntimeError: NCCL error")
+        node = world.rng.choice(ranks).agent.node
+        cut(world, [(node, COORDINATOR), (COORDINATOR, node)], 2.0 + 11.0 * world.rng.random())
+        for rank in [rank for rank in ranks if rank.agent.node != node and rank.is_active][:1]:
+            world.schedule.call_later(0.1, rank.agent.rank_exited, rank, 1, "RuntimeError: NCCL error")
 
 
-def isolate(world: World, gang: str) -> None:
+def isolate_node(world: World, gang: str) -> None:
     """One node reaches nobody, or is reached by nobody, or both."""
-    node = targets.node(world, gang)
+    node = targets.random_node(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     out, into = [(node, host) for host in hosts], [(host, node) for host in hosts]
-    _cut_perhaps_for_good(world, world.chance.choice([out + into, out + into, out, into]), 30.0)
+    _cut_perhaps_permanently(world, world.rng.choice([out + into, out + into, out, into]), 30.0)
 
 
-def fabric(world: World, gang: str) -> None:
+def isolate_node_with_resets(world: World, gang: str) -> None:
     """One node reaches nobody, and the others' ranks die of it at once: their transfers have failed."""
     training = world.newest_training(gang)
     if training is not None and not training.over:
-        node = world.chance.choice([rank.agent.node for rank in training.ranks.values()])
+        node = world.rng.choice([rank.agent.node for rank in training.ranks.values()])
         hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
         pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
-        cut(world, pairs, 3.0 + 20.0 * world.chance.random())
-        training.feel_reset(node, 0.8)
+        cut(world, pairs, 3.0 + 20.0 * world.rng.random())
+        training.reset_connections(node, 0.8)
 
 
 def isolate_coordinator(world: World, gang: str) -> None:
     """The coordinator's own link is cut."""
     out = [(COORDINATOR, node) for node in world.machines]
     into = [(node, COORDINATOR) for node in world.machines]
-    cut(world, world.chance.choice([out + into, out + into, out, into]), 1.0 + 39.0 * world.chance.random())
+    cut(world, world.rng.choice([out + into, out + into, out, into]), 1.0 + 39.0 * world.rng.random())
 
 
-def split(world: World, gang: str) -> None:
+def partition(world: World, gang: str) -> None:
     """The nodes fall into two parts; the coordinator is with one of them."""
     nodes = list(world.machines)
-    world.chance.shuffle(nodes)
-    half = nodes[: world.chance.randint(1, max(1, len(nodes) - 1))]
+    world.rng.shuffle(nodes)
+    half = nodes[: world.rng.randint(1, max(1, len(nodes) - 1))]
     rest = [*(n for n in nodes if n not in half), COORDINATOR]
-    cut(world, [pair for a in half for b in rest for pair in ((a, b), (b, a))], targets.a_while(world, 25.0))
+    cut(world, [pair for a in half for b in rest for pair in ((a, b), (b, a))], targets.random_duration_s(world, 25.0))
 
 
-def spare_alone(world: World, gang: str) -> None:
+def isolate_spare(world: World, gang: str) -> None:
     """A node that waits for its turn reaches nobody, while the others train on."""
     known = world.gang(gang)
     if known is not None and known.spares:
-        node = world.chance.choice(known.spares).node
+        node = world.rng.choice(known.spares).node
         hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
         pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
-        cut(world, pairs, world.chance.choice([6.0, 10.0, 80.0]))
+        cut(world, pairs, world.rng.choice([6.0, 10.0, 80.0]))
 
 
-def flap(world: World, gang: str) -> None:
+def flap_link(world: World, gang: str) -> None:
     """A node's link goes down and up again and again."""
-    node = targets.node(world, gang)
+    node = targets.random_node(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
     at = 0.0
-    for _ in range(world.chance.randint(2, 4)):
-        down = 0.2 + 3.0 * world.chance.random()
-        world.schedule.later(at, cut, world, pairs, down)
-        at += down + 0.3 + 3.0 * world.chance.random()
+    for _ in range(world.rng.randint(2, 4)):
+        down = 0.2 + 3.0 * world.rng.random()
+        world.schedule.call_later(at, cut, world, pairs, down)
+        at += down + 0.3 + 3.0 * world.rng.random()
 
 
-def row(world: World, gang: str) -> None:
+def isolate_nodes_of_every_gang(world: World, gang: str) -> None:
     """One or two nodes of each gang reach nobody: a switch has failed that all of them share."""
     nodes = []
     for id in {id: None for id, _ in world.agents}:
         alive = [node for (other, node), agent in world.agents.items() if other == id and agent.alive]
-        nodes += world.chance.sample(alive, min(len(alive), 2))
+        nodes += world.rng.sample(alive, min(len(alive), 2))
     hosts = [*world.machines, COORDINATOR]
     pairs = [pair for node in nodes for host in hosts if host != node for pair in ((node, host), (host, node))]
-    cut(world, list(dict.fromkeys(pairs)), 4.0 + 20.0 * world.chance.random())
+    cut(world, list(dict.fromkeys(pairs)), 4.0 + 20.0 * world.rng.random())

@@ -7,190 +7,192 @@ from muster.simulator.world.agent import Rank
 from muster.simulator.world.world import World
 
 
-def stop_a_seat(world: World, gang: str, seconds: float) -> None:
+def stop_agent_of_seat(world: World, gang: str, seconds: float) -> None:
     """The agent of a node that carries ranks, or shall, stops: what its gang is about lasts."""
     known = world.gang(gang)
     nodes = [seat.node for seat in known.seats] if known else []
-    agents = [agent for node in nodes if (agent := world.agents.get((gang, node))) and agent.awake()]
+    agents = [agent for node in nodes if (agent := world.agents.get((gang, node))) and agent.is_running()]
     if agents:
-        agent = world.chance.choice(agents)
+        agent = world.rng.choice(agents)
         world.note(f"the agent on {agent.node} is stopped, for the ambush")
-        world.stop(agent, True)
-        world.schedule.later(seconds, world.stop, agent, False)
+        world.set_stopped(agent, True)
+        world.schedule.call_later(seconds, world.set_stopped, agent, False)
 
 
 def stop_agent(world: World, gang: str) -> None:
     """An agent alone stops, its ranks don't."""
-    agent = targets.agent(world, gang)
+    agent = targets.random_agent(world, gang)
     if agent is not None and not agent.stopped:
         world.note(f"FAULT: the agent on {agent.node} is stopped")
-        world.stop(agent, True)
-        world.schedule.later(targets.a_while(world, 25.0), world.stop, agent, False)
+        world.set_stopped(agent, True)
+        world.schedule.call_later(targets.random_duration_s(world, 25.0), world.set_stopped, agent, False)
 
 
-def stop_daemon(world: World, gang: str) -> None:
+def stop_node_daemon(world: World, gang: str) -> None:
     """A node's daemon alone stops."""
-    daemon = world.daemons[targets.node(world, gang)]
+    daemon = world.daemons[targets.random_node(world, gang)]
     if daemon.alive and not daemon.stopped:
         world.note(f"FAULT: the daemon on {daemon.machine.name} is stopped")
-        world.stop(daemon, True)
-        world.schedule.later(targets.a_while(world, 30.0), world.stop, daemon, False)
+        world.set_stopped(daemon, True)
+        world.schedule.call_later(targets.random_duration_s(world, 30.0), world.set_stopped, daemon, False)
 
 
-def stop_services(world: World, gang: str) -> None:
+def stop_agent_and_daemon(world: World, gang: str) -> None:
     """Agent and daemon of a node stop, its ranks don't."""
-    agent = targets.agent(world, gang)
+    agent = targets.random_agent(world, gang)
     if agent is not None and not agent.stopped and not world.daemons[agent.node].stopped:
         world.note(f"FAULT: agent and daemon on {agent.node} are stopped")
-        seconds = 6.0 + 20.0 * world.chance.random()
+        seconds = 6.0 + 20.0 * world.rng.random()
         for process in (agent, world.daemons[agent.node]):
-            world.stop(process, True)
-            world.schedule.later(seconds, world.stop, process, False)
+            world.set_stopped(process, True)
+            world.schedule.call_later(seconds, world.set_stopped, process, False)
 
 
 def kill_agent(world: World, gang: str) -> None:
     """An agent's process ends, and its ranks with it."""
-    agent = targets.agent(world, gang)
+    agent = targets.random_agent(world, gang)
     if agent is not None:
         world.note(f"FAULT: the agent on {agent.node} is killed")
         world.end_agent(agent)
 
 
-def kill_daemon(world: World, gang: str) -> None:
+def kill_node_daemon(world: World, gang: str) -> None:
     """A node's daemon ends; it is started anew."""
-    node = targets.node(world, gang)
-    if world.daemons[node].awake():
+    node = targets.random_node(world, gang)
+    if world.daemons[node].is_running():
         world.note(f"FAULT: the daemon on {node} is killed")
         world.end_daemon(node)
 
 
 def kill_rank(world: World, gang: str) -> None:
     """One rank exits."""
-    agent = targets.agent(world, gang)
-    able = [rank for rank in agent.ranks.values() if rank.able] if agent else []
+    agent = targets.random_agent(world, gang)
+    able = [rank for rank in agent.ranks.values() if rank.is_active] if agent else []
     if agent is not None and able:
-        rank = world.chance.choice(able)
+        rank = world.rng.choice(able)
         world.note(f"FAULT: rank {rank.rank} on {agent.node} exits")
-        _crash(world, rank, world.chance.choice([1, -9, -11]), "RuntimeError: CUDA error")
+        _crash_rank(world, rank, world.rng.choice([1, -9, -11]), "RuntimeError: CUDA error")
 
 
-def _crash(world: World, rank: Rank, exit_code: int, words: str, first: str = "") -> None:
+def _crash_rank(world: World, rank: Rank, exit_code: int, words: str, first: str = "") -> None:
     """The rank dies, and its kernel resets its peers: some die of that, and their agents may be quicker to tell; those
     on the node `first` are."""
-    training = world.newest_training(rank.agent.post.gang)
+    training = world.newest_training(rank.agent.identity.gang)
     if training is not None and training.generation == rank.generation:
-        training.feel_reset(rank.agent.node, 0.4, within_s=0.1, first=first)
-    rank.agent.rank_dies(rank, exit_code, words, 0.1 * world.chance.random() + (0.1 if first else 0.0))
+        training.reset_connections(rank.agent.node, 0.4, within_s=0.1, first=first)
+    rank.agent.crash_rank(rank, exit_code, words, 0.1 * world.rng.random() + (0.1 if first else 0.0))
 
 
-def sick_node(world: World, gang: str) -> None:
+def crash_ranks_on_node(world: World, gang: str) -> None:
     """Ranks on one node exit by themselves, in two generations running, and come no further in between."""
     known = world.gang(gang)
     seats = [seat.node for seat in known.seats] if known else []
-    node = world.chance.choice(seats) if seats else targets.node(world, gang)
+    node = world.rng.choice(seats) if seats else targets.random_node(world, gang)
     others = [other for other in seats if other != node]
-    first = world.chance.choice(others) if others and world.chance.random() < 0.5 else ""
+    first = world.rng.choice(others) if others and world.rng.random() < 0.5 else ""
     world.note(f"FAULT: {node} is bad for ranks" + (f", and {first} tells first" if first else ""))
-    _exit_there(world, gang, (node, first), 0, 2, world.schedule.now + 40.0)
+    _crash_again_on_node(world, gang, (node, first), 0, 2, world.schedule.now + 40.0)
 
 
-def _exit_there(world: World, gang: str, where: tuple[str, str], generation: int, left: int, until: float) -> None:
+def _crash_again_on_node(
+    world: World, gang: str, where: tuple[str, str], generation: int, left: int, until: float
+) -> None:
     node, first = where
     agent = world.agents.get((gang, node))
-    able = [r for r in agent.ranks.values() if r.able and r.generation > generation] if agent else []
+    able = [r for r in agent.ranks.values() if r.is_active and r.generation > generation] if agent else []
     if agent is not None and able:
-        _crash(world, able[0], -11, "", first)
+        _crash_rank(world, able[0], -11, "", first)
         generation, left = able[0].generation, left - 1
     if left and world.schedule.now < until:
-        world.schedule.later(0.2, _exit_there, world, gang, where, generation, left, until)
+        world.schedule.call_later(0.2, _crash_again_on_node, world, gang, where, generation, left, until)
 
 
-def sick_script(world: World, gang: str) -> None:
+def crash_script_repeatedly(world: World, gang: str) -> None:
     """The script fails again and again for a while: in every generation a rank exits."""
     world.note(f"FAULT: the script of {gang} fails from now on")
-    _fail_again(world, gang, world.schedule.now + 25.0)
+    _crash_again(world, gang, world.schedule.now + 25.0)
 
 
-def _fail_again(world: World, gang: str, until: float) -> None:
+def _crash_again(world: World, gang: str, until: float) -> None:
     training = world.newest_training(gang)
     if training is not None and not training.over:
         for rank in list(training.ranks.values())[:1]:
-            if rank.able:
-                rank.agent.rank_ends(rank, 1, "ValueError: loss is nan")
+            if rank.is_active:
+                rank.agent.rank_exited(rank, 1, "ValueError: loss is nan")
     if world.schedule.now < until:
-        world.schedule.later(0.3, _fail_again, world, gang, until)
+        world.schedule.call_later(0.3, _crash_again, world, gang, until)
 
 
 def hang_rank(world: World, gang: str) -> None:
     """A rank goes on no more; its process lives. Where hangs are not looked for it goes on after a while."""
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over:
-        rank = world.chance.choice(list(training.ranks.values()))
+        rank = world.rng.choice(list(training.ranks.values()))
         world.note(f"FAULT: rank {rank.rank} on {rank.agent.node} hangs")
-        training.hang(rank, behind=world.chance.random() < 0.5)
-        _go_on_where_nobody_looks(world, gang, rank)
+        training.hang_rank(rank, behind=world.rng.random() < 0.5)
+        _resume_undetected_hang(world, gang, rank)
 
 
-def _go_on_where_nobody_looks(world: World, gang: str, rank: Rank) -> None:
+def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
     known = world.gang(gang)
     if world.limits.observe or known is None or not known.spec.hang_after_s or not known.stepped:
         for other in rank.agent.ranks.values():
-            world.schedule.later(30.0, setattr, other, "hung", False)
+            world.schedule.call_later(30.0, setattr, other, "hung", False)
 
 
-def hanging_node(world: World, gang: str) -> None:
+def hang_ranks_on_node(world: World, gang: str) -> None:
     """Ranks on one node hang, a step behind the others, in two generations running, with no step in between."""
     known = world.gang(gang)
     if known is not None and known.seats:
-        node = world.chance.choice(known.seats).node
+        node = world.rng.choice(known.seats).node
         world.note(f"FAULT: ranks on {node} hang")
-        _hang_there(world, gang, node, 0, 2, world.schedule.now + 90.0)
+        _hang_again_on_node(world, gang, node, 0, 2, world.schedule.now + 90.0)
 
 
-def _hang_there(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
+def _hang_again_on_node(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over and training.generation > generation:
         there = [rank for rank in training.ranks.values() if rank.agent.node == node]
         if there:
-            training.hang(there[0], behind=True)
-            _go_on_where_nobody_looks(world, gang, there[0])
+            training.hang_rank(there[0], behind=True)
+            _resume_undetected_hang(world, gang, there[0])
             generation, left = training.generation, left - 1
     if left and world.schedule.now < until:
-        world.schedule.later(0.2, _hang_there, world, gang, node, generation, left, until)
+        world.schedule.call_later(0.2, _hang_again_on_node, world, gang, node, generation, left, until)
 
 
 def declared_phase(world: World, gang: str) -> None:
     """All ranks are in a declared phase, longer than a hang would be given."""
     training = world.newest_training(gang)
-    if training is not None and training.began and not training.over and not training.rests:
+    if training is not None and training.began and not training.over and not training.in_declared_phase:
         world.note(f"FAULT: the ranks of {gang} are in a declared phase")
-        training.rest(15.0 + 45.0 * world.chance.random())
+        training.declare_phase(15.0 + 45.0 * world.rng.random())
 
 
-def stuck_rank(world: World, gang: str) -> None:
+def unkillable_ranks(world: World, gang: str) -> None:
     """For a while, ranks on a node can't be killed."""
-    node = targets.node(world, gang)
+    node = targets.random_node(world, gang)
     world.note(f"FAULT: ranks on {node} can't be killed for a while")
-    world.machines[node].stuck_until = world.schedule.now + 4.0 + 26.0 * world.chance.random()
+    world.machines[node].ranks_unkillable_until = world.schedule.now + 4.0 + 26.0 * world.rng.random()
 
 
 def agent_error(world: World, gang: str) -> None:
     """An agent, or every one of the gang, meets an error that no order mends."""
-    agent = targets.agent(world, gang)
+    agent = targets.random_agent(world, gang)
     if agent is None:
         return
-    everyone = world.chance.random() < 0.5
+    everyone = world.rng.random() < 0.5
     world.note(f"FAULT: {'every agent' if everyone else f'the agent on {agent.node}'} of {gang} has a full disk")
     for (id, node), other in sorted(world.agents.items()):
         if id == gang and (everyone or node == agent.node) and other.alive:
             other.failure = "no space left on device"
-            other.changed()
+            other.status_changed()
 
 
-def stuck_storage(world: World, gang: str) -> None:
+def stuck_shared_storage(world: World, gang: str) -> None:
     """Shared storage stands still: no rank anywhere can be killed for a while; one exits."""
     world.note("FAULT: shared storage stands still")
-    until = world.schedule.now + 12.0 + 20.0 * world.chance.random()
+    until = world.schedule.now + 12.0 + 20.0 * world.rng.random()
     for machine in world.machines.values():
-        machine.stuck_until = max(machine.stuck_until, until)
+        machine.ranks_unkillable_until = max(machine.ranks_unkillable_until, until)
     kill_rank(world, gang)

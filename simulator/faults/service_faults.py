@@ -6,128 +6,128 @@ from muster.daemon.coordinator.core.state import events
 from muster.simulator.faults import targets
 from muster.simulator.world.world import World
 
-_OTHER_JOB = 10_000
+_OTHER_JOB_ID = 10_000
 """A number that no job of a seed has."""
 
 
 def crash_coordinator(world: World, gang: str) -> None:
     """The coordinator dies at one of the next points at which it writes or acts, or now."""
-    world.restart_s = 0.1 + targets.a_while(world, 30.0)
-    if world.chance.random() < 0.25 and world.coordinator.alive:
-        world.coordinator_dies("by itself")
+    world.coordinator_restart_s = 0.1 + targets.random_duration_s(world, 30.0)
+    if world.rng.random() < 0.25 and world.coordinator.alive:
+        world.crash_coordinator("by itself")
     else:
-        world.crash_after = world.chance.randint(1, 12)
+        world.crash_countdown = world.rng.randint(1, 12)
 
 
 def stall_coordinator(world: World, gang: str) -> None:
     """The coordinator stands still."""
-    seconds = targets.a_while(world, 8.0)
+    seconds = targets.random_duration_s(world, 8.0)
     world.note(f"FAULT: the coordinator stands still for {seconds:.1f} s")
     world.stall_coordinator(seconds)
 
 
-def slurm_mute(world: World, gang: str) -> None:
+def slurm_unresponsive(world: World, gang: str) -> None:
     """slurmctld does not answer."""
     if not world.slurm.unavailable_reason:
         world.note("FAULT: Slurm is mute")
         world.slurm.unavailable_reason = "slurmctld is down"
-        world.schedule.later(targets.a_while(world, 60.0), _slurm_answers, world)
+        world.schedule.call_later(targets.random_duration_s(world, 60.0), _slurm_responsive, world)
 
 
-def _slurm_answers(world: World) -> None:
+def _slurm_responsive(world: World) -> None:
     world.note("Slurm answers")
     world.slurm.unavailable_reason = ""
 
 
-def slurm_odd(world: World, gang: str) -> None:
+def slurm_unreliable(world: World, gang: str) -> None:
     """Slurm answers late and wrongly."""
     world.note("FAULT: Slurm is late and wrong")
-    world.slurm.wrong, world.slurm.late_s = 0.6, 10.0
-    world.schedule.later(40.0, _slurm_sane, world)
+    world.slurm.error_rate, world.slurm.max_delay_s = 0.6, 10.0
+    world.schedule.call_later(40.0, _slurm_reliable, world)
 
 
-def _slurm_sane(world: World) -> None:
+def _slurm_reliable(world: World) -> None:
     world.note("Slurm is itself again")
-    world.slurm.wrong, world.slurm.late_s = 0.0, 0.05
+    world.slurm.error_rate, world.slurm.max_delay_s = 0.0, 0.05
 
 
-def slurm_requeues(world: World, gang: str) -> None:
+def requeue_job(world: World, gang: str) -> None:
     """An operator requeues the job."""
-    job = world.jobs.running(gang)
+    job = world.jobs.running_job(gang)
     if job is not None and job.requeue:
         world.note(f"FAULT: an operator requeues job {job.id}")
         world.cluster.requeue(job.id, (), None)
 
 
-def preempt(world: World, gang: str) -> None:
+def preempt_job(world: World, gang: str) -> None:
     """Slurm preempts the job, with a grace time."""
-    job = world.jobs.running(gang)
+    job = world.jobs.running_job(gang)
     if job is not None:
-        grace_s = world.chance.choice([2.0, 15.0, 40.0, 150.0]) * (0.5 + world.chance.random())
+        grace_s = world.rng.choice([2.0, 15.0, 40.0, 150.0]) * (0.5 + world.rng.random())
         world.note(f"FAULT: job {job.id} is preempted, with {grace_s:.1f} s of grace")
         world.jobs.preempt(job, grace_s)
 
 
-def another_job(world: World, gang: str) -> None:
+def start_other_job(world: World, gang: str) -> None:
     """Where the gang's agents have ended, a job that is none of Muster's has run before they start again."""
     mine = {node: agent for (id, node), agent in world.agents.items() if id == gang}
-    left = [node for node, agent in mine.items() if not agent.alive and world.machines[node].kernel]
+    left = [node for node, agent in mine.items() if not agent.alive and world.machines[node].powered]
     if left:
-        node = world.chance.choice(left)
+        node = world.rng.choice(left)
         world.note(f"FAULT: another job has run on {node}")
-        world.depots.job_starts(node, _OTHER_JOB)
+        world.kept_memory.job_starts(node, _OTHER_JOB_ID)
 
 
-def requeue_flag_off(world: World, gang: str) -> None:
+def clear_requeue_flag(world: World, gang: str) -> None:
     """Somebody forbids that the job be requeued."""
-    job = world.jobs.running(gang)
+    job = world.jobs.running_job(gang)
     if job is not None:
         world.note(f"FAULT: job {job.id} may not be requeued any more")
         world.cluster.update("take the requeue flag off", job.id, requeue=False)
 
 
-def batch_script(world: World, gang: str) -> None:
+def fail_batch_script(world: World, gang: str) -> None:
     """The batch script ends by itself, with an error."""
-    job = world.jobs.running(gang)
+    job = world.jobs.running_job(gang)
     if job is not None and world.cluster.end_batch_script(job.id, 1):
         world.note(f"FAULT: the batch script of job {job.id} has ended with 1")
 
 
-def cancel(world: World, gang: str) -> None:
+def cancel_gang(world: World, gang: str) -> None:
     """muster cancel."""
-    if world.coordinator.awake() and world.gang(gang):
+    if world.coordinator.is_running() and world.gang(gang):
         world.note(f"FAULT: {gang} is cancelled")
-        world.coordinator.post(events.CancelAsked(gang, "uid 1000"))
+        world.coordinator.post_event(events.CancelAsked(gang, "uid 1000"))
 
 
-def scancel(world: World, gang: str) -> None:
+def scancel_job(world: World, gang: str) -> None:
     """scancel."""
     world.note(f"FAULT: scancel of {gang}")
-    world.cluster.cancel(world.jobs.ids[gang])
+    world.cluster.cancel(world.jobs.job_ids[gang])
 
 
-def ask_flush(world: World, gang: str) -> None:
+def request_flush(world: World, gang: str) -> None:
     """muster flush."""
-    if world.coordinator.awake() and world.gang(gang):
+    if world.coordinator.is_running() and world.gang(gang):
         world.note(f"FAULT: a flush of {gang} is asked for")
-        world.coordinator.post(events.FlushAsked(gang, "uid 1000"))
+        world.coordinator.post_event(events.FlushAsked(gang, "uid 1000"))
 
 
-def storage(world: World, gang: str) -> None:
+def fail_durable_storage(world: World, gang: str) -> None:
     """Durable storage is full, or hangs."""
     world.note("FAULT: durable storage fails")
     until = world.schedule.now + 30.0
-    if world.chance.random() < 0.7:
-        world.flushes.broken_until = until
+    if world.rng.random() < 0.7:
+        world.durable_storage.fails_until = until
     else:
-        world.flushes.mute_until = until
+        world.durable_storage.hangs_until = until
 
 
-def slander(world: World, gang: str) -> None:
+def false_accusation(world: World, gang: str) -> None:
     """An agent accuses a node for no reason."""
-    nodes = targets.members(world, gang)
-    if len(nodes) > 1 and world.coordinator.awake():
-        witness, node = world.chance.sample(nodes, 2)
-        silence = world.chance.choice(list(events.Silence))
+    nodes = targets.nodes_with_agent(world, gang)
+    if len(nodes) > 1 and world.coordinator.is_running():
+        witness, node = world.rng.sample(nodes, 2)
+        silence = world.rng.choice(list(events.Silence))
         world.note(f"FAULT: {witness} accuses {node} for no reason ({silence})")
-        world.coordinator.post(events.NeighbourAccused(gang, witness, node, silence))
+        world.coordinator.post_event(events.NeighbourAccused(gang, witness, node, silence))

@@ -6,26 +6,26 @@ from muster.simulator.world.agent import Agent
 from muster.simulator.world.world import World
 
 
-def members(world: World, gang: str) -> list[str]:
+def nodes_with_agent(world: World, gang: str) -> list[str]:
     """Nodes on which the gang has an agent that lives."""
     return [node for (id, node), agent in world.agents.items() if id == gang and agent.alive]
 
 
-def node(world: World, gang: str) -> str:
+def random_node(world: World, gang: str) -> str:
     """A node of the gang, more often one that carries ranks; any node where it has none."""
-    nodes = members(world, gang)
+    nodes = nodes_with_agent(world, gang)
     if not nodes:
-        return world.chance.choice(list(world.machines))
+        return world.rng.choice(list(world.machines))
     carriers = [name for name in nodes if any(rank.alive for rank in world.agents[gang, name].ranks.values())]
-    return world.chance.choice(carriers if carriers and world.chance.random() < 0.75 else nodes)
+    return world.rng.choice(carriers if carriers and world.rng.random() < 0.75 else nodes)
 
 
-def agent(world: World, gang: str) -> Agent | None:
+def random_agent(world: World, gang: str) -> Agent | None:
     """The agent on such a node, if one lives there."""
-    found = world.agents.get((gang, node(world, gang)))
+    found = world.agents.get((gang, random_node(world, gang)))
     return found if found is not None and found.alive else None
 
 
-def a_while(world: World, longest: float) -> float:
+def random_duration_s(world: World, longest: float) -> float:
     """Seconds: mostly short, sometimes long."""
-    return longest * world.chance.random() ** 3 + 0.05
+    return longest * world.rng.random() ** 3 + 0.05

@@ -7,86 +7,89 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
-from muster.simulator.world.violation import must
+from muster.simulator.invariants.violation import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Rank
     from muster.simulator.world.world import World
 
-AFTER_THAW_S = 0.75
+RESUMED_RANK_TIMEOUT_S = 0.75
 """Ranks that were stopped, and are of an older generation, are gone so soon after they go on."""
-LATE_S = 6.0
+LATE_RANK_TIMEOUT_S = 6.0
 """A rank that was started by a late order is gone so soon."""
 
 
-class Generations:
-    """The newest generation of each gang that was started, and that began to train; ranks that came too late."""
+class GenerationInvariant:
+    """The newest generation of each gang that was started, and that newest to train; ranks that came too late."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._started: dict[str, int] = {}
-        self._began: dict[str, int] = {}
-        self._late: list[Rank] = []
-        self._went_on: dict[str, float] = {}
+        self._newest_started: dict[str, int] = {}
+        self._newest_joined: dict[str, int] = {}
+        self._late_ranks: list[Rank] = []
+        self._resumed_at: dict[str, float] = {}
 
-    def starts(self, fact: facts.GenerationStarted) -> None:
+    def check_start(self, fact: facts.GenerationStarted) -> None:
         """The coordinator lets a generation start."""
-        for rank in self._able(fact.gang):
-            must(
+        for rank in self._active_ranks(fact.gang):
+            require(
                 rank.generation >= fact.generation,
                 f"law 1: generation {fact.generation} starts while rank {rank.rank} of generation {rank.generation} "
                 f"lives on {rank.agent.node}",
             )
 
-    def started(self, gang: str, rank: Rank) -> None:
+    def rank_started(self, gang: str, rank: Rank) -> None:
         """A rank's process was started."""
-        must(
-            rank.generation > rank.agent.fenced,
+        require(
+            rank.generation > rank.agent.fenced_generation,
             f"law 1: rank {rank.rank} of generation {rank.generation} starts on {rank.agent.node}, which has fenced it",
         )
-        if rank.generation < self._started.get(gang, 0):
+        if rank.generation < self._newest_started.get(gang, 0):
             # An order that waited in a stopped process or a cut wire. It joins nobody; others tell the agent.
-            self._late.append(rank)
-            self._world.schedule.later(LATE_S, self._gone, rank.agent.node)
+            self._late_ranks.append(rank)
+            self._world.schedule.call_later(LATE_RANK_TIMEOUT_S, self._check_ranks_gone, rank.agent.node)
             return
-        self._started[gang] = rank.generation
-        for other in self._able(gang):
-            must(
+        self._newest_started[gang] = rank.generation
+        for other in self._active_ranks(gang):
+            require(
                 other.generation == rank.generation,
                 f"law 1: ranks of generations {other.generation} (on {other.agent.node}) and {rank.generation} "
                 f"(on {rank.agent.node}) run at once",
             )
 
-    def joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
+    def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
         """All ranks of a generation, which are on these nodes, have met."""
-        began, went_on = self._began.get(gang, 0), max(self._went_on.get(node, -LATE_S) for node in nodes)
-        if generation < began and len(nodes) == 1 and self._world.schedule.now - went_on < AFTER_THAW_S:
+        newest, resumed_at = (
+            self._newest_joined.get(gang, 0),
+            max(self._resumed_at.get(node, -LATE_RANK_TIMEOUT_S) for node in nodes),
+        )
+        if generation < newest and len(nodes) == 1 and self._world.schedule.now - resumed_at < RESUMED_RANK_TIMEOUT_S:
             return  # on a single node ranks need nobody; who was stopped is ended before long
-        must(generation >= began, f"law 1: generation {generation} joins after a newer one")
-        self._began[gang] = generation
+        require(generation >= newest, f"law 1: generation {generation} joins after a newer one")
+        self._newest_joined[gang] = generation
 
-    def goes_on(self, node: str) -> None:
+    def node_resumed(self, node: str) -> None:
         """What was stopped on `node` runs again: ranks of older generations must be gone soon."""
-        self._went_on[node] = self._world.schedule.now
-        self._world.schedule.later(AFTER_THAW_S, self._gone, node)
+        self._resumed_at[node] = self._world.schedule.now
+        self._world.schedule.call_later(RESUMED_RANK_TIMEOUT_S, self._check_ranks_gone, node)
 
-    def committed(self, gang: str, version: Version) -> None:
+    def version_committed(self, gang: str, version: Version) -> None:
         """A leader calls a version committed."""
-        must(
-            version.generation >= self._began.get(gang, 0),
+        require(
+            version.generation >= self._newest_joined.get(gang, 0),
             f"law 1: generation {version.generation} commits too late",
         )
 
-    def _able(self, gang: str) -> list[Rank]:
+    def _active_ranks(self, gang: str) -> list[Rank]:
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
-        ranks = [rank for agent in agents if not agent.stopped for rank in agent.ranks.values() if rank.able]
-        return [rank for rank in ranks if rank not in self._late] if self._late else ranks
+        ranks = [rank for agent in agents if not agent.stopped for rank in agent.ranks.values() if rank.is_active]
+        return [rank for rank in ranks if rank not in self._late_ranks] if self._late_ranks else ranks
 
-    def _gone(self, node: str) -> None:
+    def _check_ranks_gone(self, node: str) -> None:
         for (gang, name), agent in self._world.agents.items():
             if name == node and not agent.stopped:
                 for rank in agent.ranks.values():
-                    must(
-                        not rank.able or rank.generation >= self._started.get(gang, 0),
+                    require(
+                        not rank.is_active or rank.generation >= self._newest_started.get(gang, 0),
                         f"law 1: rank {rank.rank} of generation {rank.generation} still runs on {node}",
                     )

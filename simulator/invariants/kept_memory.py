@@ -6,36 +6,36 @@ from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.node.kept_memory.retention import KeptEntry
-from muster.simulator.world.violation import must
+from muster.simulator.invariants.violation import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
 
-class KeptMemory:
+class KeptMemoryInvariant:
     """Which runs of which gangs' jobs were requeued."""
 
     def __init__(self) -> None:
         self._requeued: set[tuple[str, int]] = set()
 
-    def requeued(self, gang: Gang) -> None:
+    def gang_requeued(self, gang: Gang) -> None:
         """The gang comes back."""
         self._requeued.add((gang.id, gang.restart_count))
 
-    def left(self, agent: Agent) -> None:
+    def shards_handed_over(self, agent: Agent) -> None:
         """An agent leaves its shards with its node's daemon."""
-        gang = agent.post.gang
-        must(
-            (gang, agent.post.restarts) in self._requeued or agent.failure,
+        gang = agent.identity.gang
+        require(
+            (gang, agent.identity.restarts) in self._requeued or agent.failure,
             f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
         )
 
-    def prolog_returned(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
+    def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
         """A job's first process is about to start on a node that keeps this."""
         other = kept.gang if kept is not None and kept.owner.job != job else ""
-        must(not other, f"law 7: job {job} starts on {node} beside the memory of {other}")
+        require(not other, f"law 7: job {job} starts on {node} beside the memory of {other}")
 
-    def kept_at(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
+    def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
         """A node keeps this at this time."""
         late = kept.gang if kept is not None and kept.until <= now else ""
-        must(not late, f"law 7: {node} still keeps the memory of {late}")
+        require(not late, f"law 7: {node} still keeps the memory of {late}")

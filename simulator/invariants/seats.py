@@ -6,34 +6,34 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.simulator.world.violation import must
+from muster.simulator.invariants.violation import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 
-class Seats:
+class SeatInvariant:
     """No memory: all is in the fact."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def starts(self, gang: Gang, fact: facts.GenerationStarted) -> None:
+    def check_start(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """The coordinator lets a generation start."""
-        must(
+        require(
             fact.master_node in {seat.node for seat in fact.seats},
             f"law 4: the store of generation {fact.generation} is on {fact.master_node}, which carries no ranks",
         )
         first = min(fact.seats, key=lambda seat: seat.group_rank).node
-        must(
-            not self._world.reserves or fact.master_node == first,
+        require(
+            not self._world.rank_opens_store or fact.master_node == first,
             f"law 4: rank 0 of generation {fact.generation} is on {first}, and its store on {fact.master_node}",
         )
         # Nobody waits while a seat stays empty, and no fewer nodes train than the job asks for. A gang that has gone on
         # with fewer seats stays so: who comes late waits for one of them.
         count = len(fact.seats)
         full = count == gang.spec.nodes or fact.action in ("restart in place", "swap")
-        must(
+        require(
             gang.spec.fewest <= count <= gang.spec.nodes and (full or not fact.spares),
             f"law 4: generation {fact.generation} starts on {count} nodes and leaves {len(fact.spares)} waiting",
         )

@@ -7,111 +7,116 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Version
-from muster.simulator.invariants.reachability import Reach
+from muster.simulator.environment.network import COORDINATOR
+from muster.simulator.ground_truth.reachability import Reachability
+from muster.simulator.invariants.violation import require
 from muster.simulator.world.agent_memory import digest
-from muster.simulator.world.network import COORDINATOR
-from muster.simulator.world.violation import must
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
     from muster.simulator.world.world import World
     from muster.v1 import agent_pb2 as pb
 
-STEADY_S = 6.0
+STABLE_CONTACT_S = 6.0
 """Who could be reached for this long is in touch."""
 
 
-class Versions:
+class VersionInvariant:
     """The newest version of each gang that was committed, and that was written to durable storage."""
 
-    def __init__(self, world: World, reach: Reach) -> None:
+    def __init__(self, world: World, reachability: Reachability) -> None:
         self._world = world
-        self._reach = reach
+        self._reachability = reachability
         self._committed: dict[str, Version] = {}
         self._durable: dict[str, Version] = {}
 
     # -- what there is --
 
-    def binds(self, leader: Agent) -> bool:
+    def is_binding(self, leader: Agent) -> bool:
         """What this leader calls committed counts. What a node that is out tells itself binds nobody."""
-        gang = leader.post.gang
+        gang = leader.identity.gang
         known = self._world.gang(gang)
         if known is not None and leader.node in known.members and known.members[leader.node].out:
             return False
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
         # Where a newer run of the job has begun, the memory of the leader's own is freed node by node.
-        return all(agent.post.restarts <= leader.post.restarts for agent in agents)
+        return all(agent.identity.restarts <= leader.identity.restarts for agent in agents)
 
-    def committed(self, gang: str, order: pb.Order, version: Version) -> None:
+    def version_committed(self, gang: str, order: pb.Order, version: Version) -> None:
         """A leader, who has this order, calls a version committed."""
         for place in order.places:
             copies = [
                 node
                 for (id, node), agent in self._world.agents.items()
-                if id == gang and agent.alive and version in agent.memory.versions(place.rank)
+                if id == gang and agent.alive and version in agent.memory.versions_of(place.rank)
             ]
             wanted = min(2, len({p.node for p in order.places}))
             dead = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
-            must(
+            require(
                 len(copies) + dead >= wanted, f"law 2: {version} is committed, but rank {place.rank} stands on {copies}"
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
-    def flushed(self, gang: Gang, fact: facts.Flushed) -> None:
+    def check_flush(self, gang: Gang, fact: facts.Flushed) -> None:
         """The coordinator counts a flush as done."""
         ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
-        wrong = self._world.flushes.published(gang.id, fact.serial, fact.path, ranks)
-        must(not wrong, f"law 2: {gang.id}: {wrong}")
+        wrong = self._world.durable_storage.publish(gang.id, fact.serial, fact.path, ranks)
+        require(not wrong, f"law 2: {gang.id}: {wrong}")
         if gang.durable_version is not None:
             self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
 
-    def run_over(self, gang: str) -> None:
+    def run_ended(self, gang: str) -> None:
         """A run of the gang's job is over, and its agents' memory with it."""
         self._committed.pop(gang, None)
 
     # -- what is made of it --
 
-    def sources(self, fact: facts.GenerationStarted) -> None:
+    def check_sources(self, fact: facts.GenerationStarted) -> None:
         """Every rank of a generation begins with what it wrote itself, and all at one step."""
         for source in fact.sources:
             right = digest(source.rank, fact.version) if fact.version else ""
-            must(source.digest == right, f"law 2: {fact.version} shall come from {source}")
+            require(source.digest == right, f"law 2: {fact.version} shall come from {source}")
 
-    def resumed(self, gang: Gang, fact: facts.GenerationStarted) -> None:
+    def check_restored_version(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """A generation begins with the newest version that stands."""
         committed = self._committed.get(fact.gang)
         best = self._durable.get(fact.gang)
         ranks = len(fact.seats) * gang.spec.ranks_per_node
-        if committed is not None and self._stands(gang, committed, ranks):
+        if committed is not None and self._is_available(gang, committed, ranks):
             best = max(committed, best) if best else committed
         chosen = fact.version or (gang.durable_version if fact.durable_path else None)
-        must(
+        require(
             best is None or (chosen is not None and chosen >= best),
             f"law 2: generation {fact.generation} starts from {chosen}, though {best} stands",
         )
 
-    def saved(self, gang: Gang) -> None:
+    def check_saved(self, gang: Gang) -> None:
         """A gang that was stopped by plan leaves nothing behind that could have been written."""
         committed, durable = self._committed.get(gang.id), self._durable.get(gang.id)
         failed = gang.flush is not None and gang.flush.error
         if gang.stop is None or not gang.spec.durable_dir or committed is None or failed:
             return
-        must(
+        require(
             (durable is not None and durable >= committed)
-            or not self._stands(gang, committed, gang.ranks_of(committed)),
+            or not self._is_available(gang, committed, gang.ranks_of(committed)),
             f"law 2: {gang.id} is stopped at {committed}, and only {durable} is durable",
         )
 
-    def _stands(self, gang: Gang, version: Version, ranks: int) -> bool:
+    def _is_available(self, gang: Gang, version: Version, ranks: int) -> bool:
         """The shards of the first `ranks` ranks stand where the coordinator has been in touch for a while."""
         world = self._world
-        if world.schedule.now - self._reach.coordinator_since < STEADY_S:
+        if world.schedule.now - self._reachability.coordinator_since < STABLE_CONTACT_S:
             return False
         held: set[int] = set()
         for node, member in gang.members.items():
             agent = world.agents.get((gang.id, node))
-            if agent is None or not agent.awake() or not member.alive or agent.post.incarnation != member.incarnation:
+            if (
+                agent is None
+                or not agent.is_running()
+                or not member.alive
+                or agent.identity.incarnation != member.incarnation
+            ):
                 continue
-            if not self._reach.blind(COORDINATOR, gang.id, node, STEADY_S):
-                held |= {rank for rank in range(ranks) if version in agent.memory.versions(rank)}
+            if not self._reachability.was_unreachable(COORDINATOR, gang.id, node, STABLE_CONTACT_S):
+                held |= {rank for rank in range(ranks) if version in agent.memory.versions_of(rank)}
         return len(held) == ranks

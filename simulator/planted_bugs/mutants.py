@@ -354,7 +354,7 @@ def hunt(name: str, count: int) -> Result | None:
     sys.meta_path.insert(0, _Finder(mutant))
     logging.disable(logging.CRITICAL)
     seeds = importlib.import_module("muster.simulator.seeds")
-    found: Result | None = next((result for seed in range(count) if (result := seeds.run(seed)).broken), None)
+    found: Result | None = next((result for seed in range(count) if (result := seeds.run(seed)).violation), None)
     return found
 
 
@@ -362,7 +362,7 @@ def main() -> int:
     """Exit code 1 where the bug was not found."""
     name, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200
     found = hunt(name, count)
-    print(f"{name}: " + (f"found by seed {found.seed}: {found.broken}" if found else f"not found by {count} seeds"))
+    print(f"{name}: " + (f"found by seed {found.seed}: {found.violation}" if found else f"not found by {count} seeds"))
     return 0 if found else 1
 
 

@@ -1,1 +1,1 @@
-"""Scripted scenarios without chance: commands, and a transcript of all that follows from each."""
+"""Scripted scenarios without rng: commands, and a transcript of all that follows from each."""

@@ -1,6 +1,6 @@
 """A script's front of the simulated world: one gang in calm weather, and verbs that strike it when the script says so.
 
-Nothing is left to chance, so one script gives one transcript.
+Nothing is left to rng, so one script gives one transcript.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, apply
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.simulator.invariants.laws import Laws
+from muster.simulator.environment.durations import Durations
+from muster.simulator.environment.machine import Machine
+from muster.simulator.invariants.invariants import Invariants
 from muster.simulator.world.agent import Agent
-from muster.simulator.world.machine import Machine
-from muster.simulator.world.slurm_jobs import Wanted
-from muster.simulator.world.timing import Pace
+from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, Site, World
 
 _Fact = TypeVar("_Fact", bound=facts.Fact)
-_PACE = Pace(step=0.2, boot=1.0, kill=0.02, store=0.1, copy=0.02, launch=0.02, steady=True)
+_DURATIONS = Durations(step_s=0.2, boot_s=1.0, kill_s=0.02, store_s=0.1, copy_s=0.02, launch_s=0.02, constant=True)
 
 
-class Rehearsal:
+class Scenario:
     """Gang g of `nodes` + `spares` nodes n0, n1, ... on two leaves, one rank a node; n0 is the batch host.
 
     Args:
@@ -44,17 +44,17 @@ class Rehearsal:
 
     def __init__(
         self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
-        limit_s: int | None = None, idle: int = 0, limits: Limits = NO_LIMITS,
-        step_s: float = _PACE.step, launch_s: float = _PACE.launch / 2, **spec: object,
+        time_limit_s: int | None = None, idle_nodes: int = 0, limits: Limits = NO_LIMITS,
+        step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2, **spec: object,
     ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
-        leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle)]
-        pace = replace(_PACE, flush=2 * flush_s, step=step_s, launch=2 * launch_s)
-        self.world = World(Site(leaves, pace=pace, limits=limits), 0, folder, Laws)
+        leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]
+        durations = replace(_DURATIONS, flush_s=2 * flush_s, step_s=step_s, launch_s=2 * launch_s)
+        self.world = World(Site(leaves, durations=durations, limits=limits), 0, folder, Invariants)
         weakref.finalize(self, _clean, self.world, folder)
-        self.world.jobs.never_start.update(absent)
-        self.world.restart_s = 0.0
-        self.world.submit(Wanted("g", events.GangSpec(nodes, spares, **spec), limit_s))  # type: ignore[arg-type]
+        self.world.jobs.unstartable_nodes.update(absent)
+        self.world.coordinator_restart_s = 0.0
+        self.world.submit(JobSubmission("g", events.GangSpec(nodes, spares, **spec), time_limit_s))  # type: ignore[arg-type]
 
     # -- what stands --
 
@@ -81,7 +81,7 @@ class Rehearsal:
     @property
     def journal(self) -> list[tuple[float, facts.Fact]]:
         """All that was journaled, oldest first."""
-        return self.world.laws.journal
+        return self.world.observer.journal
 
     @property
     def slurm(self) -> list[facts.SlurmOwed]:
@@ -96,12 +96,12 @@ class Rehearsal:
         """The newest agent on a node."""
         return self.world.agents["g", node]
 
-    def runs(self, generation: int) -> bool:
+    def is_running(self, generation: int) -> bool:
         """Every rank of `generation` has been started and lives."""
         ranks = [rank for seat in self.gang.seats for rank in self.agent(seat.node).ranks.values()]
         return len(ranks) >= self.gang.spec.nodes and all(r.alive and r.generation == generation for r in ranks)
 
-    def folded(self) -> DurableState:
+    def replayed_state(self) -> DurableState:
         """The durable state that the journal alone gives."""
         state = DurableState()
         for at, fact in self.journal:
@@ -123,7 +123,7 @@ class Rehearsal:
         schedule = self.world.schedule
         end = schedule.now + limit_s
         while not condition():
-            at = schedule.next_at()
+            at = schedule.next_time()
             if at is None or at >= end:
                 raise TimeoutError("\n".join(self.transcript()))
             schedule.step()
@@ -133,16 +133,16 @@ class Rehearsal:
         end = self.now + seconds
         self.world.run_until(end)
 
-    def post(self, event: events.Event) -> None:
+    def post_event(self, event: events.Event) -> None:
         """Give the core an event now, whoever may have sent it."""
-        self.world.coordinator.post(event)
+        self.world.coordinator.post_event(event)
 
     # -- faults --
 
     def restart_coordinator(self) -> None:
         """The coordinator dies and comes back with its journal alone; agents attach anew."""
         before = self.world.coordinator
-        self.world.coordinator_dies("as the script says")
+        self.world.crash_coordinator("as the script says")
         self.run_until(lambda: self.world.coordinator is not before)
 
     def crash(self, node: str) -> None:
@@ -155,16 +155,16 @@ class Rehearsal:
 
     def pause(self, node: str) -> None:
         """Its kernel answers, its processes don't."""
-        self.world.freeze(node, True)
+        self.world.set_frozen(node, True)
 
-    def go_on(self, node: str) -> None:
+    def resume(self, node: str) -> None:
         """A paused node goes on."""
-        self.world.freeze(node, False)
+        self.world.set_frozen(node, False)
 
     def repair(self, node: str) -> None:
         """A dead or faulty node is mended, and an operator puts it back into service."""
-        self.machines[node].faulty = False
-        if not self.machines[node].kernel:
+        self.machines[node].has_hardware_fault = False
+        if not self.machines[node].powered:
             self.world.boot(node)
         self.world.cluster.resume(node)
 
@@ -172,83 +172,83 @@ class Rehearsal:
         """Nothing goes from the first of each pair to the second; "coordinator" is a host, too."""
         for src, dst in pairs:
             self.world.network.cut(src, dst)
-        self.world.changed()
+        self.world.topology_changed()
 
-    def mend(self, *pairs: tuple[str, str]) -> None:
+    def heal(self, *pairs: tuple[str, str]) -> None:
         """The opposite of `cut`."""
         for src, dst in pairs:
-            self.world.network.mend(src, dst)
-        self.world.changed()
+            self.world.network.heal(src, dst)
+        self.world.topology_changed()
 
-    def hide(self, node: str, seconds: float) -> None:
+    def cut_from_coordinator(self, node: str, seconds: float) -> None:
         """Nothing goes between the node and the coordinator for so long; Slurm's own daemon there has another way."""
         pairs = ((node, "coordinator"), ("coordinator", node))
-        self.world.slurm_sees.add(node)
+        self.world.slurmd_connected.add(node)
         self.cut(*pairs)
         self.run_for(seconds)
-        self.mend(*pairs)
-        self.world.slurm_sees.discard(node)
+        self.heal(*pairs)
+        self.world.slurmd_connected.discard(node)
 
-    def kill_rank(self, node: str, exit_code: int = 1, told_s: float = 0.0) -> None:
+    def kill_rank(self, node: str, exit_code: int = 1, delay_s: float = 0.0) -> None:
         """The ranks of a node exit by themselves; their agent hears of it so much later."""
         agent = self.agent(node)
         for rank in agent.ranks.values():
-            if told_s:
-                agent.rank_dies(rank, exit_code, "", told_s)
+            if delay_s:
+                agent.crash_rank(rank, exit_code, "", delay_s)
             else:
-                agent.rank_ends(rank, exit_code, "")
+                agent.rank_exited(rank, exit_code, "")
 
     def hang_rank(self, node: str, how: str = "") -> None:
         """A rank of a node goes on no more; with "behind", one step before all others."""
         training = self.world.newest_training("g")
         assert training is not None
         rank = next(rank for rank in training.ranks.values() if rank.agent.node == node)
-        training.hang(rank, how == "behind")
+        training.hang_rank(rank, how == "behind")
 
-    def declare(self, node: str, phase: str) -> None:
+    def report_phase(self, node: str, phase: str) -> None:
         """A rank of a node says that it is in a phase; empty: that it is in none."""
         agent = self.agent(node)
-        next(iter(agent.ranks.values())).declared = phase
-        agent.changed()
+        next(iter(agent.ranks.values())).declared_phase = phase
+        agent.status_changed()
 
-    def rest(self, seconds: str) -> None:
+    def declared_phase(self, seconds: str) -> None:
         """All ranks are in a declared phase for so long."""
         training = self.world.newest_training("g")
         assert training is not None
-        training.rest(float(seconds))
+        training.declare_phase(float(seconds))
 
     def kill_agent(self, node: str) -> None:
         """The agent's process ends, and its ranks with it."""
         self.world.end_agent(self.agent(node))
 
-    def launch_again(self, *nodes: str) -> None:
-        """srun has given up, which ends its agents; another one starts them on these nodes alone."""
+    def relaunch_agents(self, *nodes: str) -> None:
+        """srun has settings up, which ends its agents; another one starts them on these nodes alone."""
         before = [self.agent(node) for node in nodes]
         for agent in before:
             self.world.end_agent(agent)
         for agent in before:
-            post = replace(agent.post, incarnation=f"{agent.post.incarnation}-again")
-            self.world.add_agent(Agent(self.world, agent.machine, post))
+            identity = replace(agent.identity, incarnation=f"{agent.identity.incarnation}-again")
+            self.world.add_agent(Agent(self.world, agent.machine, identity))
 
-    def signal(self, node: str, judgement: str = "unfit", reason: str = "Xid 79") -> None:
+    def signal(self, node: str, action: str = "unfit", reason: str = "Xid 79") -> None:
         """The node's daemon sees a hardware signal."""
-        self.machines[node].faulty = True
-        self.world.daemons[node].signal(events.NodeSignalled(node, judgement, reason, reason))
+        self.machines[node].has_hardware_fault = True
+        self.world.daemons[node].report_signal(events.NodeSignalled(node, action, reason, reason))
 
     def sigterm(self, *nodes: str) -> None:
         """Slurm gives notice to the agents on these nodes; all of them where none is named."""
         for node in nodes or self.machines:
-            self.agent(node).terminate(f"{node} was sent SIGTERM")
+            self.agent(node).receive_sigterm(f"{node} was sent SIGTERM")
 
     def requeue(self) -> None:
         """An operator has Slurm requeue the job."""
         self.world.cluster.requeue(self.gang.job, (), None)
 
-    def other_job(self, *nodes: str) -> None:
+    def start_other_job(self, *nodes: str) -> None:
         """Another job has started on these nodes: its prolog has returned."""
         for node in nodes:
             self.world.note(f"another job starts on {node}")
-            self.world.depots.job_starts(node, 1 + self.gang.job)
+            self.world.kept_memory.job_starts(node, 1 + self.gang.job)
 
     def finish(self) -> None:
         """Every rank exits with 0."""

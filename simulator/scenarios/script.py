@@ -21,20 +21,20 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 PROMPT = "> "
-LIMIT_S = 600.0
+UNTIL_TIMEOUT_S = 600.0
 """No scenario has to wait longer, not even for a job that Slurm has requeued."""
-_VERBS = (
-    "crash", "power_off", "pause", "go_on", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
-    "restart_coordinator", "repair", "other_job", "hang_rank", "rest",
+_COMMANDS = (
+    "crash", "power_off", "pause", "resume", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
+    "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase",
 )  # fmt: skip
-"""Methods of Rehearsal that take words alone."""
+"""Methods of Scenario that take words alone."""
 
 
-class BadScript(ValueError):
+class InvalidScript(ValueError):
     """A command that can't be right: which, and what would be."""
 
 
@@ -42,7 +42,7 @@ def play(text: str) -> str:
     """The script `text` with what each of its commands leads to now, in place of what stands there.
 
     Raises:
-        BadScript: a command is unknown, or has the wrong words.
+        InvalidScript: a command is unknown, or has the wrong words.
         TimeoutError: what a command waits for does not happen.
     """
     return "\n".join(Player().lines(text.splitlines())) + "\n"
@@ -52,49 +52,49 @@ class Player:
     """One world, and how much of its transcript has been told."""
 
     def __init__(self) -> None:
-        self._world: Rehearsal | None = None
-        self._told = 0
+        self._world: Scenario | None = None
+        self._lines_shown = 0
 
     def lines(self, script: list[str]) -> Iterator[str]:
         """Comments, commands, and what follows from each."""
         for line in script:
             if line.startswith(PROMPT):
                 yield line
-                yield from self._do(line.removeprefix(PROMPT))
+                yield from self._run_command(line.removeprefix(PROMPT))
             elif line.startswith("#") or not line.strip():
                 yield line
 
-    def _do(self, command: str) -> Iterator[str]:
+    def _run_command(self, command: str) -> Iterator[str]:
         name, *words = shlex.split(command)
         try:
             if name == "gang":
-                given: dict[str, Any] = {key: _value(value) for key, value in (word.split("=", 1) for word in words)}
-                limits = {name: given.pop(name) for name in [*given] if name in Limits.__slots__}
-                self._world = Rehearsal(**given, limits=replace(NO_LIMITS, **limits))
+                settings: dict[str, Any] = {key: _value(value) for key, value in (word.split("=", 1) for word in words)}
+                limits = {name: settings.pop(name) for name in [*settings] if name in Limits.__slots__}
+                self._world = Scenario(**settings, limits=replace(NO_LIMITS, **limits))
             elif name == "show":
                 yield from self._show()
             else:
-                self._strike(name, words)
+                self._execute(name, words)
         except (TypeError, KeyError, ValueError) as error:
-            raise BadScript(f"{command!r}: {error}; see {__name__} for the commands") from None
-        new = self.world.transcript()[self._told :]
-        self._told += len(new)
+            raise InvalidScript(f"{command!r}: {error}; see {__name__} for the commands") from None
+        new = self.world.transcript()[self._lines_shown :]
+        self._lines_shown += len(new)
         yield from new
 
-    def _strike(self, name: str, words: list[str]) -> None:
+    def _execute(self, name: str, words: list[str]) -> None:
         world = self.world
-        if name in _VERBS:
+        if name in _COMMANDS:
             getattr(world, name)(*words)
         elif name == "until":
-            world.run_until(self._condition(*words), LIMIT_S)
+            world.run_until(self._condition(*words), UNTIL_TIMEOUT_S)
         elif name == "wait":
             world.run_for(float(words[0]))
         elif name == "cancel":
-            world.post(events.CancelAsked("g", "uid 1000"))
+            world.post_event(events.CancelAsked("g", "uid 1000"))
         elif name == "scancel":
             world.world.cluster.cancel(world.gang.job)
-        elif name == "full_disk":
-            world.world.flushes.broken_until = world.now + float(words[0])
+        elif name == "full_storage":
+            world.world.durable_storage.fails_until = world.now + float(words[0])
         else:
             raise ValueError("there is no such command")
 
@@ -119,7 +119,7 @@ class Player:
         yield f"asked Slurm {', '.join(map(call_words, world.slurm)) or 'nothing'}"
 
     @property
-    def world(self) -> Rehearsal:
+    def world(self) -> Scenario:
         """The world; the first command makes it.
 
         Raises:

@@ -12,62 +12,62 @@ from muster.daemon.agent.ranks import reconcile
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.simulator.world.agent_memory import Memory
-from muster.simulator.world.machine import Backoff, Machine, Process
-from muster.simulator.world.network import COORDINATOR, END, Stream
-from muster.simulator.world.peer_monitor import Uneasy
+from muster.simulator.environment.machine import Backoff, Machine, Process
+from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
+from muster.simulator.world.agent_memory import ShardMemory
+from muster.simulator.world.peer_monitor import PeerMonitor
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
-CALM_PING_S, WORRIED_PING_S = 5.0, 0.25
-DEAF_S = 16.0
+IDLE_PING_INTERVAL_S, SILENCE_PING_INTERVAL_S = 5.0, 0.25
+STREAM_TIMEOUT_S = 16.0
 LEISURE_S = 0.25
-_NOTICE_S = 8.0
-_BORN_S = 0.05
+_SIGTERM_TIMEOUT_S = 8.0
+_ORPHAN_LIFETIME_S = 0.05
 """How long a rank outlives its agent at most."""
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """One rank's process. `doomed`: SIGKILL is on its way, it runs no more code; `alive`: it is still there; `hung`: it
-    goes on no more; `declared`: the phase that it says to be in."""
+    """One rank's process. doomed: SIGKILL is on its way, it runs no more code; `alive`: it is still there; `hung`: it
+    goes on no more; declared: the phase that it says to be in."""
 
     agent: Agent
     rank: int
     generation: int
     alive: bool = True
-    doomed: bool = False
+    kill_sent: bool = False
     exit_code: int | None = None
     stderr: str = ""
     running: bool = False
     step: int = 0
     progressed: bool = False
     hung: bool = False
-    fate: int | None = None
+    pending_exit_code: int | None = None
     """It is dying, of itself, with this exit code; a SIGKILL that comes now changes nothing of that."""
-    reset: bool = False
-    declared: str = ""
+    died_of_reset: bool = False
+    declared_phase: str = ""
 
     @property
-    def able(self) -> bool:
+    def is_active(self) -> bool:
         """It can write, join and publish at this moment."""
         machine = self.agent.machine
-        dying = self.doomed or self.fate is not None
-        return self.alive and not dying and machine.kernel and not machine.frozen
+        dying = self.kill_sent or self.pending_exit_code is not None
+        return self.alive and not dying and machine.powered and not machine.frozen
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class AgentIdentity:
     """Where an agent belongs, and in which run of which job."""
 
     gang: str
     job: int
     restarts: int
-    batch_host: bool
+    on_batch_host: bool
     incarnation: str
-    pool: int = 0
+    pool_request: int = 0
 
 
 class Agent(Process):
@@ -75,36 +75,36 @@ class Agent(Process):
 
     machine: Machine
 
-    def __init__(self, world: World, machine: Machine, post: Post) -> None:
+    def __init__(self, world: World, machine: Machine, identity: AgentIdentity) -> None:
         super().__init__(world.schedule, machine)
         self.machine = machine
         self.world = world
-        self.post = post
+        self.identity = identity
         self.node = machine.name
         self.order: pb.Order | None = None
-        self.newest = 0
-        self.fenced = self.killed = 0
-        self.store = self.store_port = 0
-        self.flushed = 0
+        self.newest_generation = 0
+        self.fenced_generation = self.killed_generation = 0
+        self.store_generation = self.store_port = 0
+        self.flushed_serial = 0
         self.flush_error = ""
-        self.flushing = 0
-        self.stacks = self.stacks_begun = 0
+        self.flushing_serial = 0
+        self.stacks_generation = self.stacks_requested = 0
         self.failure = ""
-        self.notice = ""
-        self.pool: dict[int, events.PoolAnswer | None] = {}
-        self.asked_to_stop = self.deaf_ranks = False
+        self.sigterm_notice = ""
+        self.pool_answers: dict[int, events.PoolAnswer | None] = {}
+        self.stop_requested = self.ranks_ignore_stop = False
         self.ranks: dict[int, Rank] = {}
-        self.memory = Memory(self)
-        self.uneasy = Uneasy(self)
-        self.contact = float("-inf")
+        self.memory = ShardMemory(self)
+        self.peer_monitor = PeerMonitor(self)
+        self.coordinator_contact = float("-inf")
         self.stream: Stream | None = None
         self._term = 0
         self._backoff = Backoff(0.05, 1.0)
-        self._due = float("inf")
-        self._pinging = 0
-        self._heard_at = 0.0
-        self._stores = 0
-        self._carried_out = 0
+        self._report_due = float("inf")
+        self._ping_series = 0
+        self._last_message_at = 0.0
+        self._store_count = 0
+        self._settled_order = 0
 
     # -- the stream --
 
@@ -113,253 +113,263 @@ class Agent(Process):
         if self.stream is not None:
             return
         coordinator = self.world.coordinator
-        if not coordinator.listens() or not self.world.network.both(self.node, COORDINATOR):
-            self.later(self._backoff.pause() * (0.5 + self.world.chance.random()), self.attach)
+        if not coordinator.listens() or not self.world.network.connected(self.node, COORDINATOR):
+            self.call_later(self._backoff.next_delay_s() * (0.5 + self.world.rng.random()), self.attach)
             return
         self.stream = stream = Stream(
-            self.world.network, self.node, (self.post.gang, self.node, self.post.incarnation),
-            (self.awake, self._hear), (coordinator.awake, coordinator.hear_agent),
+            self.world.network, self.node, (self.identity.gang, self.node, self.identity.incarnation),
+            (self.is_running, self._receive), (coordinator.is_running, coordinator.receive_from_agent),
         )  # fmt: skip
-        self._heard_at = self.schedule.now
-        stream.up.put(("hello", self, self.status()))
-        self.uneasy.accuse_again()
-        self._pinging += 1
-        self._ping(self._pinging)
+        self._last_message_at = self.schedule.now
+        stream.up.send(("hello", self, self.status()))
+        self.peer_monitor.accuse_again()
+        self._ping_series += 1
+        self._ping(self._ping_series)
 
-    def _lose_stream(self) -> None:
+    def _disconnect(self) -> None:
         if self.stream is not None:
             self.stream.down.closed = True
             self.stream = None
-            self.later(self._backoff.pause() * (0.5 + self.world.chance.random()), self.attach)
+            self.call_later(self._backoff.next_delay_s() * (0.5 + self.world.rng.random()), self.attach)
 
-    def _hear(self, stream: Stream, message: Any) -> None:
+    def _receive(self, stream: Stream, message: Any) -> None:
         if stream is not self.stream:
             return
-        if message is END:
-            self._lose_stream()
+        if message is STREAM_END:
+            self._disconnect()
             return
         term, kind, body = message
         if term < self._term:
             return
         self._term = term
-        self._heard_at = self.schedule.now
+        self._last_message_at = self.schedule.now
         self._backoff.reset()
         match kind:
             case "order":
-                self._obey(body)
+                self._accept_order(body)
             case "probe":
                 self._probe(body)
             case "pong":
-                self.contact = max(self.contact, body)
+                self.coordinator_contact = max(self.coordinator_contact, body)
             case "dismissed":
-                self.leave()
+                self.exit()
 
-    def say(self, kind: str, body: object) -> None:
+    def send(self, kind: str, body: object) -> None:
         """Send something that no status holds; lost where no stream is open."""
         if self.stream is not None:
-            self.stream.up.put((kind, body))
+            self.stream.up.send((kind, body))
 
-    def changed(self, within: float = 0.0) -> None:
+    def status_changed(self, within: float = 0.0) -> None:
         """The status has changed: send it, once for all changes within so many seconds."""
         due = self.schedule.now + within
-        if due < self._due:
-            self._due = due
-            self.later(within, self._report, due)
+        if due < self._report_due:
+            self._report_due = due
+            self.call_later(within, self._send_status, due)
 
-    def _report(self, due: float) -> None:
-        if due != self._due:
+    def _send_status(self, due: float) -> None:
+        if due != self._report_due:
             return
-        self._due = float("inf")
+        self._report_due = float("inf")
         if self.stream is not None:
-            self.stream.up.put(("status", self.status()))
+            self.stream.up.send(("status", self.status()))
 
     def _ping(self, number: int) -> None:
-        if number != self._pinging or self.stream is None:
+        if number != self._ping_series or self.stream is None:
             return
         now = self.schedule.now
-        if now - max(self._heard_at, self.contact) > DEAF_S:
-            self.stream.close_near()
-            self._lose_stream()
+        if now - max(self._last_message_at, self.coordinator_contact) > STREAM_TIMEOUT_S:
+            self.stream.close_node_side()
+            self._disconnect()
             return
-        self.stream.up.put(("ping", now))
-        self.later(WORRIED_PING_S if self.uneasy.spell is not None else CALM_PING_S, self._ping, number)
+        self.stream.up.send(("ping", now))
+        self.call_later(
+            SILENCE_PING_INTERVAL_S if self.peer_monitor.suspicion_since is not None else IDLE_PING_INTERVAL_S,
+            self._ping,
+            number,
+        )
 
-    def hurry(self) -> None:
+    def ping_now(self) -> None:
         """Ping at once, and often from now on."""
         if self.stream is not None:
-            self._pinging += 1
-            self._ping(self._pinging)
+            self._ping_series += 1
+            self._ping(self._ping_series)
 
     def status(self) -> events.Status:
         """The whole status, as convert.status makes it of the wire's."""
         ranks = []
         for r in self.ranks.values():
-            gone = not r.alive and not self.fenced < r.generation <= self.killed
+            gone = not r.alive and not self.fenced_generation < r.generation <= self.killed_generation
             ranks.append(
                 events.RankState(
                     r.rank, r.generation, r.running and not gone, r.exit_code if gone else None, r.stderr,
-                    r.step, r.progressed, r.declared,
+                    r.step, r.progressed, r.declared_phase,
                 )
             )  # fmt: skip
         return events.Status(
-            fenced=self.fenced,
+            fenced=self.fenced_generation,
             ranks=tuple(ranks),
             shards=self.memory.shards(),
             committed=self.memory.committed,
             store_port=self.store_port,
-            store_generation=self.store if self.store_port else 0,
-            store_reserved=bool(self.store_port) and self.world.reserves,
-            heard_s=self.uneasy.heard_s(),
-            flushed_serial=self.flushed,
+            store_generation=self.store_generation if self.store_port else 0,
+            store_reserved=bool(self.store_port) and self.world.rank_opens_store,
+            heard_s=self.peer_monitor.heard_s(),
+            flushed_serial=self.flushed_serial,
             flush_error=self.flush_error,
             failure=self.failure,
-            notice=self.notice,
-            answered_s=self.uneasy.answered_s(),
-            order_serial=self._carried_out,
-            stacks=self.stacks,
-            pool=tuple(answer for answer in self.pool.values() if answer),
+            notice=self.sigterm_notice,
+            answered_s=self.peer_monitor.answered_s(),
+            order_serial=self._settled_order,
+            stacks=self.stacks_generation,
+            pool=tuple(answer for answer in self.pool_answers.values() if answer),
         )
 
     # -- orders --
 
-    def _obey(self, order: pb.Order) -> None:
-        self.order, self.newest = order, max(self.newest, order.generation)
-        self.uneasy.enlist(order)
-        self.memory.enlist(order)
-        self.world.cast_out(self)
-        if order.HasField("flush") and order.flush.serial > max(self.flushing, self.flushed):
-            self.flushing = order.flush.serial
-            self.memory.flush(order.flush)
+    def _accept_order(self, order: pb.Order) -> None:
+        self.order, self.newest_generation = order, max(self.newest_generation, order.generation)
+        self.peer_monitor.apply_order(order)
+        self.memory.apply_order(order)
+        self.world.notify_removed_nodes(self)
+        if order.HasField("flush") and order.flush.serial > max(self.flushing_serial, self.flushed_serial):
+            self.flushing_serial = order.flush.serial
+            self.memory.start_flush(order.flush)
         for request in order.pool:
-            if request.serial not in self.pool:
-                self.pool[request.serial] = None
-                self.later(self.world.timing.launch(), self._ask_pool, request)
-        self.carry_out()
-        if order.keep_stacks and order.generation > self.stacks_begun:
-            self.stacks_begun = order.generation
-            self.later(self.world.timing.copy(), self._keep_stacks, order.generation)
-        self.asked_to_stop = self.asked_to_stop or bool(order.stop)
-        if self._carried_out:
-            self.changed()
+            if request.serial not in self.pool_answers:
+                self.pool_answers[request.serial] = None
+                self.call_later(self.world.durations.launch_s(), self._request_pool_node, request)
+        self.reconcile_order()
+        if order.keep_stacks and order.generation > self.stacks_requested:
+            self.stacks_requested = order.generation
+            self.call_later(self.world.durations.copy_s(), self._stacks_written, order.generation)
+        self.stop_requested = self.stop_requested or bool(order.stop)
+        if self._settled_order:
+            self.status_changed()
 
-    def carry_out(self) -> None:
+    def reconcile_order(self) -> None:
         """Take steps until none is left."""
         while self.order is not None and self.alive:
-            steps = reconcile.next_steps(self._local(), self.order)
+            steps = reconcile.next_steps(self._local_state(), self.order)
             if not steps:
-                done = reconcile.is_carried_out(self._local(), self.order)
-                self._carried_out = self.order.serial if done else 0
+                done = reconcile.is_carried_out(self._local_state(), self.order)
+                self._settled_order = self.order.serial if done else 0
                 return
             for step in steps:
-                self._take(step, self.order)
+                self._execute(step, self.order)
 
-    def _local(self) -> reconcile.LocalState:
+    def _local_state(self) -> reconcile.LocalState:
         ranks = tuple(reconcile.LocalRank(r.rank, r.generation, r.alive) for r in self.ranks.values())
-        return reconcile.LocalState(self.node, self.fenced, self.killed, ranks, self.store)
+        return reconcile.LocalState(
+            self.node, self.fenced_generation, self.killed_generation, ranks, self.store_generation
+        )
 
-    def _take(self, step: reconcile.Step, order: pb.Order) -> None:
+    def _execute(self, step: reconcile.Step, order: pb.Order) -> None:
         match step:
             case reconcile.KillRanks(generation):
-                self._kill(generation)
+                self._kill_ranks(generation)
             case reconcile.ReportFenced(generation):
-                self.fenced = generation
-                self.changed()
+                self.fenced_generation = generation
+                self.status_changed()
             case reconcile.OpenStore(generation):
-                self.store, self.store_port = generation, 0
-                self.later(self.world.timing.store(), self._store_listens, generation)
+                self.store_generation, self.store_port = generation, 0
+                self.call_later(self.world.durations.store_s(), self._store_opened, generation)
             case reconcile.CloseStore():
-                self.store = self.store_port = 0
+                self.store_generation = self.store_port = 0
             case reconcile.StartRanks():
-                self._start(step, order)
+                self._start_ranks(step, order)
             case reconcile.ExitAgent():
                 if order.requeued:
-                    self.world.depots.leave(self)
-                self.leave()
+                    self.world.kept_memory.keep(self)
+                self.exit()
 
-    def _store_listens(self, generation: int) -> None:
-        if self.store == generation and not self.store_port:
-            self._stores += 1
-            self.store_port = 4000 + 100 * generation + self._stores
-            self.changed()
+    def _store_opened(self, generation: int) -> None:
+        if self.store_generation == generation and not self.store_port:
+            self._store_count += 1
+            self.store_port = 4000 + 100 * generation + self._store_count
+            self.status_changed()
 
-    def _start(self, step: reconcile.StartRanks, order: pb.Order) -> None:
-        training = self.world.training(self.post.gang, order)
+    def _start_ranks(self, step: reconcile.StartRanks, order: pb.Order) -> None:
+        training = self.world.training_for(self.identity.gang, order)
         for rank, _ in step.places:
             self.ranks[rank] = started = Rank(self, rank, step.generation)
-            training.enter(started)
-        self.changed()
+            training.add_rank(started)
+        self.status_changed()
 
-    def _keep_stacks(self, generation: int) -> None:
-        self.stacks = generation
-        self.changed()
+    def _stacks_written(self, generation: int) -> None:
+        self.stacks_generation = generation
+        self.status_changed()
 
-    def _ask_pool(self, request: pb.PoolRequest) -> None:
+    def _request_pool_node(self, request: pb.PoolRequest) -> None:
         """Call sbatch."""
-        self.pool[request.serial] = self.world.jobs.submit_pool(self.post, request.serial, request.options)
-        self.changed()
+        self.pool_answers[request.serial] = self.world.jobs.submit_pool_job(
+            self.identity, request.serial, request.options
+        )
+        self.status_changed()
 
     # -- ranks --
 
-    def end_ranks(self, why: str) -> None:
+    def self_fence(self, why: str) -> None:
         """Fence ourselves: no order is waited for."""
         alive = [r.generation for r in self.ranks.values() if r.alive]
-        if alive and max(alive) > self.killed:
+        if alive and max(alive) > self.killed_generation:
             self.world.note(f"{self.node} ends its ranks: {why}")
-            self._kill(max(alive))
-            self.carry_out()
+            self._kill_ranks(max(alive))
+            self.reconcile_order()
 
-    def _kill(self, generation: int) -> None:
-        self.killed = max(self.killed, generation)
-        held = max(0.0, self.machine.stuck_until - self.schedule.now)
+    def _kill_ranks(self, generation: int) -> None:
+        self.killed_generation = max(self.killed_generation, generation)
+        held = max(0.0, self.machine.ranks_unkillable_until - self.schedule.now)
         for rank in self.ranks.values():
             if rank.alive and rank.generation <= generation:
-                rank.doomed = True
-                self.schedule.later(held + self.world.timing.kill(), self.rank_ends, rank, -9, "")
+                rank.kill_sent = True
+                self.schedule.call_later(held + self.world.durations.kill_s(), self.rank_exited, rank, -9, "")
 
-    def rank_dies(self, rank: Rank, exit_code: int, stderr: str, told_s: float) -> None:
+    def crash_rank(self, rank: Rank, exit_code: int, stderr: str, told_s: float) -> None:
         """A rank's process dies; its agent hears of that so much later."""
-        rank.fate = exit_code
-        self.schedule.later(told_s, self.rank_ends, rank, exit_code, stderr)
+        rank.pending_exit_code = exit_code
+        self.schedule.call_later(told_s, self.rank_exited, rank, exit_code, stderr)
 
-    def rank_ends(self, rank: Rank, exit_code: int, stderr: str) -> None:
+    def rank_exited(self, rank: Rank, exit_code: int, stderr: str) -> None:
         """A rank's process is gone, by whatever cause."""
-        if not rank.alive or not self.machine.kernel:
+        if not rank.alive or not self.machine.powered:
             return
         if self.machine.frozen:  # it goes once its node goes on
-            self.schedule.later(0.5, self.rank_ends, rank, exit_code, stderr)
+            self.schedule.call_later(0.5, self.rank_exited, rank, exit_code, stderr)
             return
-        exit_code = exit_code if rank.fate is None else rank.fate
+        exit_code = exit_code if rank.pending_exit_code is None else rank.pending_exit_code
         rank.alive, rank.running, rank.exit_code, rank.stderr = False, False, exit_code, stderr
-        if exit_code and (rank.fate is not None or not rank.doomed):
-            self.world.laws.crashed_by_itself(self.post.gang, rank.generation, self.node, of_reset=rank.reset)
-        self.later(0.0, self._rank_ended)
+        if exit_code and (rank.pending_exit_code is not None or not rank.kill_sent):
+            self.world.observer.rank_crashed(
+                self.identity.gang, rank.generation, self.node, of_reset=rank.died_of_reset
+            )
+        self.call_later(0.0, self._after_rank_exit)
 
-    def _rank_ended(self) -> None:
-        self.carry_out()
-        self.changed()
+    def _after_rank_exit(self) -> None:
+        self.reconcile_order()
+        self.status_changed()
 
     # -- ends --
 
-    def terminate(self, words: str) -> None:
+    def receive_sigterm(self, words: str) -> None:
         """SIGTERM has come: it says so; without the coordinator's word it winds down by itself."""
-        if not self.notice:
-            self.notice = words
-            self.changed()
-            self.later(_NOTICE_S, self._wind_down)
+        if not self.sigterm_notice:
+            self.sigterm_notice = words
+            self.status_changed()
+            self.call_later(_SIGTERM_TIMEOUT_S, self._shut_down_alone)
 
-    def _wind_down(self) -> None:
-        if not self.asked_to_stop:
-            self.failure = self.notice
-            self.changed()
-            self.end_ranks(self.notice)
-            self.later(self.world.timing.kill() + 0.3, self._leave_alone)
+    def _shut_down_alone(self) -> None:
+        if not self.stop_requested:
+            self.failure = self.sigterm_notice
+            self.status_changed()
+            self.self_fence(self.sigterm_notice)
+            self.call_later(self.world.durations.kill_s() + 0.3, self._exit_alone)
 
-    def _leave_alone(self) -> None:
+    def _exit_alone(self) -> None:
         """Nobody has said what follows."""
-        self.world.depots.leave(self)
-        self.leave()
+        self.world.kept_memory.keep(self)
+        self.exit()
 
-    def leave(self) -> None:
+    def exit(self) -> None:
         """End by itself, once its ranks have."""
         self.world.end_agent(self)
 
@@ -367,30 +377,30 @@ class Agent(Process):
         """The process is gone, its ranks with it. `closes`: its kernel lives and closes its connections."""
         self.alive = False
         for rank in self.ranks.values():
-            rank.doomed = True
+            rank.kill_sent = True
             if rank.alive:
-                self.schedule.later(_BORN_S, self._orphan_dies, rank)
+                self.schedule.call_later(_ORPHAN_LIFETIME_S, self._end_orphan, rank)
         if self.stream is not None:
             self.stream.down.closed = True
             if closes:
-                self.stream.close_near()
+                self.stream.close_node_side()
             self.stream = None
 
-    def _orphan_dies(self, rank: Rank) -> None:
+    def _end_orphan(self, rank: Rank) -> None:
         rank.alive = rank.running = False
 
     # -- probes --
 
     def _probe(self, ask: ProbeRequest) -> None:
         """Probe for the coordinator, as probe.probe does: one connection, one ping."""
-        found = self.world.door(self.node, ask.node, self.post.gang)
+        found = self.world.reachability(self.node, ask.node, self.identity.gang)
         if found is None or found is Silence.CLOSED:
-            self.later(0.003, self._answer, ask, found)
+            self.call_later(0.003, self._answer_probe, ask, found)
         else:
-            self.later(ask.deadline_s, self._answer, ask, found)
+            self.call_later(ask.deadline_s, self._answer_probe, ask, found)
 
-    def _answer(self, ask: ProbeRequest, found: Silence | None) -> None:
-        if found is Silence.NO_ANSWER and self.uneasy.closed(ask.node):
+    def _answer_probe(self, ask: ProbeRequest, found: Silence | None) -> None:
+        if found is Silence.NO_ANSWER and self.peer_monitor.was_closed(ask.node):
             found = Silence.CLOSED
         step = max((r.step for r in self.ranks.values()), default=0)
-        self.say("probed", events.Probed(self.post.gang, ask.probe, self.node, ask.node, found, step))
+        self.send("probed", events.Probed(self.identity.gang, ask.probe, self.node, ask.node, found, step))

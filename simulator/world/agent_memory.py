@@ -15,7 +15,7 @@ from muster.v1.agent_pb2 import DUTY_RUN, FlushOrder, Order
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
-_AGAIN_S = 0.5
+_RETRY_S = 0.5
 
 
 def digest(rank: int, version: Version) -> str:
@@ -23,17 +23,17 @@ def digest(rank: int, version: Version) -> str:
     return f"{rank}-{version.generation}-{version.step}"
 
 
-class Memory:
+class ShardMemory:
     """Shards by (rank, own, version), and what has been agreed on."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._kept: dict[tuple[int, bool, Version], str] = {}
-        self._shown: tuple[Shard, ...] | None = ()
+        self._digests: dict[tuple[int, bool, Version], str] = {}
+        self._shards_cache: tuple[Shard, ...] | None = ()
         self._tracker = CommitTracker(0, frozenset())
         self._order = Order()
         self._next_step = 0
-        self._answered = 0
+        self._last_vote_step = 0
         self._pinned: Version | None = None
         self.committed: Version | None = None
 
@@ -41,133 +41,133 @@ class Memory:
 
     def shards(self) -> tuple[Shard, ...]:
         """All that stands whole here."""
-        if self._shown is None:
-            self._shown = tuple(Shard(rank, v, own, text) for (rank, own, v), text in self._kept.items())
-        return self._shown
+        if self._shards_cache is None:
+            self._shards_cache = tuple(Shard(rank, v, own, text) for (rank, own, v), text in self._digests.items())
+        return self._shards_cache
 
     def has(self, rank: int, version: Version, text: str) -> bool:
         """A shard of that digest stands here."""
-        return any(self._kept.get((rank, own, version)) == text for own in (True, False))
+        return any(self._digests.get((rank, own, version)) == text for own in (True, False))
 
-    def versions(self, rank: int) -> list[Version]:
+    def versions_of(self, rank: int) -> list[Version]:
         """The versions of `rank` that stand here."""
-        return sorted({v for r, _, v in self._kept if r == rank})
+        return sorted({v for r, _, v in self._digests if r == rank})
 
-    def own(self) -> tuple[Shard, ...]:
+    def own_shards(self) -> tuple[Shard, ...]:
         """What stands in this node's own slots, of the two newest versions."""
         own = [shard for shard in self.shards() if shard.own]
         newest = sorted({shard.version for shard in own})[-2:]
         return tuple(shard for shard in own if shard.version in newest)
 
-    def take_back(self, rank: int, version: Version, text: str) -> None:
+    def restore_kept(self, rank: int, version: Version, text: str) -> None:
         """Take in a shard of the run before, if it is what the rank wrote."""
         if text == digest(rank, version):
-            self.put(rank, True, version)
+            self.add(rank, True, version)
 
-    def put(self, rank: int, own: bool, version: Version) -> None:
+    def add(self, rank: int, own: bool, version: Version) -> None:
         """A shard has come to stand here."""
-        self._kept[rank, own, version] = digest(rank, version)
-        self._shown = None
+        self._digests[rank, own, version] = digest(rank, version)
+        self._shards_cache = None
 
-    def _drop(self, older_than: Version) -> None:
-        for key in [k for k in self._kept if k[2] < older_than and k[2] != self._pinned]:
-            del self._kept[key]
-            self._shown = None
+    def _drop_older(self, older_than: Version) -> None:
+        for key in [k for k in self._digests if k[2] < older_than and k[2] != self._pinned]:
+            del self._digests[key]
+            self._shards_cache = None
 
     # -- a generation --
 
-    def enlist(self, order: Order) -> None:
+    def apply_order(self, order: Order) -> None:
         """Take note of an order."""
-        if order.duty != DUTY_RUN or order.generation <= max(self._order.generation, self._agent.fenced):
+        if order.duty != DUTY_RUN or order.generation <= max(self._order.generation, self._agent.fenced_generation):
             return
         self._order = order
         nodes = frozenset(place.node for place in order.places)
         self._tracker = CommitTracker(order.generation, nodes)
-        self._next_step = self._answered = 0
+        self._next_step = self._last_vote_step = 0
 
-    def keep(self, generation: int, step: int, ranks: list[int]) -> None:
+    def store_step(self, generation: int, step: int, ranks: list[int]) -> None:
         """The ranks of this node have finished a step: keep it, if it is one that all keep."""
         agent = self._agent
-        if not agent.awake() or generation != self._order.generation or generation <= agent.fenced:
+        if not agent.is_running() or generation != self._order.generation or generation <= agent.fenced_generation:
             return
         version = Version(generation, step)
-        if step == self._next_step or not (self._next_step or self._answered):
-            self._answered = step
+        if step == self._next_step or not (self._next_step or self._last_vote_step):
+            self._last_vote_step = step
             for rank in ranks:
-                self.put(rank, True, version)
-            agent.later(agent.world.timing.copy(), self._copy, version, ranks)
-            agent.changed(0.25)
-        elif step > self._next_step > self._answered:
-            self._answered = self._next_step
-            self._report(Version(generation, self._next_step), True)
+                self.add(rank, True, version)
+            agent.call_later(agent.world.durations.copy_s(), self._replicate, version, ranks)
+            agent.status_changed(0.25)
+        elif step > self._next_step > self._last_vote_step:
+            self._last_vote_step = self._next_step
+            self._report_to_leader(Version(generation, self._next_step), True)
 
-    def _copy(self, version: Version, ranks: list[int]) -> None:
-        if version.generation <= self._agent.fenced:
+    def _replicate(self, version: Version, ranks: list[int]) -> None:
+        if version.generation <= self._agent.fenced_generation:
             return
         buddy = next((m.buddy for m in self._order.members if m.node == self._agent.node), "")
         if buddy:
-            other = self._agent.world.peer(self._agent, buddy)
-            if other is None or version.generation <= other.fenced:
-                self._agent.later(_AGAIN_S, self._copy, version, ranks)
+            other = self._agent.world.reachable_peer(self._agent, buddy)
+            if other is None or version.generation <= other.fenced_generation:
+                self._agent.call_later(_RETRY_S, self._replicate, version, ranks)
                 return
             for rank in ranks:
-                other.memory.put(rank, False, version)
-            other.changed(0.25)
-        self._report(version, False)
+                other.memory.add(rank, False, version)
+            other.status_changed(0.25)
+        self._report_to_leader(version, False)
 
-    def _report(self, version: Version, skipped: bool) -> None:
+    def _report_to_leader(self, version: Version, skipped: bool) -> None:
         """Tell the leader, until it has heard."""
         agent = self._agent
-        if version.generation <= agent.fenced or version.generation != self._order.generation:
+        if version.generation <= agent.fenced_generation or version.generation != self._order.generation:
             return
-        leader = agent.world.peer(agent, self._order.places[0].node)
-        if leader is None or not leader.memory.count(agent.node, version, skipped):
-            agent.later(_AGAIN_S, self._report, version, skipped)
+        leader = agent.world.reachable_peer(agent, self._order.places[0].node)
+        if leader is None or not leader.memory.count_vote(agent.node, version, skipped):
+            agent.call_later(_RETRY_S, self._report_to_leader, version, skipped)
 
     # -- the leader --
 
-    def count(self, node: str, version: Version, skipped: bool) -> bool:
+    def count_vote(self, node: str, version: Version, skipped: bool) -> bool:
         """A node stands twice at a version, or never will. False: that is not taken."""
         agent = self._agent
-        if version.generation != self._tracker.generation or version.generation <= agent.fenced:
+        if version.generation != self._tracker.generation or version.generation <= agent.fenced_generation:
             return False
         now = max((r.step for r in agent.ranks.values()), default=0)
         vote = self._tracker.record_skipped if skipped else self._tracker.record_stored
         decision = vote(node, versions.Version(version.generation, version.step), now)
         if decision is not None:
             if not decision.void:
-                agent.world.laws.committed(agent, self._order, version)
+                agent.world.observer.version_committed(agent, self._order, version)
             for member in self._order.members:
-                agent.later(agent.world.network.delay(), self._notify, member.node, decision)
+                agent.call_later(agent.world.network.message_delay_s(), self._send_decision, member.node, decision)
         return True
 
-    def _notify(self, node: str, decision: CommitDecision) -> None:
+    def _send_decision(self, node: str, decision: CommitDecision) -> None:
         agent = self._agent
-        if decision.version.generation <= agent.fenced or self._tracker.next_step > decision.next_step:
+        if decision.version.generation <= agent.fenced_generation or self._tracker.next_step > decision.next_step:
             return
-        other = agent.world.peer(agent, node)
+        other = agent.world.reachable_peer(agent, node)
         if other is None:
-            agent.later(_AGAIN_S, self._notify, node, decision)
+            agent.call_later(_RETRY_S, self._send_decision, node, decision)
         else:
-            other.memory.hear(decision)
+            other.memory.receive_decision(decision)
 
-    def hear(self, decision: CommitDecision) -> None:
+    def receive_decision(self, decision: CommitDecision) -> None:
         """A version is committed, or void."""
         agent = self._agent
         version = Version(*decision.version)
-        if version.generation <= agent.fenced:
+        if version.generation <= agent.fenced_generation:
             return
         if version.generation == self._order.generation:
             self._next_step = max(self._next_step, decision.next_step)
         committed = Version(*decision.committed)
         if committed > (self.committed or Version(0, 0)):
             self.committed = committed
-            self._drop(committed)
+            self._drop_older(committed)
         if decision.void:
-            for key in [k for k in self._kept if self._is_void(k[2], version)]:
-                del self._kept[key]
-        self._shown = None
-        agent.changed(0.25)
+            for key in [k for k in self._digests if self._is_void(k[2], version)]:
+                del self._digests[key]
+        self._shards_cache = None
+        agent.status_changed(0.25)
 
     def _is_void(self, kept: Version, void: Version) -> bool:
         newer = self.committed is None or kept > self.committed
@@ -175,16 +175,16 @@ class Memory:
 
     # -- flushes --
 
-    def flush(self, order: FlushOrder) -> None:
+    def start_flush(self, order: FlushOrder) -> None:
         """Write this node's part of a flush: hold what is committed, agree on the newest, write it."""
         agent = self._agent
         named = Version(order.version.generation, order.version.step)
         held = max(named, self.committed) if self.committed is not None else named
         self._pinned = held
-        agent.world.flushes.say(agent, order, held)
+        agent.world.durable_storage.join_flush(agent, order, held)
 
-    def let_go(self) -> None:
+    def flush_finished(self) -> None:
         """The flush is over."""
         self._pinned = None
         if self.committed is not None:
-            self._drop(self.committed)
+            self._drop_older(self.committed)

@@ -1,9 +1,8 @@
-"""The coordinator's shell in virtual time: streams, probes, Slurm calls, timer.
+"""The coordinator's shell in virtual time: streams, probes, Slurm calls and the timer.
 
-Core, journal and `process_event` are real.
-
-It can crash before and after each write of the journal and before each action: `world.crash_after` counts those points
-down. What is left then is the journal alone; a new Coordinator takes over.
+Core, journal and `process_event` are the real ones. The process can crash before and after each write of the journal
+and before each action: `world.crash_countdown` counts these points down. After a crash a new Coordinator starts with
+the journal alone.
 """
 
 from __future__ import annotations
@@ -26,25 +25,24 @@ from muster.daemon.coordinator.shell.event_processing import process_event
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.slurm.owed_calls import give
 from muster.daemon.coordinator.slurm.watch import JOBS_EVERY_S, NODES_EVERY_S, SlurmWatch
-from muster.simulator.world.machine import Process
-from muster.simulator.world.network import COORDINATOR, END, Stream
-from muster.simulator.world.slurm import DistantSlurm, drive
-from muster.simulator.world.violation import Violation
+from muster.simulator.environment.machine import Process
+from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
+from muster.simulator.environment.unreliable_slurm import DelayedSlurm, run_without_waiting
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.types import DEFAULT_TIMEOUT_S
 from muster.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
-    from muster.simulator.world.node_daemon import Daemon
+    from muster.simulator.world.node_daemon import NodeDaemon
     from muster.simulator.world.world import World
 
-SNAPSHOT_EVERY = (1, 5, 40)
+SNAPSHOT_INTERVALS = (1, 5, 40)
 """Facts between two snapshots, however big they are: one of these for each life."""
-_KNOCK_AGAIN_S = 0.15
+_PROBE_RETRY_S = 0.15
 
 
-class Crashed(Exception):
+class CoordinatorCrashed(Exception):
     """The coordinator's process ends here."""
 
 
@@ -80,25 +78,25 @@ class Coordinator(Process):
     def __init__(self, world: World, folder: Path, lease_term: int) -> None:
         super().__init__(world.schedule, None)
         self.world = world
-        every = world.chance.choice(SNAPSHOT_EVERY)
+        every = world.rng.choice(SNAPSHOT_INTERVALS)
         self.journal = Journal(folder, every, snapshot_share=0.0, lease_term=lease_term)
         self.core = Core(self.journal.load(), self._clock(), world.limits)
-        self.streams: dict[tuple[str, str], Stream] = {}
-        self._daemons: dict[str, Stream] = {}
+        self.agent_streams: dict[tuple[str, str], Stream] = {}
+        self._daemon_streams: dict[str, Stream] = {}
         self._orders = OrderDispatcher(self.core.state, self.journal.term, self._recipients, self._call_later)
-        self._watch = SlurmWatch(DistantSlurm(world.slurm, world.chance), self.core.state, self.post)
+        self._watch = SlurmWatch(DelayedSlurm(world.slurm, world.rng), self.core.state, self.post_event)
         self._events: deque[events.Event] = deque()
-        self._busy = False
+        self._is_processing = False
         self._timer = 0
-        self._taken: set[int] = set()
-        self._queues: dict[str, deque[facts.SlurmOwed]] = {}
+        self._started_calls: set[int] = set()
+        self._call_queues: dict[str, deque[facts.SlurmOwed]] = {}
 
     def start(self) -> None:
         """Carry out what is owed, and begin to look at Slurm."""
-        self._guarded(self.start_slurm_calls)
-        self.post(events.Tick())
-        self.later(0.1, self._look, self._watch.look_at_jobs, JOBS_EVERY_S)
-        self.later(0.2, self._look, self._watch.look_at_nodes, NODES_EVERY_S)
+        self._run_guarded(self.start_slurm_calls)
+        self.post_event(events.Tick())
+        self.call_later(0.1, self._start_lookup, self._watch.look_at_jobs, JOBS_EVERY_S)
+        self.call_later(0.2, self._start_lookup, self._watch.look_at_nodes, NODES_EVERY_S)
 
     def listens(self) -> bool:
         """It takes new connections."""
@@ -109,58 +107,58 @@ class Coordinator(Process):
 
     # -- events --
 
-    def post(self, event: events.Event) -> None:
+    def post_event(self, event: events.Event) -> None:
         """Take `event`, decide, journal, act. Nothing where it is dead."""
         self._events.append(event)
-        if self._busy:
+        if self._is_processing:
             return
-        self._busy = True
+        self._is_processing = True
         while self._events and self.alive:
-            self._guarded(self._take, self._events.popleft())
-        self._busy = False
+            self._run_guarded(self._process, self._events.popleft())
+        self._is_processing = False
 
-    def _take(self, event: events.Event) -> None:
-        self.world.tally.event(event)
+    def _process(self, event: events.Event) -> None:
+        self.world.coverage.count_event(event)
         if self.world.trace:
             self.world.note(f"    {event}")
         process_event(self.core, self, self, event, self._clock(), _cause)
 
-    def _guarded(self, action: Any, *args: Any) -> None:
+    def _run_guarded(self, action: Any, *args: Any) -> None:
         try:
             action(*args)
-        except Crashed as crash:
-            self.world.coordinator_dies(str(crash))
+        except CoordinatorCrashed as crash:
+            self.world.crash_coordinator(str(crash))
 
-    def _point(self, where: str) -> None:
+    def _crash_point(self, where: str) -> None:
         world = self.world
-        if world.crash_after is not None:
-            world.crash_after -= 1
-            if world.crash_after <= 0:
-                world.crash_after = None
-                raise Crashed(where)
+        if world.crash_countdown is not None:
+            world.crash_countdown -= 1
+            if world.crash_countdown <= 0:
+                world.crash_countdown = None
+                raise CoordinatorCrashed(where)
 
     def die(self) -> None:
         """The process is gone; its kernel closes what it had open."""
         self.alive = False
         self.journal.close()
-        for stream in [*self.streams.values(), *self._daemons.values()]:
-            stream.close_far()
+        for stream in [*self.agent_streams.values(), *self._daemon_streams.values()]:
+            stream.close_coordinator_side()
 
     # -- event_processing.JournalWriter --
 
     def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]:
         """Write, and perhaps die before or after."""
-        self._point(f"before the journal has {len(facts)} facts of {cause}")
+        self._crash_point(f"before the journal has {len(facts)} facts of {cause}")
         records = self.journal.append(facts, at, cause)
-        self.world.laws.written(self.core, facts, at)
-        self._point(f"after the journal has {len(facts)} facts of {cause}")
+        self.world.observer.journaled(self.core, facts, at)
+        self._crash_point(f"after the journal has {len(facts)} facts of {cause}")
         return records
 
     def snapshot_if_due(self, state: DurableState) -> bool:
         """As the journal's."""
         taken = self.journal.snapshot_if_due(state)
         if taken:
-            self.world.laws.snapshot_taken(state, self.journal)
+            self.world.observer.snapshot_taken(state, self.journal)
         return taken
 
     # -- event_processing.Executor --
@@ -179,206 +177,206 @@ class Coordinator(Process):
         """See event_processing.Executor."""
         for fact in decided:
             if isinstance(fact, facts.MemberOut) and not fact.alive:
-                stream = self.streams.pop((fact.gang, fact.node), None)
+                stream = self.agent_streams.pop((fact.gang, fact.node), None)
                 if stream is not None:
-                    stream.close_far()
+                    stream.close_coordinator_side()
 
     def start_slurm_calls(self) -> None:
         """See event_processing.Executor."""
         for call in sorted(self.core.state.owed.values(), key=lambda call: call.call):
-            if call.call not in self._taken:
-                self._point(f"before Slurm call {call.call}")
-                self._taken.add(call.call)
-                self.world.laws.called(call)
-                queue = self._queues.setdefault(call.gang, deque())
+            if call.call not in self._started_calls:
+                self._crash_point(f"before Slurm call {call.call}")
+                self._started_calls.add(call.call)
+                self.world.observer.slurm_call_started(call)
+                queue = self._call_queues.setdefault(call.gang, deque())
                 queue.append(call)
                 if len(queue) == 1:
-                    self.later(self._slurm_s(), self._give, call, 0.25)
+                    self.call_later(self._slurm_delay_s(), self._try_call, call, 0.25)
 
     def start_probe(self, ask: ProbeRequest) -> None:
         """See event_processing.Executor."""
-        self._point(f"before probe {ask.probe}")
+        self._crash_point(f"before probe {ask.probe}")
         for witness in ask.witnesses:
             if witness in (AGENT, MUSTERD):
-                self.later(0.002, self._knock, ask, witness, self.schedule.now + ask.deadline_s, False)
-            elif stream := self.streams.get((ask.gang, witness)):
-                stream.down.put((self.journal.term, "probe", ask))
+                self.call_later(0.002, self._probe, ask, witness, self.schedule.now + ask.deadline_s, False)
+            elif stream := self.agent_streams.get((ask.gang, witness)):
+                stream.down.send((self.journal.term, "probe", ask))
 
     def set_timer(self, due: float | None, now: float) -> None:
         """See event_processing.Executor."""
         self._timer += 1
         if due is not None:
-            self.later(max(0.0, due - now), self._ring, self._timer)
+            self.call_later(max(0.0, due - now), self._timer_fired, self._timer)
 
     def report_bug(self, bug: str) -> None:
         """See event_processing.Executor."""
-        raise Violation(bug)
+        self.world.observer.core_bug_reported(bug)
 
-    def _ring(self, number: int) -> None:
+    def _timer_fired(self, number: int) -> None:
         if number == self._timer:
-            self.post(events.Tick())
+            self.post_event(events.Tick())
 
     def _recipients(self, gang: str) -> list[_Recipient]:
-        return [_Recipient(self, stream) for (id, _), stream in self.streams.items() if id == gang]
+        return [_Recipient(self, stream) for (id, _), stream in self.agent_streams.items() if id == gang]
 
     def _call_later(self, delay: float, action: Callable[[str], None], gang: str) -> None:
-        self.later(delay, self._guarded, action, gang)
+        self.call_later(delay, self._run_guarded, action, gang)
 
     def send(self, stream: Stream, message: pb.CoordinatorMessage) -> None:
         """Send an order, and perhaps die before."""
         gang, node, _ = stream.key
-        self._point(f"before the order for {node}")
-        self.world.laws.ordered(self.core.state.gangs[gang], message.order)
+        self._crash_point(f"before the order for {node}")
+        self.world.observer.order_sent(self.core.state.gangs[gang], message.order)
         stream.last_order = message
-        stream.down.put((message.term, "order", message.order))
+        stream.down.send((message.term, "order", message.order))
 
     # -- Slurm --
 
-    def _slurm_s(self) -> float:
-        return 0.01 + self.world.slurm.late_s * self.world.chance.random()
+    def _slurm_delay_s(self) -> float:
+        return 0.01 + self.world.slurm.max_delay_s * self.world.rng.random()
 
-    def _give(self, call: facts.SlurmOwed, pause: float) -> None:
+    def _try_call(self, call: facts.SlurmOwed, pause: float) -> None:
         """Try one call; the answer takes a while."""
         slurm = self.world.slurm
         try:
-            drive(slurm.whim(give(slurm, call, self.core.state)))
+            run_without_waiting(slurm.run_unreliably(give(slurm, call, self.core.state)))
         except SlurmRefused as refused:
-            self.later(self._slurm_s(), self._answered, call, str(refused))
+            self.call_later(self._slurm_delay_s(), self._call_answered, call, str(refused))
         except SlurmUnavailable:
-            self.later(pause, self._give, call, min(2 * pause, 5.0))
+            self.call_later(pause, self._try_call, call, min(2 * pause, 5.0))
         else:
-            self.later(self._slurm_s(), self._answered, call, None)
+            self.call_later(self._slurm_delay_s(), self._call_answered, call, None)
 
-    def _answered(self, call: facts.SlurmOwed, error: str | None) -> None:
-        queue = self._queues[call.gang]
+    def _call_answered(self, call: facts.SlurmOwed, error: str | None) -> None:
+        queue = self._call_queues[call.gang]
         queue.popleft()
-        self._taken.discard(call.call)
+        self._started_calls.discard(call.call)
         if queue:
-            self.later(self._slurm_s(), self._give, queue[0], 0.25)
-        self.post(events.SlurmAnswered(call.gang, call.call, error))
+            self.call_later(self._slurm_delay_s(), self._try_call, queue[0], 0.25)
+        self.post_event(events.SlurmAnswered(call.gang, call.call, error))
 
-    def _look(self, ask: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> None:
-        self._go_on(ask(), ask, every_s)
+    def _start_lookup(self, ask: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> None:
+        self._continue_lookup(ask(), ask, every_s)
 
-    def _go_on(
-        self, looking: Coroutine[Any, Any, None], ask: Callable[[], Coroutine[Any, Any, None]], every_s: float
+    def _continue_lookup(
+        self, lookup: Coroutine[Any, Any, None], ask: Callable[[], Coroutine[Any, Any, None]], every_s: float
     ) -> None:
         """Slurm is asked, or its answer has come, however old it is by now."""
         try:
-            looking.send(None)
+            lookup.send(None)
         except StopIteration:
-            self.later(every_s, self._look, ask, every_s)
+            self.call_later(every_s, self._start_lookup, ask, every_s)
         else:
-            self.later(min(self._slurm_s(), DEFAULT_TIMEOUT_S), self._go_on, looking, ask, every_s)
+            self.call_later(min(self._slurm_delay_s(), DEFAULT_TIMEOUT_S), self._continue_lookup, lookup, ask, every_s)
 
     # -- agents --
 
-    def hear_agent(self, stream: Stream, message: Any) -> None:
+    def receive_from_agent(self, stream: Stream, message: Any) -> None:
         """What comes up an agent's stream."""
         gang, node, incarnation = stream.key
-        if message is END:
-            if self.streams.get((gang, node)) is stream:
-                del self.streams[gang, node]
-                self.post(events.AgentGone(gang, node, incarnation))
+        if message is STREAM_END:
+            if self.agent_streams.get((gang, node)) is stream:
+                del self.agent_streams[gang, node]
+                self.post_event(events.AgentGone(gang, node, incarnation))
             return
         match message:
             case ("ping", sent_at):
-                stream.down.put((self.journal.term, "pong", sent_at))
-                self.post(events.AgentHeard(gang, node))
+                stream.down.send((self.journal.term, "pong", sent_at))
+                self.post_event(events.AgentHeard(gang, node))
             case ("status", status):
-                self.world.laws.reported(gang, status)
-                self.post(events.AgentReported(gang, node, incarnation, status))
+                self.world.observer.status_received(gang, status)
+                self.post_event(events.AgentReported(gang, node, incarnation, status))
             case ("hello", agent, status):
-                self._admit(stream, agent, status)
+                self._admit_agent(stream, agent, status)
             case (_, event):
-                self.post(event)
+                self.post_event(event)
 
-    def _admit(self, stream: Stream, agent: Agent, status: events.Status) -> None:
+    def _admit_agent(self, stream: Stream, agent: Agent, status: events.Status) -> None:
         """As service_agent admits: from the journal what it knows, else from Slurm."""
-        post = agent.post
-        gang = self.core.state.gangs.get(post.gang)
-        answer = self.world.jobs.admits(gang, agent.node, post)
+        identity = agent.identity
+        gang = self.core.state.gangs.get(identity.gang)
+        answer = self.world.jobs.dismissal_reason(gang, agent.node, identity)
         if answer is None:
-            stream.close_far()
+            stream.close_coordinator_side()
         elif answer:
-            stream.down.put((self.journal.term, "dismissed", answer))
+            stream.down.send((self.journal.term, "dismissed", answer))
         else:
-            before = self.streams.get((post.gang, agent.node))
-            self.streams[post.gang, agent.node] = stream
+            before = self.agent_streams.get((identity.gang, agent.node))
+            self.agent_streams[identity.gang, agent.node] = stream
             if before is not None and before is not stream:
-                before.close_far()
+                before.close_coordinator_side()
             if gang is None:
-                self.post(self.world.jobs.submitted(post.gang))
-            self.post(
+                self.post_event(self.world.jobs.registration(identity.gang))
+            self.post_event(
                 events.AgentAttached(
-                    post.gang, agent.node, post.job, post.restarts, post.incarnation, f"{agent.node}:9",
-                    post.batch_host, agent.machine.leaf, status, post.pool,
+                    identity.gang, agent.node, identity.job, identity.restarts, identity.incarnation, f"{agent.node}:9",
+                    identity.on_batch_host, agent.machine.leaf, status, identity.pool_request,
                 )
             )  # fmt: skip
             if (
                 self.alive
-                and post.gang in self.core.state.gangs
-                and self.streams.get((post.gang, agent.node)) is stream
+                and identity.gang in self.core.state.gangs
+                and self.agent_streams.get((identity.gang, agent.node)) is stream
             ):
-                self._guarded(self._orders.send_to, _Recipient(self, stream))
+                self._run_guarded(self._orders.send_to, _Recipient(self, stream))
 
     # -- node daemons --
 
-    def hear_daemon(self, stream: Stream, message: Any) -> None:
+    def receive_from_daemon(self, stream: Stream, message: Any) -> None:
         """What comes up a node daemon's stream."""
         node, incarnation = stream.key
-        if message is END:
-            if self._daemons.get(node) is stream:
-                del self._daemons[node]
-                self.post(events.NodeGone(node, incarnation))
+        if message is STREAM_END:
+            if self._daemon_streams.get(node) is stream:
+                del self._daemon_streams[node]
+                self.post_event(events.NodeGone(node, incarnation))
             return
         match message:
             case ("hello", daemon):
-                self._welcome(stream, daemon)
+                self._register_daemon(stream, daemon)
             case ("heartbeat", _):
-                self.post(events.NodeHeard(node))
-                self.world.depots.tell_over(node, self.core.state)
+                self.post_event(events.NodeHeard(node))
+                self.world.kept_memory.drop_unwanted(node, self.core.state)
             case ("signal", event):
-                self.post(event)
-        stream.down.put((self.journal.term, "answer", message[1] if message[0] == "signal" else None))
+                self.post_event(event)
+        stream.down.send((self.journal.term, "answer", message[1] if message[0] == "signal" else None))
 
-    def _welcome(self, stream: Stream, daemon: Daemon) -> None:
+    def _register_daemon(self, stream: Stream, daemon: NodeDaemon) -> None:
         node, incarnation = stream.key
-        before = self._daemons.get(node)
+        before = self._daemon_streams.get(node)
         if before is not None and before is not stream:
-            before.close_far()
-        self._daemons[node] = stream
-        self.post(events.NodeAttached(node, f"boot{daemon.machine.boot}", incarnation, f"{node}:7071"))
+            before.close_coordinator_side()
+        self._daemon_streams[node] = stream
+        self.post_event(events.NodeAttached(node, f"boot{daemon.machine.boot_count}", incarnation, f"{node}:7071"))
 
     # -- probes --
 
-    def _knock(self, ask: ProbeRequest, witness: str, until: float, accepted: bool) -> None:
+    def _probe(self, ask: ProbeRequest, witness: str, until: float, accepted: bool) -> None:
         """As probes.probe: again and again until it answers, its kernel refuses, or the deadline has come."""
         world = self.world
         gang = ask.gang if witness == AGENT else None
         address = ask.peer_address if witness == AGENT else ask.probe_address
-        found = world.door(COORDINATOR, ask.node, gang) if address else Silence.NO_ANSWER
+        found = world.reachability(COORDINATOR, ask.node, gang) if address else Silence.NO_ANSWER
         if found is None or found is Silence.CLOSED:
-            self._probed(ask, witness, found)
+            self._probe_answered(ask, witness, found)
             return
         accepted |= found is Silence.KERNEL_ONLY
         now = self.schedule.now
         if now >= until or not address:
-            self._probed(ask, witness, Silence.KERNEL_ONLY if accepted else Silence.NO_ANSWER)
+            self._probe_answered(ask, witness, Silence.KERNEL_ONLY if accepted else Silence.NO_ANSWER)
         else:
-            self.later(min(_KNOCK_AGAIN_S, until - now + 0.001), self._knock, ask, witness, until, accepted)
+            self.call_later(min(_PROBE_RETRY_S, until - now + 0.001), self._probe, ask, witness, until, accepted)
 
-    def _probed(self, ask: ProbeRequest, witness: str, found: Silence | None) -> None:
-        self.post(events.Probed(ask.gang, ask.probe, witness, ask.node, found))
+    def _probe_answered(self, ask: ProbeRequest, witness: str, found: Silence | None) -> None:
+        self.post_event(events.Probed(ask.gang, ask.probe, witness, ask.node, found))
 
     # -- standing still --
 
-    def resume(self, since: float) -> None:
+    def resume_after_stall(self, since: float) -> None:
         """It stood still since then, goes on, and notices."""
         self.stopped = False
         if self.schedule.now - since > SUSPENDED_S:
             self.core.observed.since = self.schedule.now
-        self.go_on()
+        self.resume()
 
 
 def _cause(event: events.Event) -> str:

@@ -14,60 +14,60 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Round:
+class _Flush:
     """One flush of a gang: who said what it holds, and which ranks' shards are written."""
 
     version: Version
-    said: dict[str, Version] = field(default_factory=dict)
-    written: dict[int, Version] = field(default_factory=dict)
+    held_versions: dict[str, Version] = field(default_factory=dict)
+    written_shards: dict[int, Version] = field(default_factory=dict)
 
 
-class Flushes:
-    """All durable checkpoints. `broken_until`: writing fails before that time."""
+class DurableStorage:
+    """All durable checkpoints. broken_until: writing fails before that time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._rounds: dict[tuple[str, int], _Round] = {}
+        self._flushes: dict[tuple[str, int], _Flush] = {}
         self._folders: dict[tuple[str, str], Version] = {}
-        self.broken_until = 0.0
-        self.mute_until = 0.0
+        self.fails_until = 0.0
+        self.hangs_until = 0.0
 
-    def say(self, agent: Agent, order: FlushOrder, held: Version) -> None:
+    def join_flush(self, agent: Agent, order: FlushOrder, held: Version) -> None:
         """`agent` holds `held` for this flush; it writes once all writers have spoken."""
         named = Version(order.version.generation, order.version.step)
-        round = self._rounds.setdefault((agent.post.gang, order.serial), _Round(named))
-        round.said[agent.node] = held
-        agent.later(self._world.timing.flush(), self._write, agent, order, round)
+        flush = self._flushes.setdefault((agent.identity.gang, order.serial), _Flush(named))
+        flush.held_versions[agent.node] = held
+        agent.call_later(self._world.durations.flush_s(), self._write, agent, order, flush)
 
-    def _write(self, agent: Agent, order: FlushOrder, round: _Round) -> None:
+    def _write(self, agent: Agent, order: FlushOrder, flush: _Flush) -> None:
         now = self._world.schedule.now
         writers = {source.node for source in order.sources}
-        if now < self.mute_until or not writers <= round.said.keys():
-            agent.later(0.5, self._write, agent, order, round)
+        if now < self.hangs_until or not writers <= flush.held_versions.keys():
+            agent.call_later(0.5, self._write, agent, order, flush)
             return
         mine = [source.rank for source in order.sources if source.node == agent.node]
-        newest = max(round.said.values())
-        error = "no space left on device" if now < self.broken_until else ""
-        if any(newest not in agent.memory.versions(rank) for rank in mine):
+        newest = max(flush.held_versions.values())
+        error = "no space left on device" if now < self.fails_until else ""
+        if any(newest not in agent.memory.versions_of(rank) for rank in mine):
             error = error or f"no shard of step {newest.step} stands here"
         if not error:
-            round.written.update(dict.fromkeys(mine, newest))
-            round.version = newest
-        agent.flushed, agent.flush_error = order.serial, error
-        agent.memory.let_go()
-        agent.changed()
+            flush.written_shards.update(dict.fromkeys(mine, newest))
+            flush.version = newest
+        agent.flushed_serial, agent.flush_error = order.serial, error
+        agent.memory.flush_finished()
+        agent.status_changed()
 
-    def published(self, gang: str, serial: int, path: str, world_size: int) -> str:
+    def publish(self, gang: str, serial: int, path: str, world_size: int) -> str:
         """The coordinator counts the flush as done. Empty, or what is wrong with the folder in truth."""
-        round = self._rounds.get((gang, serial))
-        if round is None or len(round.written) != world_size:
+        flush = self._flushes.get((gang, serial))
+        if flush is None or len(flush.written_shards) != world_size:
             return f"{path} lacks shards"
-        if len(set(round.written.values())) != 1:
-            return f"{path} mixes versions: {round.written}"
-        self._folders[gang, path] = round.version
+        if len(set(flush.written_shards.values())) != 1:
+            return f"{path} mixes versions: {flush.written_shards}"
+        self._folders[gang, path] = flush.version
         return ""
 
-    def load(self, gang: str, path: str) -> int:
+    def step_of(self, gang: str, path: str) -> int:
         """The step of a folder.
 
         Raises:

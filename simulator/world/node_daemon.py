@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from muster.daemon.coordinator.core.state import events
-from muster.simulator.world.machine import Backoff, Machine, Process
-from muster.simulator.world.network import COORDINATOR, END, Stream
+from muster.simulator.environment.machine import Backoff, Machine, Process
+from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
-HEARTBEAT_S, ANSWER_S = 5.0, 5.0
+HEARTBEAT_INTERVAL_S, ANSWER_TIMEOUT_S = 5.0, 5.0
 
 
-class Daemon(Process):
+class NodeDaemon(Process):
     """One life of musterd on a machine."""
 
     machine: Machine
@@ -28,64 +28,64 @@ class Daemon(Process):
         self._backoff = Backoff(0.1, 2.0)
         self._signals: list[events.NodeSignalled] = []
         self._term = 0
-        self._heard_at = 0.0
-        self._beats = 0
+        self._last_message_at = 0.0
+        self._heartbeat_series = 0
 
     def attach(self) -> None:
         """Open a stream, again and again until there is one."""
         if self.stream is not None:
             return
         coordinator, node = self._world.coordinator, self.machine.name
-        if not coordinator.listens() or not self._world.network.both(node, COORDINATOR):
-            self._again()
+        if not coordinator.listens() or not self._world.network.connected(node, COORDINATOR):
+            self._reconnect_later()
             return
         self.stream = stream = Stream(
             self._world.network, node, (node, self.incarnation),
-            (self.awake, self._hear), (coordinator.awake, coordinator.hear_daemon),
+            (self.is_running, self._receive), (coordinator.is_running, coordinator.receive_from_daemon),
         )  # fmt: skip
-        self._heard_at = self.schedule.now
-        stream.up.put(("hello", self))
+        self._last_message_at = self.schedule.now
+        stream.up.send(("hello", self))
         for signal in self._signals:
-            stream.up.put(("signal", signal))
-        self._beats += 1
-        self.later(HEARTBEAT_S, self._beat, self._beats)
+            stream.up.send(("signal", signal))
+        self._heartbeat_series += 1
+        self.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat, self._heartbeat_series)
 
-    def _again(self) -> None:
-        self.later(self._backoff.pause() * (0.5 + 0.5 * self._world.chance.random()), self.attach)
+    def _reconnect_later(self) -> None:
+        self.call_later(self._backoff.next_delay_s() * (0.5 + 0.5 * self._world.rng.random()), self.attach)
 
-    def _hear(self, stream: Stream, message: Any) -> None:
+    def _receive(self, stream: Stream, message: Any) -> None:
         if stream is not self.stream:
             return
-        if message is END or message[0] < self._term:
-            self._lose()
+        if message is STREAM_END or message[0] < self._term:
+            self._disconnect()
             return
         self._term, _, signal = message
-        self._heard_at = self.schedule.now
+        self._last_message_at = self.schedule.now
         self._backoff.reset()
         if signal in self._signals:
             self._signals.remove(signal)
 
-    def _lose(self) -> None:
+    def _disconnect(self) -> None:
         if self.stream is not None:
             self.stream.down.closed = True
-            self.stream.close_near()
+            self.stream.close_node_side()
             self.stream = None
-            self._again()
+            self._reconnect_later()
 
-    def _beat(self, number: int) -> None:
-        if number != self._beats or self.stream is None:
+    def _send_heartbeat(self, number: int) -> None:
+        if number != self._heartbeat_series or self.stream is None:
             return
-        if self.schedule.now - self._heard_at > HEARTBEAT_S + ANSWER_S:
-            self._lose()
+        if self.schedule.now - self._last_message_at > HEARTBEAT_INTERVAL_S + ANSWER_TIMEOUT_S:
+            self._disconnect()
             return
-        self.stream.up.put(("heartbeat", None))
-        self.later(HEARTBEAT_S, self._beat, number)
+        self.stream.up.send(("heartbeat", None))
+        self.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat, number)
 
-    def signal(self, event: events.NodeSignalled) -> None:
+    def report_signal(self, event: events.NodeSignalled) -> None:
         """The hardware has said something."""
         self._signals.append(event)
         if self.stream is not None:
-            self.stream.up.put(("signal", event))
+            self.stream.up.send(("signal", event))
 
     def end(self, closes: bool) -> None:
         """The process is gone. `closes`: its kernel lives and closes its connections."""
@@ -93,5 +93,5 @@ class Daemon(Process):
         if self.stream is not None:
             self.stream.down.closed = True
             if closes:
-                self.stream.close_near()
+                self.stream.close_node_side()
             self.stream = None

@@ -27,59 +27,62 @@ class Observer(Protocol):
 
     journal: list[tuple[float, facts.Fact]]
 
-    def written(self, core: Core, facts: Sequence[facts.Fact], at: float) -> None:
+    def journaled(self, core: Core, facts: Sequence[facts.Fact], at: float) -> None:
         """The journal holds these facts from now on."""
 
-    def ordered(self, gang: Gang, order: pb.Order) -> None:
+    def order_sent(self, gang: Gang, order: pb.Order) -> None:
         """An order goes out."""
 
-    def called(self, call: facts.SlurmOwed) -> None:
+    def slurm_call_started(self, call: facts.SlurmOwed) -> None:
         """Slurm is called."""
 
     def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""
 
-    def reported(self, gang: str, status: Status) -> None:
+    def status_received(self, gang: str, status: Status) -> None:
         """The coordinator hears an agent's status."""
 
-    def crashed(self, state: DurableState, written: bool) -> None:
+    def coordinator_crashed(self, state: DurableState, written: bool) -> None:
         """The coordinator dies with this durable state; `written`: the journal holds all of it."""
 
-    def restarted(self, state: DurableState, journal: Journal) -> None:
+    def coordinator_restarted(self, state: DurableState, journal: Journal) -> None:
         """A coordinator has taken up the journal."""
 
-    def changed(self) -> None:
+    def core_bug_reported(self, bug: str) -> None:
+        """The core has found a bug in itself."""
+
+    def topology_changed(self) -> None:
         """Wires, kernels or processes have changed."""
 
-    def goes_on(self, node: str) -> None:
+    def node_resumed(self, node: str) -> None:
         """What was stopped on `node` runs again."""
 
-    def started(self, gang: str, rank: Rank) -> None:
+    def rank_started(self, gang: str, rank: Rank) -> None:
         """A rank's process was started."""
 
-    def joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
+    def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
         """All ranks of a generation, which are on these nodes, have met."""
 
-    def committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
+    def version_committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
         """The leader calls a version committed."""
 
-    def crashed_by_itself(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
+    def rank_crashed(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
         """A rank has exited with an error, and nobody had killed it. `of_reset`: its peer had died."""
 
-    def hung_by_itself(self, gang: str, generation: int) -> None:
+    def rank_hung(self, gang: str, generation: int) -> None:
         """A rank hangs: it may be no node's fault, for it may be slow only."""
 
-    def left(self, agent: Agent) -> None:
+    def shards_handed_over(self, agent: Agent) -> None:
         """An agent leaves its shards with its node's daemon."""
 
-    def prolog_returned(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
+    def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
         """A job's first process is about to start on a node that keeps this."""
 
-    def kept_at(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
+    def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
         """A node keeps this at this time."""
 
-    def batch_leaves(self, gang: Gang, job: Job) -> None:
+    def batch_script_ended(self, gang: Gang, job: Job) -> None:
         """A batch script ends, and its job with it."""
 
-    def end_of_run(self) -> None:
+    def run_settled(self) -> None:
         """All has settled."""

@@ -16,184 +16,195 @@ from muster.v1.agent_pb2 import DUTY_RUN, Order
 if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
-SELDOM_S = 5.0
-ACCUSE_AGAIN_S = 2.0
-ANSWERED_S = 10.0
-TICK_S = 0.1
-LAZY_TICK_S = 0.35
-_STALLED_S = 0.5
-_DIAL_S = 0.15
+SLOW_PING_INTERVAL_S = 5.0
+ACCUSATION_INTERVAL_S = 2.0
+LAST_ANSWER_KEPT_S = 10.0
+CHECK_INTERVAL_S = 0.1
+SLOW_CHECK_INTERVAL_S = 0.35
+_STALL_S = 0.5
+_RECONNECT_S = 0.15
 """Until a broken link is open again, or an answer to an old ping has come."""
 
 
-class Uneasy:
+class PeerMonitor:
     """Contacts of one agent, and the judgement on them."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._circle = silence_rules.PeerGroup(agent.node)
-        self._broken: dict[str, float] = {}
+        self._membership = silence_rules.PeerGroup(agent.node)
+        self._last_contact_before_break: dict[str, float] = {}
         """Contact with whom it can't reach now."""
-        self._phase: dict[str, float] = {}
+        self._ping_phase: dict[str, float] = {}
         self._closed: set[str] = set()
-        self._asking: set[str] = set()
-        self._answered: dict[str, float] = {}
-        self._accused: dict[str, float] = {}
-        self._started = self._awake = float("-inf")
+        self._pinged_until_rejected: set[str] = set()
+        self._last_answered_at: dict[str, float] = {}
+        self._accused_at: dict[str, float] = {}
+        self._run_started_at = self._stalled_until = float("-inf")
         self._generation = 0
-        self._ticking = False
-        self._slept_at = 0.0
-        self.spell: float | None = None
+        self._is_checking = False
+        self._last_check_at = 0.0
+        self.suspicion_since: float | None = None
 
     @property
     def _now(self) -> float:
         return self._agent.schedule.now
 
-    def enlist(self, order: Order) -> None:
+    def apply_order(self, order: Order) -> None:
         """Take over members and neighbours."""
         if order.duty == DUTY_RUN and order.generation > self._generation:
-            self._started = self._now
+            self._run_started_at = self._now
         self._generation = order.generation
         members = frozenset(member.node for member in order.members)
         me = next((member for member in order.members if member.node == self._agent.node), None)
         near = frozenset(me.neighbours if me is not None else ()) & members
-        for node in sorted(self._circle.members - members):
-            self._take_leave(node)
-        self._circle = silence_rules.PeerGroup(self._agent.node, members, near - {self._agent.node})
-        self._accused = {node: at for node, at in self._accused.items() if node in members}
-        self.look()
+        for node in sorted(self._membership.members - members):
+            self._record_last_answer(node)
+        self._membership = silence_rules.PeerGroup(self._agent.node, members, near - {self._agent.node})
+        self._accused_at = {node: at for node, at in self._accused_at.items() if node in members}
+        self.start_checking()
 
     # -- contacts --
 
-    def reach(self, node: str, reaches: bool) -> None:
+    def reachability_changed(self, node: str, reachable: bool) -> None:
         """The two can, or can't, ping each other from now on."""
-        if reaches:
-            if node in self._broken:
-                self._agent.schedule.later(_DIAL_S, self._mended, node)
+        if reachable:
+            if node in self._last_contact_before_break:
+                self._agent.schedule.call_later(_RECONNECT_S, self._link_restored, node)
         else:
-            if node not in self._broken:
-                self._broken[node] = self._now - self._age(node)
-            self.look()
+            if node not in self._last_contact_before_break:
+                self._last_contact_before_break[node] = self._now - self._contact_age_s(node)
+            self.start_checking()
 
-    def _mended(self, node: str) -> None:
-        if self._agent.awake() and self._agent.world.peer(self._agent, node) is not None:
-            self._broken.pop(node, None)
+    def _link_restored(self, node: str) -> None:
+        if self._agent.is_running() and self._agent.world.reachable_peer(self._agent, node) is not None:
+            self._last_contact_before_break.pop(node, None)
             self._closed.discard(node)
 
-    def lose(self, node: str) -> None:
+    def connection_closed(self, node: str) -> None:
         """The other's kernel has closed the link: its process has ended."""
-        if node in self._circle.members and node not in self._closed:
+        if node in self._membership.members and node not in self._closed:
             self._closed.add(node)
-            if node in self._circle.neighbours:
-                self._accused.pop(node, None)
+            if node in self._membership.neighbours:
+                self._accused_at.pop(node, None)
                 self._accuse(node, Silence.CLOSED)
 
-    def closed(self, node: str) -> bool:
+    def was_closed(self, node: str) -> bool:
         """The link was closed by the other's kernel."""
         return node in self._closed
 
-    def _period(self, node: str) -> float:
-        if self.spell is not None:
+    def _ping_interval_s(self, node: str) -> float:
+        if self.suspicion_since is not None:
             return silence_rules.SUSPICION_PING_S
-        return silence_rules.NEIGHBOUR_PING_S if node in self._circle.neighbours else SELDOM_S
+        return silence_rules.NEIGHBOUR_PING_S if node in self._membership.neighbours else SLOW_PING_INTERVAL_S
 
-    def _age(self, node: str) -> float:
-        if node not in self._phase:
-            self._phase[node] = self._agent.world.chance.random()
-        return self._period(node) * self._phase[node]
+    def _contact_age_s(self, node: str) -> float:
+        if node not in self._ping_phase:
+            self._ping_phase[node] = self._agent.world.rng.random()
+        return self._ping_interval_s(node) * self._ping_phase[node]
 
-    def contact(self, node: str) -> float:
+    def last_contact(self, node: str) -> float:
         """When the newest ping that `node` answered was sent."""
-        at = self._broken.get(node)
-        return at if at is not None else self._now - self._age(node)
+        at = self._last_contact_before_break.get(node)
+        return at if at is not None else self._now - self._contact_age_s(node)
 
     def heard_s(self) -> dict[str, float]:
         """Seconds since each node that is pinged often last answered."""
-        often = self._circle.neighbours if self.spell is None else self._circle.members - {self._agent.node}
+        often = (
+            self._membership.neighbours
+            if self.suspicion_since is None
+            else self._membership.members - {self._agent.node}
+        )
         now = self._now
-        return {node: now - self.contact(node) for node in sorted(often)}
+        return {node: now - self.last_contact(node) for node in sorted(often)}
 
-    def _take_leave(self, node: str) -> None:
+    def _record_last_answer(self, node: str) -> None:
         """`node` is no member any more: from now on its pings are answered with that word."""
-        other = self._agent.world.agents.get((self._agent.post.gang, node))
+        other = self._agent.world.agents.get((self._agent.identity.gang, node))
         if other is not None and other.alive:
-            self._answered[node] = other.uneasy.contact(self._agent.node)
+            self._last_answered_at[node] = other.peer_monitor.last_contact(self._agent.node)
 
     def answered_s(self) -> dict[str, float]:
         """Seconds since each node that is no member any more was last answered as one."""
-        ages = {node: self._now - at for node, at in self._answered.items() if node not in self._circle.members}
-        return {node: age for node, age in ages.items() if age < ANSWERED_S}
+        ages = {
+            node: self._now - at for node, at in self._last_answered_at.items() if node not in self._membership.members
+        }
+        return {node: age for node, age in ages.items() if age < LAST_ANSWER_KEPT_S}
 
     # -- judgement --
 
-    def look(self) -> None:
+    def start_checking(self) -> None:
         """Look at the clock soon, and for as long as somebody is silent."""
-        if not self._ticking:
-            self._ticking = True
-            self._slept_at = self._now
-            self._agent.later(TICK_S, self._tick)
+        if not self._is_checking:
+            self._is_checking = True
+            self._last_check_at = self._now
+            self._agent.call_later(CHECK_INTERVAL_S, self._check)
 
-    def _tick(self) -> None:
-        self._ticking = False
+    def _check(self) -> None:
+        self._is_checking = False
         agent, now = self._agent, self._now
-        if now - self._slept_at > _STALLED_S:
-            self._awake = now
-        if not any(node in self._broken for node in self._circle.members) and self.spell is None:
+        if now - self._last_check_at > _STALL_S:
+            self._stalled_until = now
+        if (
+            not any(node in self._last_contact_before_break for node in self._membership.members)
+            and self.suspicion_since is None
+        ):
             return
-        judged = silence_rules.evaluate(now, self._circle, self._heard())
-        began = self.spell is None and judged.suspicion_since is not None
-        self.spell = judged.suspicion_since
+        judged = silence_rules.evaluate(now, self._membership, self._heard())
+        began = self.suspicion_since is None and judged.suspicion_since is not None
+        self.suspicion_since = judged.suspicion_since
         if began:
-            agent.hurry()
+            agent.ping_now()
         for node in sorted(judged.accuse):
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
-        if judged.self_fence_reason and now - self._started >= SELF_FENCE_AFTER_S:
-            agent.end_ranks(judged.self_fence_reason)
+        if judged.self_fence_reason and now - self._run_started_at >= SELF_FENCE_AFTER_S:
+            agent.self_fence(judged.self_fence_reason)
         # Nothing but the end of the ranks is decided to the tenth of a second.
-        near_end = self.spell is None or now - agent.contact > 1.0
-        self._ticking = True
-        self._slept_at = now
-        agent.later(TICK_S if near_end else LAZY_TICK_S, self._tick)
+        near_end = self.suspicion_since is None or now - agent.coordinator_contact > 1.0
+        self._is_checking = True
+        self._last_check_at = now
+        agent.call_later(CHECK_INTERVAL_S if near_end else SLOW_CHECK_INTERVAL_S, self._check)
 
     def _heard(self) -> silence_rules.LastContacts:
-        others = self._circle.members - {self._agent.node}
-        contacts = {node: self.contact(node) for node in sorted(others)}  # each may draw from chance
-        return silence_rules.LastContacts(contacts, self._agent.contact, self.spell, self._awake)
+        others = self._membership.members - {self._agent.node}
+        contacts = {node: self.last_contact(node) for node in sorted(others)}  # each may draw from rng
+        return silence_rules.LastContacts(
+            contacts, self._agent.coordinator_contact, self.suspicion_since, self._stalled_until
+        )
 
     def _accuse(self, node: str, how: Silence) -> None:
-        if self._now - self._accused.get(node, float("-inf")) < ACCUSE_AGAIN_S:
+        if self._now - self._accused_at.get(node, float("-inf")) < ACCUSATION_INTERVAL_S:
             return
-        self._accused[node] = self._now
+        self._accused_at[node] = self._now
         agent = self._agent
-        agent.say("accusation", NeighbourAccused(agent.post.gang, agent.node, node, how))
+        agent.send("accusation", NeighbourAccused(agent.identity.gang, agent.node, node, how))
 
     def accuse_again(self) -> None:
         """Say anew whom this agent doesn't hear."""
-        self._accused.clear()
-        for node in sorted(self._circle.neighbours & self._closed):
+        self._accused_at.clear()
+        for node in sorted(self._membership.neighbours & self._closed):
             self._accuse(node, Silence.CLOSED)
-        if self._broken:
-            self.look()
+        if self._last_contact_before_break:
+            self.start_checking()
 
     # -- outcasts --
 
-    def ask(self, other: Agent) -> None:
+    def ping_until_rejected(self, other: Agent) -> None:
         """Ping `other`, whose order does not count this node among the gang, until it could say so."""
         agent, order = self._agent, other.order
-        if not any(rank.able for rank in agent.ranks.values()) or order is None or not other.alive:
-            self._asking.discard(other.node)
+        if not any(rank.is_active for rank in agent.ranks.values()) or order is None or not other.alive:
+            self._pinged_until_rejected.discard(other.node)
             return
         if any(member.node == agent.node for member in order.members):
-            self._asking.discard(other.node)
+            self._pinged_until_rejected.discard(other.node)
             return
-        if order.generation >= self._generation and agent.world.peer(agent, other.node) is other:
-            self._asking.discard(other.node)
-            agent.end_ranks(f"{other.node} says that generation {order.generation} goes on without this node")
+        if order.generation >= self._generation and agent.world.reachable_peer(agent, other.node) is other:
+            self._pinged_until_rejected.discard(other.node)
+            agent.self_fence(f"{other.node} says that generation {order.generation} goes on without this node")
             return
-        agent.later(self._period(other.node), self.ask, other)
+        agent.call_later(self._ping_interval_s(other.node), self.ping_until_rejected, other)
 
-    def hear_of(self, other: Agent) -> None:
+    def expect_rejection(self, other: Agent) -> None:
         """The next ping to `other` will be answered with the word that this node is out."""
-        if other.node not in self._asking and other.node in self._circle.members:
-            self._asking.add(other.node)
-            self._agent.later(self._age(other.node), self.ask, other)
+        if other.node not in self._pinged_until_rejected and other.node in self._membership.members:
+            self._pinged_until_rejected.add(other.node)
+            self._agent.call_later(self._contact_age_s(other.node), self.ping_until_rejected, other)

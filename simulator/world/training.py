@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent, Rank
     from muster.simulator.world.world import World
 
-_AGAIN_S = 0.5
-_PATIENCE_S = 15.0
+_RETRY_S = 0.5
+_TIMEOUT_S = 15.0
 """How long a rank waits for its state, or for the others."""
 
 
@@ -29,89 +29,89 @@ class Training:
         self.began = False
         self.over = False
         self.last_step_at = float("-inf")
-        self.rests = False
-        self.rest_at = float("-inf")
+        self.in_declared_phase = False
+        self.phase_changed_at = float("-inf")
         """When its ranks last entered a declared phase, or left it."""
-        self._one_more = False
+        self._one_more_step = False
         self._order = order
-        self._joined: set[int] = set()
+        self._joined_ranks: set[int] = set()
 
-    def enter(self, rank: Rank) -> None:
+    def add_rank(self, rank: Rank) -> None:
         """A rank's process was started."""
         self.ranks[rank.rank] = rank
-        self._world.laws.started(self.gang, rank)
-        rank.agent.later(self._world.timing.boot(), self._load, rank, self._world.schedule.now)
+        self._world.observer.rank_started(self.gang, rank)
+        rank.agent.call_later(self._world.durations.boot_s(), self._load_state, rank, self._world.schedule.now)
 
-    def _load(self, rank: Rank, since: float) -> None:
+    def _load_state(self, rank: Rank, since: float) -> None:
         """Take the state that the order names."""
-        if not rank.able:
+        if not rank.is_active:
             return
         restore, world = self._order.restore, self._world
         if restore.durable_path:
-            self.step = world.flushes.load(self.gang, restore.durable_path)
+            self.step = world.durable_storage.step_of(self.gang, restore.durable_path)
         elif restore.HasField("version"):
             version = Version(restore.version.generation, restore.version.step)
             source = next((s for s in restore.sources if s.rank == rank.rank), None)
-            holder = world.peer(rank.agent, source.node) if source else None
+            holder = world.reachable_peer(rank.agent, source.node) if source else None
             if holder is None or source is None or not holder.memory.has(rank.rank, version, source.digest):
-                self._wait(rank, since, self._load, "its state can't be fetched")
+                self._retry(rank, since, self._load_state, "its state can't be fetched")
                 return
             self.step = version.step
         rank.running = True
-        rank.agent.changed()
-        self._join(rank, since)
+        rank.agent.status_changed()
+        self._join_store(rank, since)
 
-    def _join(self, rank: Rank, since: float) -> None:
+    def _join_store(self, rank: Rank, since: float) -> None:
         """Meet the others at the store."""
-        if not rank.able or self.over:
+        if not rank.is_active or self.over:
             return
         world = self._world
-        host = world.peer(rank.agent, self._order.master_addr)
-        if host is None or host.store != self.generation or host.store_port != self._order.master_port:
-            self._wait(rank, since, self._join, "the rendezvous store does not answer")
+        host = world.reachable_peer(rank.agent, self._order.master_addr)
+        if host is None or host.store_generation != self.generation or host.store_port != self._order.master_port:
+            self._retry(rank, since, self._join_store, "the rendezvous store does not answer")
             return
-        self._joined.add(rank.rank)
-        if len(self._joined) == self._order.world_size:
-            self._meet()
+        self._joined_ranks.add(rank.rank)
+        if len(self._joined_ranks) == self._order.world_size:
+            self._begin()
 
-    def _meet(self) -> None:
+    def _begin(self) -> None:
         """All have joined; who is frozen at this moment is waited for."""
         ranks, world = self.ranks.values(), self._world
-        if self.began or self.over or any(not rank.alive or rank.doomed for rank in ranks):
+        if self.began or self.over or any(not rank.alive or rank.kill_sent for rank in ranks):
             return
-        if not all(rank.able for rank in ranks):
-            world.schedule.later(_AGAIN_S, self._meet)
+        if not all(rank.is_active for rank in ranks):
+            world.schedule.call_later(_RETRY_S, self._begin)
             return
         self.began = True
-        world.laws.joined(self.gang, self.generation, {rank.agent.node for rank in ranks})
-        world.schedule.later(world.timing.step(), self._step)
+        world.observer.generation_joined(self.gang, self.generation, {rank.agent.node for rank in ranks})
+        world.schedule.call_later(world.durations.step_s(), self._step)
 
-    def _wait(self, rank: Rank, since: float, action: Callable[[Rank, float], None], words: str) -> None:
-        if self._world.schedule.now - since > _PATIENCE_S:
-            rank.agent.rank_ends(rank, 1, f"RuntimeError: {words}")
+    def _retry(self, rank: Rank, since: float, action: Callable[[Rank, float], None], reason: str) -> None:
+        if self._world.schedule.now - since > _TIMEOUT_S:
+            rank.agent.rank_exited(rank, 1, f"RuntimeError: {reason}")
         else:
-            rank.agent.later(_AGAIN_S, action, rank, since)
+            rank.agent.call_later(_RETRY_S, action, rank, since)
 
     def _step(self) -> None:
         if self.over:
             return
         ranks = self.ranks.values()
-        if any(not r.alive or r.doomed for r in ranks):
+        if any(not r.alive or r.kill_sent for r in ranks):
             self.over = True
             return
         world = self._world
-        if not self.rests and all(r.able for r in ranks) and self._ring_holds():
-            going = [rank for rank in ranks if not rank.hung]
-            if len(going) == len(ranks) or self._one_more:
-                self._finish_step(going)
-            stops = all(r.agent.asked_to_stop and not r.agent.deaf_ranks for r in ranks)
-            if len(going) == len(ranks) and (world.finished(self.gang) or stops):
+        if not self.in_declared_phase and all(r.is_active for r in ranks) and self._ring_connected():
+            active = [rank for rank in ranks if not rank.hung]
+            if len(active) == len(ranks) or self._one_more_step:
+                self._finish_step(active)
+            all_stop = all(r.agent.stop_requested and not r.agent.ranks_ignore_stop for r in ranks)
+            if len(active) == len(ranks) and (world.is_finished(self.gang) or all_stop):
                 self.exit_all(0)
                 return
-        world.schedule.later(world.timing.step(), self._step)
+        world.schedule.call_later(world.durations.step_s(), self._step)
 
     def _finish_step(self, ranks: list[Rank]) -> None:
-        self._one_more = False
+        self._one_more_step = False
         self.step += 1
         self.last_step_at = self._world.schedule.now
         by_agent: dict[str, tuple[Agent, list[int]]] = {}
@@ -119,53 +119,53 @@ class Training:
             rank.step, first = self.step, not rank.progressed
             rank.progressed = True
             by_agent.setdefault(rank.agent.node, (rank.agent, []))[1].append(rank.rank)
-            rank.agent.changed(0.0 if first else 0.25)
+            rank.agent.status_changed(0.0 if first else 0.25)
         for agent, numbers in by_agent.values():
-            agent.memory.keep(self.generation, self.step, numbers)
+            agent.memory.store_step(self.generation, self.step, numbers)
 
-    def hang(self, rank: Rank, behind: bool) -> None:
+    def hang_rank(self, rank: Rank, behind: bool) -> None:
         """A rank goes on no more. `behind`: the other nodes finish the step under way, its own does not."""
         for other in self.ranks.values():
             other.hung = other.hung or other is rank or (behind and other.agent is rank.agent)
-        self._one_more = behind and not all(other.hung for other in self.ranks.values())
-        self._world.laws.hung_by_itself(self.gang, self.generation)
+        self._one_more_step = behind and not all(other.hung for other in self.ranks.values())
+        self._world.observer.rank_hung(self.gang, self.generation)
 
-    def rest(self, seconds: float) -> None:
+    def declare_phase(self, seconds: float) -> None:
         """All ranks are in a declared phase for so long."""
-        self._rest(True)
-        self._world.schedule.later(seconds, self._rest, False)
+        self._set_phase(True)
+        self._world.schedule.call_later(seconds, self._set_phase, False)
 
-    def _rest(self, rests: bool) -> None:
-        self.rests, self.rest_at = rests, self._world.schedule.now
+    def _set_phase(self, in_phase: bool) -> None:
+        self.in_declared_phase, self.phase_changed_at = in_phase, self._world.schedule.now
         for rank in self.ranks.values():
-            rank.declared = "evaluation" if rests else ""
+            rank.declared_phase = "evaluation" if in_phase else ""
             if rank.alive:
-                rank.agent.changed(0.25)
+                rank.agent.status_changed(0.25)
 
-    def _ring_holds(self) -> bool:
+    def _ring_connected(self) -> bool:
         """Neighbours in the ring of ranks reach each other."""
         nodes = list(dict.fromkeys(self.ranks[n].agent.node for n in sorted(self.ranks)))
-        both = self._world.network.both
-        return all(both(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b)
+        connected = self._world.network.connected
+        return all(connected(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b)
 
     def exit_all(self, code: int) -> None:
         """Every rank ends by itself."""
         self.over = True
         for rank in self.ranks.values():
-            if rank.able:
-                delay = 0.3 * self._world.chance.random()
-                self._world.schedule.later(delay, rank.agent.rank_ends, rank, code, "")
+            if rank.is_active:
+                delay = 0.3 * self._world.rng.random()
+                self._world.schedule.call_later(delay, rank.agent.rank_exited, rank, code, "")
 
-    def feel_reset(self, dead: str, chance: float, within_s: float = 1.0, first: str = "") -> None:
+    def reset_connections(self, dead: str, probability: float, within_s: float = 1.0, first: str = "") -> None:
         """The kernel of `dead` has reset its peers' connections: healthy ranks die of it, or hang. Those on the node
         `first` die at once."""
         for rank in self.ranks.values():
             if rank.agent.node == first != dead:
-                self._world.schedule.later(0.0, self._die_of_reset, rank)
-            elif rank.agent.node != dead and rank.able and self._world.chance.random() < chance:
-                self._world.schedule.later(within_s * self._world.chance.random(), self._die_of_reset, rank)
+                self._world.schedule.call_later(0.0, self._crash_from_reset, rank)
+            elif rank.agent.node != dead and rank.is_active and self._world.rng.random() < probability:
+                self._world.schedule.call_later(within_s * self._world.rng.random(), self._crash_from_reset, rank)
 
-    def _die_of_reset(self, rank: Rank) -> None:
-        if rank.able:
-            rank.reset = True
-            rank.agent.rank_ends(rank, 1, "RuntimeError: Connection reset by peer")
+    def _crash_from_reset(self, rank: Rank) -> None:
+        if rank.is_active:
+            rank.died_of_reset = True
+            rank.agent.rank_exited(rank, 1, "RuntimeError: Connection reset by peer")

@@ -13,25 +13,25 @@ from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.state_tables import Phase
-from muster.simulator.coverage.counts import Tally
+from muster.simulator.coverage.counts import Coverage
+from muster.simulator.environment.durations import Durations, DurationSampler
+from muster.simulator.environment.machine import Machine
+from muster.simulator.environment.network import COORDINATOR, Network, NetworkConditions
+from muster.simulator.environment.schedule import Schedule
+from muster.simulator.environment.unreliable_slurm import UnreliableSlurm
 from muster.simulator.world.agent import Agent
 from muster.simulator.world.coordinator import Coordinator
-from muster.simulator.world.durable_storage import Flushes
-from muster.simulator.world.kept_memory import Depots
-from muster.simulator.world.machine import Machine
-from muster.simulator.world.network import COORDINATOR, Network, Weather
-from muster.simulator.world.node_daemon import Daemon
+from muster.simulator.world.durable_storage import DurableStorage
+from muster.simulator.world.kept_memory import KeptMemoryStores
+from muster.simulator.world.node_daemon import NodeDaemon
 from muster.simulator.world.observer import Observer
-from muster.simulator.world.schedule import Schedule
-from muster.simulator.world.slurm import CapriciousSlurm
-from muster.simulator.world.slurm_jobs import Jobs, Wanted
-from muster.simulator.world.timing import Pace, Timing
+from muster.simulator.world.slurm_jobs import JobSubmission, SlurmJobs
 from muster.simulator.world.training import Training
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.v1 import agent_pb2 as pb
 
-START = 1000.0
-DAEMON_RESTARTS_S = 1.0
+START_S = 1000.0
+DAEMON_RESTART_DELAY_S = 1.0
 """systemd starts a node's daemon again after this."""
 
 
@@ -46,55 +46,58 @@ class Site:
 
     leaves: Sequence[tuple[str, str]]
     """(node, leaf)"""
-    weather: Weather = field(default_factory=Weather)
-    pace: Pace = field(default_factory=Pace)
+    network_conditions: NetworkConditions = field(default_factory=NetworkConditions)
+    durations: Durations = field(default_factory=Durations)
     limits: Limits = NO_LIMITS
     standby: bool = False
     """Two coordinators share the journal's folder, each life a term of the lease."""
 
 
 class World:
-    """One run. `folder`: where the journal lies; `seed`: the source of all chance; `observer`: makes the watcher
+    """One run. `folder`: where the journal lies; `seed`: the source of all rng; `observer`: makes the watcher
     that is told of all that happens."""
 
     def __init__(
         self, site: Site, seed: int, folder: Path, observer: Callable[[World], Observer], trace: bool = False
     ) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.trace = trace
         self.notes: list[tuple[float, object]] = []
         self.limits = site.limits
-        self.schedule = Schedule(START)
-        self.network = Network(self.schedule, self.chance, site.weather)
-        self.timing = Timing(site.pace, self.chance)
+        self.schedule = Schedule(START_S)
+        self.network = Network(self.schedule, self.rng, site.network_conditions)
+        self.durations = DurationSampler(site.durations, self.rng)
         self.machines = {name: Machine(name, leaf) for name, leaf in site.leaves}
-        self.tally = Tally()
-        self.laws = observer(self)
-        self.flushes = Flushes(self)
-        self.jobs = Jobs(self)
-        self.depots = Depots(self, seed)
+        self.coverage = Coverage()
+        self.observer = observer(self)
+        self.durable_storage = DurableStorage(self)
+        self.jobs = SlurmJobs(self)
+        self.kept_memory = KeptMemoryStores(self, seed)
         self.cluster = FakeCluster(
-            list(self.machines), now=lambda: self.schedule.now, leaves=dict(site.leaves), on_change=self.jobs.changed
+            list(self.machines),
+            now=lambda: self.schedule.now,
+            leaves=dict(site.leaves),
+            on_change=self.jobs.job_changed,
         )
-        self.slurm = CapriciousSlurm(self.cluster, self.chance)
+        self.slurm = UnreliableSlurm(self.cluster, self.rng)
         self.agents: dict[tuple[str, str], Agent] = {}
-        self.daemons: dict[str, Daemon] = {}
-        self.ambushes: list[tuple[Phase, Callable[[str], None]]] = []
-        self.lasting: set[tuple[str, str]] = set()
+        self.daemons: dict[str, NodeDaemon] = {}
+        self.armed_faults: list[tuple[Phase, Callable[[str], None]]] = []
+        self.permanent_cuts: set[tuple[str, str]] = set()
         """Wires that stay cut for good."""
-        self.slurm_sees: set[str] = set()
+        self.slurmd_connected: set[str] = set()
         """Nodes whose slurmd reaches Slurm's controller by another way than the one to the coordinator."""
-        self.echoes: dict[str, tuple[str, str]] = {}
+        self.correlated_signals: dict[str, tuple[str, str]] = {}
         """By node, of which gang's which node it has echoed the loss."""
-        self.crash_after: int | None = None
-        self.restart_s = 1.0
-        self.reserves = False
+        self.crash_countdown: int | None = None
+        self.coordinator_restart_s = 1.0
+        self.rank_opens_store = False
         """No agent finds torch: rank 0 opens the store itself."""
-        self.finish_at: dict[str, int] = {}
+        self.final_steps: dict[str, int] = {}
         self._trainings: dict[tuple[str, int], Training] = {}
-        self._slurmd: dict[str, tuple[bool, bool]] = {}
-        self._lives: dict[str, int] = {}
-        self._folder = folder
+        self._slurmd_states: dict[str, tuple[bool, bool]] = {}
+        self._daemon_lives: dict[str, int] = {}
+        self._journal_folder = folder
         self._lease_term = int(site.standby)
         self.coordinator = Coordinator(self, folder, self._lease_term)
         self.coordinator.start()
@@ -111,14 +114,14 @@ class World:
     def transcript(self) -> list[str]:
         """All that was noted, one line each, times in seconds since the start."""
         words = ((at, describe(what) if isinstance(what, facts.Fact) else str(what)) for at, what in self.notes)
-        return [f"{at - START:9.3f}  {text}" for at, text in words]
+        return [f"{at - START_S:9.3f}  {text}" for at, text in words]
 
     # -- who reaches whom --
 
-    def door(self, src: str, node: str, gang: str | None) -> Silence | None:
+    def reachability(self, src: str, node: str, gang: str | None) -> Silence | None:
         """What a connection from `src` to the gang's agent on `node` meets (None: its daemon); None: an answer."""
         machine = self.machines[node]
-        if not machine.kernel or not (src == node or self.network.both(src, node)):
+        if not machine.powered or not (src == node or self.network.connected(src, node)):
             return Silence.NO_ANSWER
         process = self.daemons.get(node) if gang is None else self.agents.get((gang, node))
         if machine.frozen:
@@ -127,79 +130,81 @@ class World:
             return Silence.CLOSED
         return Silence.KERNEL_ONLY if process.stopped else None
 
-    def peer(self, agent: Agent, node: str) -> Agent | None:
+    def reachable_peer(self, agent: Agent, node: str) -> Agent | None:
         """The gang's agent on `node`, if `agent` reaches it and it answers."""
-        other = self.agents.get((agent.post.gang, node))
-        if other is None or not other.awake():
+        other = self.agents.get((agent.identity.gang, node))
+        if other is None or not other.is_running():
             return None
-        return other if other is agent or self.network.both(agent.node, node) else None
+        return other if other is agent or self.network.connected(agent.node, node) else None
 
-    def changed(self) -> None:
+    def topology_changed(self) -> None:
         """Wires, kernels or processes have changed: everybody feels it who would."""
         for (gang, _), agent in self.agents.items():
             if not agent.alive:
                 continue
             for (other_gang, node), other in self.agents.items():
                 if other_gang == gang and other is not agent:
-                    agent.uneasy.reach(node, agent.awake() and self.peer(agent, node) is not None)
-        self._tell_slurm()
-        self.laws.changed()
-        self.network.changed()
+                    agent.peer_monitor.reachability_changed(
+                        node, agent.is_running() and self.reachable_peer(agent, node) is not None
+                    )
+        self._update_slurm()
+        self.observer.topology_changed()
+        self.network.retry_waiting()
 
-    def _tell_slurm(self) -> None:
+    def _update_slurm(self) -> None:
         for machine in self.machines.values():
-            reached = machine.name in self.slurm_sees or self.network.both(COORDINATOR, machine.name)
-            answers = machine.kernel and not machine.frozen and reached
-            state = (answers, machine.kernel)
-            before = self._slurmd.get(machine.name, (True, True))
+            reached = machine.name in self.slurmd_connected or self.network.connected(COORDINATOR, machine.name)
+            answers = machine.powered and not machine.frozen and reached
+            state = (answers, machine.powered)
+            before = self._slurmd_states.get(machine.name, (True, True))
             if state == before:
                 continue
-            self._slurmd[machine.name] = state
+            self._slurmd_states[machine.name] = state
             if answers:
                 self.cluster.recover_node(machine.name)
-            elif before[0] or not machine.kernel:
-                self.cluster.fail_node(machine.name, powered_off=not machine.kernel)
+            elif before[0] or not machine.powered:
+                self.cluster.fail_node(machine.name, powered_off=not machine.powered)
 
     def _settle_slurm(self) -> None:
         self.cluster.apply_due_changes()
-        self.schedule.later(5.0, self._settle_slurm)
+        self.schedule.call_later(5.0, self._settle_slurm)
 
     # -- processes --
 
     def add_agent(self, agent: Agent) -> None:
         """An agent has started."""
-        self.agents[agent.post.gang, agent.node] = agent
+        self.agents[agent.identity.gang, agent.node] = agent
         agent.attach()
-        self.changed()
+        self.topology_changed()
 
     def end_agent(self, agent: Agent) -> None:
         """An agent's process ends, its kernel lives: every connection is closed."""
         if not agent.alive:
             return
         agent.end(closes=True)
-        self._closed(agent)
-        self.changed()
+        self._report_closed_connections(agent)
+        self.topology_changed()
 
-    def _closed(self, agent: Agent) -> None:
+    def _report_closed_connections(self, agent: Agent) -> None:
         for (gang, node), other in list(self.agents.items()):
-            if gang == agent.post.gang and other.awake() and self.network.both(agent.node, node):
-                other.later(self.network.delay(), other.uneasy.lose, agent.node)
+            if gang == agent.identity.gang and other.is_running() and self.network.connected(agent.node, node):
+                other.call_later(self.network.message_delay_s(), other.peer_monitor.connection_closed, agent.node)
 
     def _start_daemon(self, machine: Machine) -> None:
-        life = self._lives[machine.name] = self._lives.get(machine.name, 0) + 1
-        daemon = self.daemons[machine.name] = Daemon(self, machine, f"d{life}")
+        life = self._daemon_lives[machine.name] = self._daemon_lives.get(machine.name, 0) + 1
+        daemon = self.daemons[machine.name] = NodeDaemon(self, machine, f"d{life}")
         daemon.attach()
 
     def end_daemon(self, node: str) -> None:
         """A node's daemon ends; systemd starts it anew."""
         self.daemons[node].end(closes=True)
-        self.schedule.later(DAEMON_RESTARTS_S, self._revive_daemon, node)
-        self.changed()
+        self.schedule.call_later(DAEMON_RESTART_DELAY_S, self._restart_daemon, node)
+        self.topology_changed()
 
-    def _revive_daemon(self, node: str) -> None:
-        if self.machines[node].kernel and not self.daemons[node].alive:
+    def _restart_daemon(self, node: str) -> None:
+        if self.machines[node].powered and not self.daemons[node].alive:
             self._start_daemon(self.machines[node])
-            self.changed()
+            self.topology_changed()
 
     def power_off(self, node: str, closes: bool) -> None:
         """The node's kernel is gone. `closes`: it closed every connection before."""
@@ -208,56 +213,56 @@ class World:
         for agent in mine:
             agent.end(closes)
             if closes:
-                self._closed(agent)
+                self._report_closed_connections(agent)
             for rank in agent.ranks.values():
                 rank.alive = rank.running = False
             for training in self._trainings.values():
-                if training.gang == agent.post.gang and not training.over:
-                    training.feel_reset(node, 0.6 if closes else 0.0)
+                if training.gang == agent.identity.gang and not training.over:
+                    training.reset_connections(node, 0.6 if closes else 0.0)
         self.daemons[node].end(closes)
-        machine.kernel, machine.frozen = False, False
-        self.depots.lose(node)
-        self.changed()
+        machine.powered, machine.frozen = False, False
+        self.kept_memory.node_lost(node)
+        self.topology_changed()
 
     def boot(self, node: str) -> None:
         """The node comes back, with nothing of what ran there."""
         machine = self.machines[node]
-        if machine.kernel:
+        if machine.powered:
             return
-        machine.kernel, machine.boot = True, machine.boot + 1
+        machine.powered, machine.boot_count = True, machine.boot_count + 1
         self._start_daemon(machine)
-        self.changed()
+        self.topology_changed()
 
-    def freeze(self, node: str, frozen: bool) -> None:
+    def set_frozen(self, node: str, frozen: bool) -> None:
         """All processes of a node stop, or go on; its kernel answers."""
         machine = self.machines[node]
         machine.frozen = frozen
         if not frozen:
-            self.laws.goes_on(node)
-            self.daemons[node].go_on()
+            self.observer.node_resumed(node)
+            self.daemons[node].resume()
             for (_, name), agent in self.agents.items():
                 if name == node:
-                    agent.go_on()
-        self.changed()
+                    agent.resume()
+        self.topology_changed()
 
-    def stop(self, process: Agent | Daemon, stopped: bool) -> None:
+    def set_stopped(self, process: Agent | NodeDaemon, stopped: bool) -> None:
         """One process stops, or goes on."""
         process.stopped = stopped
         if not stopped:
-            self.laws.goes_on(process.machine.name)
-            process.go_on()
-        self.changed()
+            self.observer.node_resumed(process.machine.name)
+            process.resume()
+        self.topology_changed()
 
-    def cast_out(self, agent: Agent) -> None:
+    def notify_removed_nodes(self, agent: Agent) -> None:
         """`agent` has an order; who still has ranks and is no member in it will hear that when it pings."""
         order = agent.order
         members = {member.node for member in order.members} if order is not None else set()
         for (gang, node), other in self.agents.items():
-            outcast = gang == agent.post.gang and members and node not in members and other.alive
-            if outcast and any(rank.able for rank in other.ranks.values()):
-                other.uneasy.hear_of(agent)
+            outcast = gang == agent.identity.gang and members and node not in members and other.alive
+            if outcast and any(rank.is_active for rank in other.ranks.values()):
+                other.peer_monitor.expect_rejection(agent)
 
-    def training(self, gang: str, order: pb.Order) -> Training:
+    def training_for(self, gang: str, order: pb.Order) -> Training:
         """The training of an order's generation, made if there is none."""
         key = (gang, order.generation)
         if key not in self._trainings:
@@ -269,45 +274,45 @@ class World:
         trainings = (training for training in self._trainings.values() if training.gang == gang)
         return max(trainings, key=lambda training: training.generation, default=None)
 
-    def finished(self, gang: str) -> bool:
+    def is_finished(self, gang: str) -> bool:
         """The script has made all its steps."""
         training = self.newest_training(gang)
-        return training is not None and training.step >= self.finish_at.get(gang, 1 << 60)
+        return training is not None and training.step >= self.final_steps.get(gang, 1 << 60)
 
     # -- the coordinator --
 
-    def coordinator_dies(self, where: str) -> None:
-        """Its process ends; another takes over after `restart_s`."""
+    def crash_coordinator(self, where: str) -> None:
+        """Its process ends; another takes over after `coordinator_restart_s`."""
         self.note(f"the coordinator dies {where}")
-        self.tally.count("fault", "coordinator crashed")
-        self.laws.crashed(self.coordinator.core.state, not where.startswith("before the journal"))
+        self.coverage.count("fault", "coordinator crashed")
+        self.observer.coordinator_crashed(self.coordinator.core.state, not where.startswith("before the journal"))
         self.coordinator.die()
-        self.schedule.later(self.restart_s, self._next_coordinator)
+        self.schedule.call_later(self.coordinator_restart_s, self._restart_coordinator)
 
-    def _next_coordinator(self) -> None:
+    def _restart_coordinator(self) -> None:
         self._lease_term += bool(self._lease_term)
-        self.coordinator = Coordinator(self, self._folder, self._lease_term)
+        self.coordinator = Coordinator(self, self._journal_folder, self._lease_term)
         self.note(f"a coordinator starts, term {self.coordinator.journal.term}")
-        self.laws.restarted(self.coordinator.core.state, self.coordinator.journal)
+        self.observer.coordinator_restarted(self.coordinator.core.state, self.coordinator.journal)
         self.coordinator.start()
 
     def stall_coordinator(self, seconds: float) -> None:
         """The coordinator stands still for a while."""
         coordinator, since = self.coordinator, self.schedule.now
-        if coordinator.awake():
+        if coordinator.is_running():
             coordinator.stopped = True
-            self.schedule.later(seconds, self._coordinator_goes_on, coordinator, since)
+            self.schedule.call_later(seconds, self._resume_coordinator, coordinator, since)
 
-    def _coordinator_goes_on(self, coordinator: Coordinator, since: float) -> None:
+    def _resume_coordinator(self, coordinator: Coordinator, since: float) -> None:
         if coordinator.alive:
-            coordinator.resume(since)
-            self.changed()
+            coordinator.resume_after_stall(since)
+            self.topology_changed()
 
-    def entered(self, gang: str, phase: Phase) -> None:
+    def phase_entered(self, gang: str, phase: Phase) -> None:
         """A gang has entered a phase: whoever lies in wait for that strikes."""
-        for waiting in [waiting for waiting in self.ambushes if waiting[0] is phase]:
-            self.ambushes.remove(waiting)
-            self.schedule.later(0.0, waiting[1], gang)
+        for waiting in [waiting for waiting in self.armed_faults if waiting[0] is phase]:
+            self.armed_faults.remove(waiting)
+            self.schedule.call_later(0.0, waiting[1], gang)
 
     def gang(self, id: str) -> Gang | None:
         """The gang as the coordinator's durable state has it."""
@@ -319,11 +324,11 @@ class World:
         """Let everything happen that is due by `moment`."""
         self.schedule.run_until(moment)
 
-    def submit(self, wanted: Wanted) -> None:
+    def submit(self, submission: JobSubmission) -> None:
         """A user submits a job, and registers it with the coordinator if that can be reached."""
-        self.jobs.submit(wanted)
-        if self.coordinator.awake():
-            self.coordinator.post(self.jobs.submitted(wanted.gang))
+        self.jobs.submit(submission)
+        if self.coordinator.is_running():
+            self.coordinator.post_event(self.jobs.registration(submission.gang))
 
     def close(self) -> None:
         """Let go of the journal."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from muster.simulator import many, seeds
+from muster.simulator import parallel, seeds
 
 SEEDS = 2000
 EVENTS, FAULTS = 500, 3
@@ -17,13 +17,13 @@ OFTEN = 50
 
 
 def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = many.run(0, SEEDS)
+    outcome = parallel.run(0, SEEDS)
     with capsys.disabled():
         print("", *outcome.report(), sep="\n")
     assert not outcome.failures
-    assert outcome.tally.total("event") >= EVENTS * SEEDS
-    assert outcome.tally.total("fault") >= FAULTS * SEEDS
-    seldom = {name: number for _, name, number in outcome.tally.wanted() if number < OFTEN}
+    assert outcome.coverage.total("event") >= EVENTS * SEEDS
+    assert outcome.coverage.total("fault") >= FAULTS * SEEDS
+    seldom = {name: number for _, name, number in outcome.coverage.required() if number < OFTEN}
     assert seldom == {}
 
 
@@ -46,8 +46,8 @@ def _transcript(seed: int, hash_seed: str) -> str:
 
 def test_a_seed_that_fails_tells_its_story() -> None:
     result = seeds.run(3)
-    assert result.broken == ""
+    assert result.violation == ""
     assert result.transcript == []
     told = seeds.run(3, trace=True)
     assert any("FAULT" in line for line in told.transcript)
-    assert told.tally.counts == result.tally.counts
+    assert told.coverage.counts == result.coverage.counts

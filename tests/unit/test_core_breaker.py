@@ -10,28 +10,28 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.core.state.turn import Turn
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 
 
-def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> Rehearsal:
+def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> Scenario:
     more = {} if limits is None else {"limits": limits}
-    world = Rehearsal(4, spares, **more, **{"durable_dir": "/durable", **spec})  # type: ignore[arg-type]
+    world = Scenario(4, spares, **more, **{"durable_dir": "/durable", **spec})  # type: ignore[arg-type]
     runs(world, 1)
     return world
 
 
-def runs(world: Rehearsal, generation: int) -> None:
+def runs(world: Scenario, generation: int) -> None:
     """Until that generation has made a few steps."""
-    world.run_until(lambda: world.runs(generation) and world.gang.stepped == generation)
+    world.run_until(lambda: world.is_running(generation) and world.gang.stepped == generation)
     step = world.core.observed.gang("g").step
     world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
 
 
-def verbs(world: Rehearsal) -> list[tuple[str, str]]:
+def verbs(world: Scenario) -> list[tuple[str, str]]:
     return [(call.verb, call.node) for call in world.slurm]
 
 
-def verdict(world: Rehearsal, node: str) -> Verdict:
+def verdict(world: Scenario, node: str) -> Verdict:
     return world.core.state.node(node).verdict
 
 
@@ -125,8 +125,8 @@ def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_d
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     world.requeue()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.mend(("n3", "coordinator"), ("coordinator", "n3"))
-    world.run_until(lambda: world.runs(2) and world.gang.stepped == 2, 900)
+    world.heal(("n3", "coordinator"), ("coordinator", "n3"))
+    world.run_until(lambda: world.is_running(2) and world.gang.stepped == 2, 900)
     assert "n1" in world.gang.recoveries[-1].nodes_out
     assert not world.gang.final
 
@@ -184,13 +184,13 @@ def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -
 # -- the same node twice --
 
 
-def crash_at_once(world: Rehearsal, generation: int, position: int) -> None:
+def crash_at_once(world: Scenario, generation: int, position: int) -> None:
     """A rank of the node in that place exits before it has made a step."""
-    world.run_until(lambda: world.runs(generation))
+    world.run_until(lambda: world.is_running(generation))
     world.kill_rank(world.gang.seats[position].node)
 
 
-def doubted(world: Rehearsal) -> list[str]:
+def doubted(world: Scenario) -> list[str]:
     return [fact.node for fact in world.facts(facts.MemberOut) if not fact.proven]
 
 
@@ -206,10 +206,10 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_o
     assert world.gang.doubted == ""
 
 
-def dies_of_reset(world: Rehearsal, generation: int, node: str, culprit: str, exit_code: int) -> None:
+def dies_of_reset(world: Scenario, generation: int, node: str, culprit: str, exit_code: int) -> None:
     """A rank of `culprit` dies, and the one on `node` of its reset, of which the coordinator hears first."""
-    world.run_until(lambda: world.runs(generation))
-    world.kill_rank(culprit, exit_code, told_s=0.02)
+    world.run_until(lambda: world.is_running(generation))
+    world.kill_rank(culprit, exit_code, delay_s=0.02)
     world.kill_rank(node, 1)
     world.run_until(lambda: world.gang.generation > generation)
 
@@ -222,7 +222,7 @@ def test_whose_rank_dies_of_a_peers_reset_is_not_blamed_though_that_is_heard_fir
     assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n2", "n2"]
     assert verdict(world, "n0") is Verdict.FIT
     assert verdict(world, "n2") is Verdict.UNFIT
-    assert world.folded() == world.core.state
+    assert world.replayed_state() == world.core.state
 
 
 @pytest.mark.parametrize("exit_code", [1, -6, -15])

@@ -7,23 +7,23 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Verdict
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 
 NVLINK = "Xid 74: NVLink error"
 
 
-def training(nodes: int = 6, spares: int = 3, **more: object) -> Rehearsal:
-    world = Rehearsal(nodes, spares, **more)  # type: ignore[arg-type]
+def training(nodes: int = 6, spares: int = 3, **more: object) -> Scenario:
+    world = Scenario(nodes, spares, **more)  # type: ignore[arg-type]
     world.run_until(lambda: world.core.observed.gang("g").step >= 5)
     world.run_for(5.0)
     return world
 
 
-def is_called(world: Rehearsal, node: str, verdict: Verdict) -> Callable[[], bool]:
+def is_called(world: Scenario, node: str, verdict: Verdict) -> Callable[[], bool]:
     return lambda: world.core.state.node(node).verdict is verdict
 
 
-def judged(world: Rehearsal) -> dict[str, Verdict]:
+def judged(world: Scenario) -> dict[str, Verdict]:
     return {name: node.verdict for name, node in world.core.state.nodes.items() if node.verdict is not Verdict.FIT}
 
 
@@ -65,14 +65,14 @@ def test_once_the_peer_has_answered_the_signal_is_the_nodes_own() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(3.0)
     assert judged(world) == {}
-    world.go_on("n1")
+    world.resume("n1")
     world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
 
 
 def test_a_storm_of_signals_puts_nothing_off() -> None:
     world = training()
     for second in range(10):
-        world.world.schedule.later(float(second), world.signal, "n2", "echo", NVLINK)
+        world.world.schedule.call_later(float(second), world.signal, "n2", "echo", NVLINK)
     world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
     world.run_for(10.0)
     assert len(world.facts(facts.EchoHeard)) == 1
@@ -88,7 +88,7 @@ def test_one_nodes_fault_explains_no_other_nodes() -> None:
 
 
 def test_the_loss_of_a_node_that_is_no_peer_explains_nothing() -> None:
-    world = training(nodes=4, spares=1, idle=1)
+    world = training(nodes=4, spares=1, idle_nodes=1)
     stranger = "n5"
     world.signal("n2", "echo", NVLINK)
     world.run_for(0.5)
@@ -116,13 +116,13 @@ def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
     world.restart_coordinator()
     assert list(world.core.state.echoes) == ["n2"]
     world.run_until(is_called(world, "n2", Verdict.UNFIT), 10.0)
-    assert world.folded() == world.core.state
+    assert world.replayed_state() == world.core.state
 
 
 def test_a_restarted_coordinator_gives_the_lost_peer_the_time_to_attach() -> None:
     world = training()
-    world.world.restart_s = 20.0
-    world.world.coordinator_dies("as the script says")
+    world.world.coordinator_restart_s = 20.0
+    world.world.crash_coordinator("as the script says")
     world.run_for(2.0)
     world.power_off("n1")
     world.run_for(0.1)

@@ -9,32 +9,32 @@ from muster.daemon.coordinator.core.state.events import RankState, Status
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.core.state.step_pace import Pace
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 
-def training(nodes: int = 4, spares: int = 1, *, hang_after_s: float = 60.0, **more: object) -> Rehearsal:
-    world = Rehearsal(nodes, spares, hang_after_s=hang_after_s, **more)  # type: ignore[arg-type]
+def training(nodes: int = 4, spares: int = 1, *, hang_after_s: float = 60.0, **more: object) -> Scenario:
+    world = Scenario(nodes, spares, hang_after_s=hang_after_s, **more)  # type: ignore[arg-type]
     world.run_until(lambda: world.core.observed.gang("g").step >= 6)
     return world
 
 
-def found(world: Rehearsal) -> list[facts.HangFound]:
+def found(world: Scenario) -> list[facts.HangFound]:
     return world.facts(facts.HangFound)
 
 
-def hang_again(world: Rehearsal, generation: int, node: str, how: str = "") -> None:
+def hang_again(world: Scenario, generation: int, node: str, how: str = "") -> None:
     """The ranks of that generation meet, and one hangs before any has made a step."""
     world.run_until(lambda: met(world, generation), 900.0)
     world.hang_rank(node, how)
 
 
-def met(world: Rehearsal, generation: int) -> bool:
+def met(world: Scenario, generation: int) -> bool:
     newest = world.world.newest_training("g")
     return newest is not None and newest.generation == generation and newest.began
 
 
-def recovered(world: Rehearsal, generation: int = 2) -> Callable[[], bool]:
+def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
     return lambda: world.gang.stepped == generation
 
 
@@ -45,7 +45,7 @@ def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> 
     world.run_until(recovered(world), 100.0)
     assert 60.0 < world.now - began < 65.0
     assert [s.node for s in world.gang.seats] == before
-    assert [world.agent(node).stacks for node in before] == [1] * 4
+    assert [world.agent(node).stacks_generation for node in before] == [1] * 4
     assert world.gang.recoveries[-1].action == "restart in place"
     assert world.gang.recoveries[-1].cause == ("hang: no rank has finished a step for 61 s, and every agent answers")
     assert world.gang.version is not None
@@ -58,10 +58,10 @@ def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> 
 def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins_after_it() -> None:
     world = training()
     world.hang_rank("n1")
-    world.declare("n2", "evaluation")
+    world.report_phase("n2", "evaluation")
     world.run_for(500.0)
     assert found(world) == []
-    world.declare("n2", "")
+    world.report_phase("n2", "")
     ended = world.now
     world.run_until(lambda: bool(found(world)), 100.0)
     assert 60.0 < world.now - ended < 63.0
@@ -69,14 +69,14 @@ def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins
 
 def test_training_that_rests_in_a_declared_phase_goes_on() -> None:
     world = training()
-    world.rest("300")
+    world.declared_phase("300")
     world.run_for(310.0)
     assert found(world) == []
     assert world.gang.generation == 1
 
 
 def test_a_script_that_has_never_declared_a_step_is_left_alone() -> None:
-    world = Rehearsal(2, 0, hang_after_s=60.0)
+    world = Scenario(2, 0, hang_after_s=60.0)
     hang_again(world, 1, "n1")
     world.run_for(3000.0)
     assert found(world) == []
@@ -123,12 +123,12 @@ def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
     world = training(nodes=2, spares=0)
     world.hang_rank("n1")
     world.run_for(59.5)
-    world.world.stop(world.agent("n1"), True)
+    world.world.set_stopped(world.agent("n1"), True)
     world.run_for(1.2)
     stall = world.core.observed.gang("g").stall
     assert stall is not None
     assert stall.unanswered == {"n1"}
-    world.world.stop(world.agent("n1"), False)
+    world.world.set_stopped(world.agent("n1"), False)
     world.run_for(0.5)
     assert found(world) == []
     world.run_until(lambda: bool(found(world)), 2.0)
@@ -137,9 +137,9 @@ def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
 def test_steps_that_an_agent_tells_of_after_it_stood_still_are_no_hang() -> None:
     world = training(nodes=1, spares=0, hang_after_s=5.0)
     for _ in range(4):
-        world.world.stop(world.agent("n0"), True)
+        world.world.set_stopped(world.agent("n0"), True)
         world.run_for(9.0)
-        world.world.stop(world.agent("n0"), False)
+        world.world.set_stopped(world.agent("n0"), False)
         world.run_for(3.0)
     assert found(world) == []
 
@@ -156,10 +156,10 @@ def test_after_a_restart_of_the_coordinator_the_wait_begins_anew_and_knows_no_pa
 
 
 def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() -> None:
-    world = Rehearsal(2, 0, hang_after_s=60.0)
+    world = Scenario(2, 0, hang_after_s=60.0)
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
-    world.world.restart_s = 600.0
-    world.world.coordinator_dies("as the script says")
+    world.world.coordinator_restart_s = 600.0
+    world.world.crash_coordinator("as the script says")
     world.run_for(650.0)
     assert world.gang.stepped == 1
     assert world.gang.first_step_s == 0.0
@@ -176,12 +176,12 @@ def test_a_coordinator_that_restarts_amid_it_fences_all_the_same() -> None:
     world.restart_coordinator()
     world.run_until(recovered(world), 10.0)
     assert world.gang.recoveries[-1].step_before == step
-    assert world.folded() == world.core.state
+    assert world.replayed_state() == world.core.state
 
 
 def test_a_fence_waits_two_seconds_at_most_for_stacks() -> None:
     world = training()
-    world.agent("n2").stacks_begun = 99  # it never will
+    world.agent("n2").stacks_requested = 99  # it never will
     world.hang_rank("n1")
     world.run_until(lambda: bool(found(world)), 100.0)
     at = world.now
@@ -196,7 +196,7 @@ def test_an_observer_says_what_hangs_keeps_stacks_and_leaves_the_ranks_alone() -
     assert [fact.reason.partition("; ")[2] for fact in found(world)] == [
         "observe mode: the ranks would be restarted in place"
     ]
-    assert world.agent("n2").stacks == 1
+    assert world.agent("n2").stacks_generation == 1
     assert world.gang.phase is Phase.RUNNING
 
 

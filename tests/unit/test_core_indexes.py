@@ -20,7 +20,7 @@ from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 
 HOW_FAR = ("quiet_at", "said", "lease_at", "marked", "_ranks", "_by_fabric", "_serial", "_behind")
 """What says how far counting has come, not what was counted."""
@@ -44,16 +44,16 @@ def _compare(core: Core) -> None:
             assert core.index.homes(node) == afresh.homes(node)
 
 
-def _accuse(world: Rehearsal, node: str) -> None:
-    world.post(events.NeighbourAccused("g", "n0", node, Silence.CLOSED))
+def _accuse(world: Scenario, node: str) -> None:
+    world.post_event(events.NeighbourAccused("g", "n0", node, Silence.CLOSED))
 
 
-def _restart(world: Rehearsal, node: str) -> None:
+def _restart(world: Scenario, node: str) -> None:
     world.restart_coordinator()
 
 
-FAULTS: tuple[Callable[[Rehearsal, str], None], ...] = (
-    Rehearsal.crash, Rehearsal.power_off, Rehearsal.pause, Rehearsal.signal, Rehearsal.kill_rank, Rehearsal.kill_agent,
+FAULTS: tuple[Callable[[Scenario, str], None], ...] = (
+    Scenario.crash, Scenario.power_off, Scenario.pause, Scenario.signal, Scenario.kill_rank, Scenario.kill_agent,
     _restart, _accuse,
 )  # fmt: skip
 
@@ -61,18 +61,18 @@ FAULTS: tuple[Callable[[Rehearsal, str], None], ...] = (
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 60))])
 def test_counting_as_it_comes_is_counting_afresh(seed: int) -> None:
     chance = random.Random(seed)
-    world = Rehearsal(chance.randint(2, 5), chance.randint(0, 3), durable_dir="/d", max_failures=99)
+    world = Scenario(chance.randint(2, 5), chance.randint(0, 3), durable_dir="/d", max_failures=99)
     for fault in (*chance.choices(FAULTS, k=3), None):
         moment = world.now + (chance.uniform(1, 6) if fault else 15.0)
-        while not _idle(world) and (at := world.world.schedule.next_at()) is not None and at < moment:
+        while not _idle(world) and (at := world.world.schedule.next_time()) is not None and at < moment:
             world.world.schedule.step()
             _compare(world.core)
-        alive = [name for name, machine in world.machines.items() if machine.kernel and not machine.frozen]
+        alive = [name for name, machine in world.machines.items() if machine.powered and not machine.frozen]
         if fault and alive and not _idle(world):
             fault(world, chance.choice(alive))
 
 
-def _idle(world: Rehearsal) -> bool:
+def _idle(world: Scenario) -> bool:
     gang = world.core.state.gangs.get("g")
     return gang is not None and (gang.final or gang.phase is Phase.REQUEUED)
 
@@ -102,8 +102,8 @@ def _lines(call: Callable[[], object]) -> int:
     return count
 
 
-def _training(nodes: int) -> Rehearsal:
-    world = Rehearsal(nodes, 1)
+def _training(nodes: int) -> Scenario:
+    world = Scenario(nodes, 1)
     world.run_until(lambda: world.gang.stepped == 1 and world.core.observed.gang("g").step > 2)
     return world
 
@@ -147,7 +147,7 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
 
 def test_once_a_silence_has_passed_a_report_costs_the_same_in_a_gang_of_any_size() -> None:
     def cost(nodes: int) -> int:
-        world = Rehearsal(nodes, 0, pool_nodes=1)  # nobody is in the pool: it waits
+        world = Scenario(nodes, 0, pool_nodes=1)  # nobody is in the pool: it waits
         world.run_until(lambda: world.gang.stepped == 1)
         world.power_off("n1")
         world.run_until(lambda: world.gang.phase is Phase.RECOVERING)

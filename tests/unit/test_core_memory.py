@@ -9,13 +9,13 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.node.kept_memory.retention import RETENTION_S
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.agent import Agent
 
 
-def requeued(**given: object) -> Rehearsal:
+def requeued(**given: object) -> Scenario:
     """A gang that waits in Slurm's queue, having finished some steps."""
-    world = Rehearsal(4, 1, **given)  # type: ignore[arg-type]
+    world = Scenario(4, 1, **given)  # type: ignore[arg-type]
     world.run_until(lambda: world.core.observed.gang("g").step >= 5)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -23,7 +23,7 @@ def requeued(**given: object) -> Rehearsal:
     return world
 
 
-def starts_again(world: Rehearsal) -> facts.GenerationStarted:
+def starts_again(world: Scenario) -> facts.GenerationStarted:
     world.run_until(lambda: world.gang.stepped == 2, 900)
     return world.facts(facts.GenerationStarted)[-1]
 
@@ -41,7 +41,7 @@ def test_it_goes_on_from_memory_with_the_step_after_its_last(durable_dir: str) -
 @pytest.mark.parametrize(("durable_dir", "folder"), [("", False), ("/durable", True)])
 def test_what_another_job_has_made_go_on_one_node_is_missing(durable_dir: str, folder: bool) -> None:
     world = requeued(durable_dir=durable_dir)
-    world.other_job(world.gang.seats[1].node)
+    world.start_other_job(world.gang.seats[1].node)
     start = starts_again(world)
     assert start.version is None
     assert bool(start.durable_path) == folder
@@ -49,13 +49,13 @@ def test_what_another_job_has_made_go_on_one_node_is_missing(durable_dir: str, f
 
 def test_memory_that_nobody_needs_does_not_matter() -> None:
     world = requeued()
-    world.other_job(world.gang.spares[0].node)
+    world.start_other_job(world.gang.spares[0].node)
     assert starts_again(world).version is not None
 
 
 def test_damaged_memory_is_done_without() -> None:
     world = requeued(durable_dir="/durable")
-    world.world.depots.damage = 1.0
+    world.world.kept_memory.damage_rate = 1.0
     start = starts_again(world)
     assert (start.version, start.durable_path) == (None, world.gang.durable_path)
 
@@ -66,10 +66,10 @@ def test_nothing_is_older_than_what_is_durable() -> None:
     assert durable is not None
     older = Version(durable.generation, durable.step - 1)
     for agent in world.world.agents.values():
-        other = Agent(world.world, agent.machine, agent.post)
+        other = Agent(world.world, agent.machine, agent.identity)
         for rank in agent.ranks:
-            other.memory.put(rank, True, older)
-        world.world.depots.leave(other)
+            other.memory.add(rank, True, older)
+        world.world.kept_memory.keep(other)
     start = starts_again(world)
     assert (start.version, start.durable_path) == (None, world.gang.durable_path)
 
@@ -77,7 +77,7 @@ def test_nothing_is_older_than_what_is_durable() -> None:
 def test_who_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() -> None:
     world = requeued(durable_dir="/durable")
     for node in world.machines:
-        world.world.depots.expire(node, world.now + RETENTION_S)
+        world.world.kept_memory.expire(node, world.now + RETENTION_S)
     assert starts_again(world).version is None
 
 

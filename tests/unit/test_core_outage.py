@@ -6,7 +6,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence, Status
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 
 NODES = 5
 
@@ -118,17 +118,17 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
 # -- ranks that can't be killed --
 
 
-def standing_still(seconds: float, *nodes: str) -> Rehearsal:
+def standing_still(seconds: float, *nodes: str) -> Scenario:
     """Ranks on these nodes, or on all, can't be killed for so long; one of them crashes."""
-    world = Rehearsal(8, 2)
+    world = Scenario(8, 2)
     world.run_until(lambda: world.core.observed.gang("g").step >= 6)
     for name in nodes or world.machines:
-        world.machines[name].stuck_until = world.now + seconds
+        world.machines[name].ranks_unkillable_until = world.now + seconds
     world.kill_rank("n2")
     return world
 
 
-def out_of_service(world: Rehearsal) -> list[str]:
+def out_of_service(world: Scenario) -> list[str]:
     return [name for name, node in sorted(world.core.state.nodes.items()) if node.verdict is not Verdict.FIT]
 
 

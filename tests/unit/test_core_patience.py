@@ -4,23 +4,23 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 
 
-def training(nodes: int = 4, spares: int = 1, **more: object) -> Rehearsal:
-    world = Rehearsal(nodes, spares, hang_after_s=60.0, **more)  # type: ignore[arg-type]
+def training(nodes: int = 4, spares: int = 1, **more: object) -> Scenario:
+    world = Scenario(nodes, spares, hang_after_s=60.0, **more)  # type: ignore[arg-type]
     world.run_until(lambda: world.core.observed.gang("g").step >= 6, 2000.0)
     return world
 
 
-def stop_services(world: Rehearsal, node: str, *, daemon: bool, stopped: bool = True) -> None:
+def stop_services(world: Scenario, node: str, *, daemon: bool, stopped: bool = True) -> None:
     """The agent of a node, and perhaps its daemon, stand still; its ranks don't."""
-    world.world.stop(world.agent(node), stopped)
+    world.world.set_stopped(world.agent(node), stopped)
     if daemon:
-        world.world.stop(world.world.daemons[node], stopped)
+        world.world.set_stopped(world.world.daemons[node], stopped)
 
 
-def fenced(world: Rehearsal) -> list[str]:
+def fenced(world: Scenario) -> list[str]:
     return [fact.cause for fact in world.facts(facts.GenerationFenced)[1:]]
 
 
@@ -64,7 +64,7 @@ def test_after_a_restart_of_the_coordinator_the_first_step_says_how_long_one_may
 
 
 def test_a_coordinator_that_came_in_the_middle_of_the_first_step_ever_gives_the_second_as_much_time() -> None:
-    world = Rehearsal(4, 1, hang_after_s=60.0, step_s=6.0)
+    world = Scenario(4, 1, hang_after_s=60.0, step_s=6.0)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     world.restart_coordinator()
     world.run_for(3.0)
@@ -97,9 +97,9 @@ def test_a_spare_that_answers_somebody_stays(wire: str) -> None:
 
 def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -> None:
     world = training()
-    world.rest("200")
+    world.declared_phase("200")
     world.run_for(3.0)
-    world.hide("n2", 100.0)
+    world.cut_from_coordinator("n2", 100.0)
     world.run_for(120.0)
     assert fenced(world) == []
     assert not world.gang.members["n2"].out
@@ -107,7 +107,7 @@ def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -
 
 def test_one_cut_link_costs_no_node_in_the_middle_of_a_long_step() -> None:
     world = training(step_s=80.0)
-    world.hide("n2", 60.0)
+    world.cut_from_coordinator("n2", 60.0)
     world.run_for(60.0)
     assert fenced(world) == []
 
@@ -115,9 +115,9 @@ def test_one_cut_link_costs_no_node_in_the_middle_of_a_long_step() -> None:
 def test_a_cut_link_costs_a_node_once_its_gang_stands_still_for_longer_than_its_pace_explains() -> None:
     world = training()
     world.hang_rank("n2")
-    world.hide("n2", 59.0)
+    world.cut_from_coordinator("n2", 59.0)
     assert fenced(world) == []
-    world.hide("n2", 10.0)
+    world.cut_from_coordinator("n2", 10.0)
     assert "the coordinator has not reached it for" in fenced(world)[0]
     assert world.gang.members["n2"].out
 
@@ -125,34 +125,34 @@ def test_a_cut_link_costs_a_node_once_its_gang_stands_still_for_longer_than_its_
 def test_where_the_others_are_done_the_word_of_one_is_waited_for_half_a_minute() -> None:
     world = training()
     for node in ("n0", "n1", "n4"):
-        world.world.schedule.later(0.1, world.kill_rank, node, 0)
-    world.hide("n2", 29.0)
+        world.world.schedule.call_later(0.1, world.kill_rank, node, 0)
+    world.cut_from_coordinator("n2", 29.0)
     assert fenced(world) == []
-    world.hide("n2", 40.0)
+    world.cut_from_coordinator("n2", 40.0)
     assert "the coordinator has not reached it for" in fenced(world)[0]
 
 
 def test_its_own_last_word_that_it_is_in_a_phase_holds_for_long_but_not_for_ever() -> None:
     world = training()
     world.hang_rank("n2")
-    world.declare("n2", "saving")
+    world.report_phase("n2", "saving")
     world.run_for(1.0)
-    world.hide("n2", 290.0)
+    world.cut_from_coordinator("n2", 290.0)
     assert fenced(world) == []
-    world.hide("n2", 40.0)
+    world.cut_from_coordinator("n2", 40.0)
     assert "the coordinator has not reached it for" in fenced(world)[0]
 
 
 def test_a_script_that_declares_no_steps_is_given_five_minutes() -> None:
-    world = Rehearsal(4, 1)
+    world = Scenario(4, 1)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     world.hang_rank("n1")
     world.run_for(1000.0)
-    world.hide("n2", 290.0)
+    world.cut_from_coordinator("n2", 290.0)
     assert fenced(world) == []
 
 
 def test_where_no_other_node_carries_ranks_nobody_can_tell_of_its_steps() -> None:
     world = training(nodes=1, spares=2)
-    world.hide("n0", 100.0)
+    world.cut_from_coordinator("n0", 100.0)
     assert fenced(world) == []

@@ -10,25 +10,25 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, app
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.simulator.scenarios.scenario import Rehearsal
+from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState
 
 
-def training(nodes: int = 4, spares: int = 2, **spec: object) -> Rehearsal:
-    world = Rehearsal(nodes, spares, **spec)
+def training(nodes: int = 4, spares: int = 2, **spec: object) -> Scenario:
+    world = Scenario(nodes, spares, **spec)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= 3)
     return world
 
 
-def recovered(world: Rehearsal, generation: int = 2) -> Callable[[], bool]:
+def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
     return lambda: world.gang.stepped == generation
 
 
-def carriers(world: Rehearsal) -> list[str]:
+def carriers(world: Scenario) -> list[str]:
     return [seat.node for seat in world.gang.seats]
 
 
-def verbs(world: Rehearsal) -> list[tuple[str, str]]:
+def verbs(world: Scenario) -> list[tuple[str, str]]:
     return [(call.verb, call.node) for call in world.slurm]
 
 
@@ -71,7 +71,7 @@ def test_a_node_whose_processes_stand_still_for_seconds_stays() -> None:
     world.pause("n1")
     world.run_until(lambda: "n1" in world.core.observed.gang("g").suspected)
     world.run_for(4.0)
-    world.go_on("n1")
+    world.resume("n1")
     world.run_until(recovered(world))
     assert "n1" in carriers(world)
     assert world.core.state.node("n1").verdict is Verdict.FIT
@@ -185,9 +185,9 @@ def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
 
 
 def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
-    world = Rehearsal(2, 1, max_failures=3)
+    world = Scenario(2, 1, max_failures=3)
     for generation in (1, 2, 3):
-        world.run_until(lambda g=generation: world.runs(g))  # type: ignore[misc]
+        world.run_until(lambda g=generation: world.is_running(g))  # type: ignore[misc]
         world.kill_rank(carriers(world)[0], 1)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
@@ -195,8 +195,8 @@ def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
 
 
 def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_was_mute() -> None:
-    world = Rehearsal(2, 1, max_failures=1)
-    world.run_until(lambda: world.runs(1))
+    world = Scenario(2, 1, max_failures=1)
+    world.run_until(lambda: world.is_running(1))
     world.world.slurm.unavailable_reason = "slurmctld is down"
     world.kill_rank(carriers(world)[0], 1)
     world.run_until(lambda: world.gang.final)
@@ -209,7 +209,7 @@ def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_w
 
 
 def test_generations_that_come_no_further_than_those_before_count_though_they_make_steps() -> None:
-    state = training().folded()
+    state = training().replayed_state()
     failures = []
     for generation, step in enumerate((30, 30, 29, 31, 31), 1):
         fenced = facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", step, 0.0)
@@ -227,7 +227,7 @@ def test_generations_that_come_no_further_than_those_before_count_though_they_ma
 def test_a_script_that_never_declares_a_step_has_come_further_where_it_ran_for_long(
     stepped: bool, ran_s: float, failures: int
 ) -> None:
-    state, at = training().folded(), 0.0
+    state, at = training().replayed_state(), 0.0
     gang = state.gangs["g"]
     gang.started_at, gang.stepped, gang.reached = 0.0, int(stepped), 0
     for generation in (1, 2, 3):
@@ -259,7 +259,7 @@ def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
 
 def test_one_accuser_takes_nobody() -> None:
     world = training()
-    world.post(events.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
+    world.post_event(events.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").step > 20)
     assert world.gang.generation == 1
     assert "n1" not in world.core.observed.gang("g").suspected
@@ -274,7 +274,7 @@ def test_no_spare_left_flushes_and_requeues_without_the_bad_nodes() -> None:
     assert world.gang.durable_path.startswith("/d/step_")
 
 
-def writing(**spec: object) -> Rehearsal:
+def writing(**spec: object) -> Scenario:
     """A job that is done, with its last checkpoint under way for some seconds."""
     world = training(durable_dir="/d", flush_s=5.0, **spec)
     world.finish()
@@ -306,7 +306,7 @@ def test_a_node_lost_while_a_requeue_waits_for_the_checkpoint_is_excluded_too() 
 
 def test_a_last_checkpoint_that_can_not_be_written_fails_the_job() -> None:
     world = writing()
-    world.world.flushes.broken_until = world.now + 60
+    world.world.durable_storage.fails_until = world.now + 60
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 97)
     assert "the last checkpoint could not be written" in world.gang.reason
@@ -320,31 +320,31 @@ def test_no_spare_left_and_no_requeue_fails() -> None:
 
 
 def test_a_node_that_never_attaches_ends_the_gang_by_name() -> None:
-    world = Rehearsal(3, 0, absent=["n1"], gather_timeout_s=20.0)
+    world = Scenario(3, 0, absent=["n1"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.final)
     assert world.gang.exit_code == 95
     assert "missing: n1" in world.gang.reason
 
 
 def test_a_missing_spare_delays_the_start_but_does_not_prevent_it() -> None:
-    world = Rehearsal(3, 1, absent=["n3"])
+    world = Scenario(3, 1, absent=["n3"])
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 120)
     assert len(carriers(world)) == 3
 
 
 def test_cancel_ends_the_gang_and_its_job() -> None:
     world = training()
-    world.post(events.CancelAsked("g", "uid 1000"))
+    world.post_event(events.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
     assert verbs(world) == [("cancel", "")]
     world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
 
 
-def fail(world: Rehearsal, *nodes: str, words: str = "no space left on /shared") -> None:
+def fail(world: Scenario, *nodes: str, words: str = "no space left on /shared") -> None:
     """Agents meet an error that no order can mend."""
     for node in nodes:
         world.agent(node).failure = words
-        world.agent(node).changed(0.0)
+        world.agent(node).status_changed(0.0)
 
 
 def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
@@ -432,7 +432,7 @@ def test_an_error_of_a_spare_stops_nobody() -> None:
 @pytest.mark.parametrize(("spares", "exit_code"), [(0, 96), (1, 95)])
 def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them(spares: int, exit_code: int) -> None:
     """At once where no other node can come, else when its time to gather is over."""
-    world = Rehearsal(3, spares, absent=["n3"] if spares else ["n1"])
+    world = Scenario(3, spares, absent=["n3"] if spares else ["n1"])
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     fail(world, "n2", words="the run folder /nowhere does not exist on this node")
     world.run_until(lambda: world.gang.final, 310 if spares else 10)
@@ -459,7 +459,7 @@ def test_scancel_shows_as_cancelled_though_its_signal_comes_first() -> None:
     world.kill_agent("n1")
     later = world.now + 3
     world.run_until(lambda: world.now > later)
-    world.post(events.JobSeen("g", 1, (), 0, "CANCELLED"))
+    world.post_event(events.JobSeen("g", 1, (), 0, "CANCELLED"))
     assert world.gang.phase is Phase.CANCELLED
     assert world.slurm == []
 
@@ -501,7 +501,7 @@ def test_a_coordinator_restarted_after_any_fact_completes_the_recovery(fault: st
         world.run_until(lambda w=world, p=position: len(w.journal) > p)  # type: ignore[misc]
         world.restart_coordinator()
         world.run_until(lambda w=world: w.gang.stepped == w.gang.generation >= 2, 120)  # type: ignore[misc]
-        assert world.folded() == world.core.state
+        assert world.replayed_state() == world.core.state
         if fault in ("crash", "power_off", "signal"):
             assert "n1" not in carriers(world)
 
@@ -510,7 +510,7 @@ def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
     world = training()
     world.crash("n1")
     world.run_until(recovered(world))
-    assert world.folded() == world.core.state
+    assert world.replayed_state() == world.core.state
     assert type(world.core.state).load(world.core.state.dump()) == world.core.state
     assert [facts.decode(*facts.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
 
@@ -521,14 +521,14 @@ def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
     world.kill_rank("n2")
     world.run_for(15)
     assert world.core.state.node("n1").verdict is Verdict.FIT
-    world.mend(("coordinator", "n1"))
+    world.heal(("coordinator", "n1"))
     world.run_until(recovered(world))
     assert world.slurm == []
 
 
 def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
     world = training()
-    world.machines["n1"].stuck_until = world.now + 100
+    world.machines["n1"].ranks_unkillable_until = world.now + 100
     world.kill_rank("n2")
     world.run_until(lambda: world.core.state.node("n1").verdict is Verdict.UNFIT)
     world.run_until(recovered(world))
@@ -537,14 +537,14 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
 
 def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() -> None:
     """The second one can't be asked, for the coordinator does not reach it either."""
-    world = Rehearsal(3, 0)
-    world.run_until(lambda: world.runs(1))
+    world = Scenario(3, 0)
+    world.run_until(lambda: world.is_running(1))
     wires = [("coordinator", "n1"), ("n0", "n1"), ("coordinator", "n2")]
     cut = [pair for a, b in wires for pair in ((a, b), (b, a))]
     world.cut(*cut)
     world.run_for(30.0)
     assert world.core.state.node("n1").verdict is Verdict.FIT
-    world.mend(*cut)
+    world.heal(*cut)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
 
@@ -553,7 +553,7 @@ def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:
     cut = [pair for n in ("n0", "n1") for pair in (("coordinator", n), (n, "coordinator"))]
     world.cut(*cut)
     world.run_for(25)
-    world.mend(*cut)
+    world.heal(*cut)
     world.run_for(10)
     assert world.slurm == []
     assert world.gang.generation == 1
@@ -580,7 +580,7 @@ def test_a_silent_node_without_neighbours_is_missed_all_the_same() -> None:
 def test_a_job_that_slurm_takes_back_is_requeued_before_its_agents_return() -> None:
     world = training(nodes=2, spares=0)
     world.machines["n0"].frozen = True  # Slurm finds no node for it
-    world.world.changed()
+    world.world.topology_changed()
     world.run_for(20)
     world.world.cluster.requeue(1, (), None)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -593,9 +593,9 @@ def test_a_node_that_is_let_go_alive_ends_its_ranks_before_others_start() -> Non
     world.signal("n1")
     world.run_for(1)
     assert world.gang.phase is Phase.RECOVERING
-    world.mend(("coordinator", "n1"))
+    world.heal(("coordinator", "n1"))
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
-    assert not any(rank.able for rank in world.agent("n1").ranks.values())
+    assert not any(rank.is_active for rank in world.agent("n1").ranks.values())
 
 
 def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for() -> None:
@@ -609,7 +609,7 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
 
 
 def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
-    world = Rehearsal(2, 0, absent=["n0", "n1"], gather_timeout_s=20.0)
+    world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 95)
     assert "missing: n0, n1" in world.gang.reason
@@ -617,7 +617,7 @@ def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
 
 def test_a_requeued_job_that_ends_before_its_agents_attach_ends_its_gang() -> None:
     world = training(nodes=2, spares=0)
-    world.world.jobs.never_start.update(world.machines)
+    world.world.jobs.unstartable_nodes.update(world.machines)
     world.world.cluster.requeue(1, (), None)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.world.cluster.end_batch_script(1, 1)
@@ -627,22 +627,22 @@ def test_a_requeued_job_that_ends_before_its_agents_attach_ends_its_gang() -> No
 
 def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
     world = training(nodes=2, spares=0)
-    world.world.slurm.late_s = 20.0
+    world.world.slurm.max_delay_s = 20.0
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.post(events.JobSeen("g", 1, (), 0, "FAILED"))
+    world.post_event(events.JobSeen("g", 1, (), 0, "FAILED"))
     assert world.gang.phase is Phase.REQUEUED
 
 
 def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
-    world.post(events.FlushAsked("g", "uid 1000"))
+    world.post_event(events.FlushAsked("g", "uid 1000"))
     world.run_until(lambda: world.gang.durable_path != "")
     written = world.gang.durable_path
     world.kill_rank("n1")
     world.run_until(recovered(world))
-    world.world.flushes.broken_until = world.now + 1000
-    world.world.depots.damage = 1.0
+    world.world.durable_storage.fails_until = world.now + 1000
+    world.world.kept_memory.damage_rate = 1.0
     world.requeue()
     world.run_until(lambda: world.gang.generation == 3)
     assert world.gang.version is None
@@ -658,7 +658,7 @@ def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
     world.cut(*[pair for n in ("n3", "n4", "n5") for pair in ((n, "n1"), ("n1", n))])
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
     assert world.now - out_at >= 2.0
-    assert not any(rank.able for rank in world.agent("n1").ranks.values())
+    assert not any(rank.is_active for rank in world.agent("n1").ranks.values())
 
 
 def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> None:
@@ -675,13 +675,13 @@ def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> No
 def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
     world = training()
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
-    world.world.finish_at["g"] = world.core.observed.gang("g").step + 5
+    world.world.final_steps["g"] = world.core.observed.gang("g").step + 5
     world.run_until(lambda: world.gang.phase is Phase.DONE, 120)
     assert "n1" not in carriers(world)
 
 
 def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
-    world = Rehearsal(3, 0)
+    world = Scenario(3, 0)
     world.run_until(lambda: world.gang.phase is Phase.PREFLIGHT)
     world.cut(("n1", "coordinator"))
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
@@ -697,8 +697,8 @@ def test_a_gang_that_begins_again_is_seen_to_move() -> None:
     assert world.gang.version is None
     world.run_for(2 * 5.0 + 1)  # or the lost ones would count as silent with the next
     node = carriers(world)[1]
-    world.world.stop(world.agent(node), True)
-    world.world.stop(world.world.daemons[node], True)
+    world.world.set_stopped(world.agent(node), True)
+    world.world.set_stopped(world.world.daemons[node], True)
     world.run_for(5)
     assert world.core.state.node(node).verdict is Verdict.FIT
     assert world.gang.generation == 2
@@ -715,7 +715,7 @@ def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> No
 
 def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_happens() -> None:
     world = training()
-    core, now, asks = Core(world.folded(), world.now), world.now, list[ProbeRequest]()
+    core, now, asks = Core(world.replayed_state(), world.now), world.now, list[ProbeRequest]()
     while not asks:
         outcome = core.decide(events.Tick(), now)
         assert outcome.due is not None
@@ -724,25 +724,25 @@ def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_ha
 
 
 def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
-    world = Rehearsal(3, 1, absent=["n3"], gather_timeout_s=20.0)
+    world = Scenario(3, 1, absent=["n3"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    world.world.restart_s = 30.0
+    world.world.coordinator_restart_s = 30.0
     world.restart_coordinator()
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
 
 def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
-    world.post(events.FlushAsked("g", "uid 1000"))
+    world.post_event(events.FlushAsked("g", "uid 1000"))
     assert world.gang.flush is not None
-    world.world.restart_s = 130.0
-    world.world.coordinator_dies("as the script says")
+    world.world.coordinator_restart_s = 130.0
+    world.world.crash_coordinator("as the script says")
     world.run_until(lambda: world.gang.durable_path != "", 150)
 
 
 def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
     world = training()
-    world.post(events.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
+    world.post_event(events.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").own_probes.get("n1", (False, 0.0))[0])
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
@@ -754,6 +754,6 @@ def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
 def test_an_accusation_of_a_name_that_nobody_has_leaves_nothing_behind() -> None:
     world = training()
     for number in range(50):
-        world.post(events.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
+        world.post_event(events.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
     seen = world.core.observed.gang("g")
     assert (seen.closed, seen.suspected) == ({}, {})

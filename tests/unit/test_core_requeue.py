@@ -10,31 +10,31 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.simulator.scenarios.scenario import Rehearsal
-from muster.simulator.world.slurm_jobs import Wanted
+from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, POOL
 from muster.slurm.client.types import updated_exclusions
 
 
-def training(nodes: int, spares: int, **spec: object) -> Rehearsal:
-    world = Rehearsal(nodes, spares, **{"durable_dir": "/durable", **spec})  # type: ignore[arg-type]
+def training(nodes: int, spares: int, **spec: object) -> Scenario:
+    world = Scenario(nodes, spares, **{"durable_dir": "/durable", **spec})  # type: ignore[arg-type]
     steps(world, 1)
     return world
 
 
-def steps(world: Rehearsal, generation: int) -> None:
+def steps(world: Scenario, generation: int) -> None:
     """Until that generation has made a few steps."""
-    world.run_until(lambda: world.runs(generation) and world.gang.stepped == generation, 900)
+    world.run_until(lambda: world.is_running(generation) and world.gang.stepped == generation, 900)
     step = world.core.observed.gang("g").step
     world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
 
 
-def excluded(world: Rehearsal) -> tuple[str, ...]:
+def excluded(world: Scenario) -> tuple[str, ...]:
     """The nodes that Slurm keeps from the job."""
     return world.world.cluster.jobs()[world.gang.job].excluded
 
 
-def calls(world: Rehearsal, verb: str) -> list[facts.SlurmOwed]:
+def calls(world: Scenario, verb: str) -> list[facts.SlurmOwed]:
     return [call for call in world.slurm if call.verb == verb]
 
 
@@ -108,7 +108,7 @@ def test_a_node_that_never_was_out_of_service_is_left_out_for_a_while() -> None:
 
 
 def test_a_job_of_which_too_few_nodes_are_left_in_service_is_requeued_before_it_has_gathered() -> None:
-    world = Rehearsal(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.signal("n0")
     world.signal("n1")
@@ -117,7 +117,7 @@ def test_a_job_of_which_too_few_nodes_are_left_in_service_is_requeued_before_it_
 
 
 def test_it_fails_where_it_may_not_be_requeued() -> None:
-    world = Rehearsal(2, 0, absent=["n1"], requeue=False, gather_timeout_s=300.0)
+    world = Scenario(2, 0, absent=["n1"], requeue=False, gather_timeout_s=300.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.signal("n0")
     world.run_until(lambda: world.gang.final, 10)
@@ -126,7 +126,7 @@ def test_it_fails_where_it_may_not_be_requeued() -> None:
 
 
 def test_a_node_that_dies_before_it_attaches_costs_a_requeue_and_not_the_job() -> None:
-    world = Rehearsal(2, 0, absent=["n1"], gather_timeout_s=40.0)
+    world = Scenario(2, 0, absent=["n1"], gather_timeout_s=40.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED or world.gang.final, 60)
@@ -141,7 +141,7 @@ def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_j
     absent: list[str], left: int
 ) -> None:
     """srun dies with it: nobody starts the agents that are missing, though the host be back before Slurm notices."""
-    world = Rehearsal(3, 1, absent=absent, gather_timeout_s=300.0)
+    world = Scenario(3, 1, absent=absent, gather_timeout_s=300.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.members) == 4 - len(absent))
     world.run_for(1)
     world.crash("n0")
@@ -154,7 +154,7 @@ def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_j
 
 def test_where_nobody_may_start_its_agents_any_more_it_is_requeued_in_the_end() -> None:
     """Nobody has heard the batch script, for the coordinator was away: it may be about to start them."""
-    world = Rehearsal(3, 1, absent=NOBODY, gather_timeout_s=50.0)
+    world = Scenario(3, 1, absent=NOBODY, gather_timeout_s=50.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.crash("n0")
     world.restart_coordinator()
@@ -167,7 +167,7 @@ def test_where_nobody_may_start_its_agents_any_more_it_is_requeued_in_the_end() 
 
 
 def test_a_batch_script_that_begins_long_after_its_job_is_missed_as_soon() -> None:
-    world = Rehearsal(3, 1, absent=NOBODY, gather_timeout_s=300.0, launch_s=8.0)
+    world = Scenario(3, 1, absent=NOBODY, gather_timeout_s=300.0, launch_s=8.0)
     world.run_for(13)
     assert world.core.observed.gang("g").batch is not None
     world.crash("n0")
@@ -177,19 +177,19 @@ def test_a_batch_script_that_begins_long_after_its_job_is_missed_as_soon() -> No
 
 
 def test_a_batch_script_of_the_run_before_does_not_hide_the_one_that_runs() -> None:
-    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
+    world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
     world.run_until(lambda: len(world.gang.members) == 2)
     world.requeue()
     world.run_until(lambda: world.gang.restart_count == 1 and len(world.gang.members) == 2)
     for _ in range(60):
         world.run_for(1)
-        world.post(events.BatchHeard("g", 1, 0))
+        world.post_event(events.BatchHeard("g", 1, 0))
     assert world.gang.phase is Phase.GATHERING
 
 
 def test_in_observe_mode_late_agents_have_all_their_time() -> None:
     limits = replace(NO_LIMITS, observe=True)
-    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0, limits=limits)
+    world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0, limits=limits)
     world.run_until(lambda: len(world.gang.members) == 2)
     world.cut(("n0", "coordinator"), ("coordinator", "n0"))
     world.run_for(100)
@@ -197,7 +197,7 @@ def test_in_observe_mode_late_agents_have_all_their_time() -> None:
 
 
 def test_nodes_have_their_time_from_the_first_of_them_on() -> None:
-    world = Rehearsal(2, 0, absent=["n1"], gather_timeout_s=40.0, launch_s=30.0)
+    world = Scenario(2, 0, absent=["n1"], gather_timeout_s=40.0, launch_s=30.0)
     world.run_for(69)
     assert world.gang.phase is Phase.GATHERING
     world.run_until(lambda: world.gang.final, 5)
@@ -206,12 +206,12 @@ def test_nodes_have_their_time_from_the_first_of_them_on() -> None:
 
 def test_a_job_that_waits_after_all_is_not_given_up() -> None:
     """Slurm's controller has gone back to what it had saved."""
-    world = Rehearsal(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
+    world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    world.post(events.JobSeen("g", 1, (), 0, None))
+    world.post_event(events.JobSeen("g", 1, (), 0, None))
     world.run_for(100)
     assert world.gang.phase is Phase.GATHERING
-    world.post(events.JobSeen("g", 1, ("n0", "n1"), 0, None))
+    world.post_event(events.JobSeen("g", 1, ("n0", "n1"), 0, None))
     world.run_for(39)
     assert world.gang.phase is Phase.GATHERING
 
@@ -219,18 +219,18 @@ def test_a_job_that_waits_after_all_is_not_given_up() -> None:
 @pytest.mark.parametrize("after_s", [0, 1, 2, 3, 4])
 def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) -> None:
     """Slurm starts it at once; that the node is in service is seen a few seconds later."""
-    world = Rehearsal(1, 0, idle=1, launch_s=4.0)
-    world.run_until(lambda: world.runs(1))
+    world = Scenario(1, 0, idle_nodes=1, launch_s=4.0)
+    world.run_until(lambda: world.is_running(1))
     world.signal("n1")
     world.run_until(lambda: world.world.cluster.nodes()["n1"].drained)
-    world.world.submit(Wanted("h", events.GangSpec(1, 0, requeue=False)))
+    world.world.submit(JobSubmission("h", events.GangSpec(1, 0, requeue=False)))
     world.run_for(10 + after_s)
     world.repair("n1")
     world.run_until(lambda: world.core.state.gangs["h"].stepped == 1, 30)
 
 
 def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
-    world = Rehearsal(2, 1, absent=["n1", "n2"], gather_timeout_s=40.0)
+    world = Scenario(2, 1, absent=["n1", "n2"], gather_timeout_s=40.0)
     world.run_until(lambda: len(world.gang.members) == 1)
     world.signal("n0")
     world.run_until(lambda: world.gang.final, 50)
@@ -238,9 +238,9 @@ def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
 
 
 def test_a_coordinator_that_is_cut_off_itself_keeps_the_job_from_no_node() -> None:
-    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=90.0)
+    world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=90.0)
     world.run_until(lambda: len(world.gang.members) == 2)
-    world.world.slurm_sees.update(NOBODY)
+    world.world.slurmd_connected.update(NOBODY)
     for node in NOBODY:
         world.cut((node, "coordinator"), ("coordinator", node))
     world.run_for(80)
@@ -250,7 +250,7 @@ def test_a_coordinator_that_is_cut_off_itself_keeps_the_job_from_no_node() -> No
 
 
 def test_a_job_whose_agents_nobody_ever_starts_is_not_requeued_for_ever() -> None:
-    world = Rehearsal(3, 1, absent=NOBODY, gather_timeout_s=100.0)
+    world = Scenario(3, 1, absent=NOBODY, gather_timeout_s=100.0)
     for times in (1, 2):
         world.run_until(lambda: world.gang.phase is Phase.GATHERING)
         world.run_for(1)
@@ -268,25 +268,25 @@ def test_a_job_whose_agents_nobody_ever_starts_is_not_requeued_for_ever() -> Non
 
 
 def test_a_job_whose_batch_script_lives_fails_where_its_agents_do_not_come() -> None:
-    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=100.0)
+    world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=100.0)
     world.run_until(lambda: world.gang.final, 110)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 95)
     assert "2 of 3 nodes attached within 100 s; missing: n2, n3." in world.gang.reason
 
 
 def test_a_batch_script_that_stands_still_for_a_moment_is_waited_for() -> None:
-    world = Rehearsal(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
+    world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=300.0)
     world.run_until(lambda: len(world.gang.members) == 2)
     world.run_for(40)
     world.pause("n0")
     world.run_for(14)
-    world.go_on("n0")
+    world.resume("n0")
     world.run_for(60)
     assert world.gang.phase is Phase.GATHERING
 
 
 def test_agents_that_end_while_others_are_waited_for_cost_a_requeue_and_not_the_job() -> None:
-    world = Rehearsal(3, 1, absent=["n2"], gather_timeout_s=40.0)
+    world = Scenario(3, 1, absent=["n2"], gather_timeout_s=40.0)
     world.run_until(lambda: len(world.gang.members) == 3)
     world.kill_agent("n3")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 50)
@@ -296,7 +296,7 @@ def test_agents_that_end_while_others_are_waited_for_cost_a_requeue_and_not_the_
 @pytest.mark.parametrize("seen", ["runs again", "is back in the queue"])
 def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself(seen: str) -> None:
     world = training(nodes=2, spares=0)
-    world.world.slurm.wrong = 1.0  # so the call goes on being owed
+    world.world.slurm.error_rate = 1.0  # so the call goes on being owed
     world.kill_agent("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     call = calls(world, "requeue")[0].call
@@ -304,19 +304,19 @@ def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself
     if seen == "runs again":
         world.run_until(lambda: world.gang.generation == 2, 300)
     else:
-        world.post(events.JobSeen("g", 1, (), 1, None))
-    world.post(events.SlurmAnswered("g", call, "Requested operation is presently disabled"))
+        world.post_event(events.JobSeen("g", 1, (), 1, None))
+    world.post_event(events.SlurmAnswered("g", call, "Requested operation is presently disabled"))
     assert call not in world.core.state.owed
     assert not world.gang.final
 
 
 def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody_is_left() -> None:
-    world = Rehearsal(3, 0, idle=1, limits=Limits(pool=POOL), pool_nodes=1)
+    world = Scenario(3, 0, idle_nodes=1, limits=Limits(pool=POOL), pool_nodes=1)
     steps(world, 1)
     world.signal("n1")
     steps(world, 2)
     small = next(iter(world.gang.pool.values())).job
-    world.post(events.JobSeen("g", 1, (), 1, None))
+    world.post_event(events.JobSeen("g", 1, (), 1, None))
     for node in world.gang.members:
         world.kill_agent(node)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -326,10 +326,12 @@ def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody
 
 def test_a_requeue_that_slurm_refuses_ends_a_job_that_waits_for_it() -> None:
     world = training(nodes=2, spares=0)
-    world.world.slurm.wrong = 1.0  # so the call goes on being owed
+    world.world.slurm.error_rate = 1.0  # so the call goes on being owed
     world.crash("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.post(events.SlurmAnswered("g", calls(world, "requeue")[0].call, "Requested operation is presently disabled"))
+    world.post_event(
+        events.SlurmAnswered("g", calls(world, "requeue")[0].call, "Requested operation is presently disabled")
+    )
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 94)
 
 
@@ -343,12 +345,12 @@ def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> Non
 
 def test_nobody_starts_while_srun_still_waits_for_a_spare_that_hangs() -> None:
     """srun would give up in the end, and take all agents with it."""
-    world = Rehearsal(2, 1, absent=["n2"], gather_timeout_s=300.0)
+    world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)
     world.run_for(1)
     world.pause("n2")
     world.run_for(60)
     assert world.gang.phase is Phase.GATHERING
-    world.launch_again("n0", "n1")
+    world.relaunch_agents("n0", "n1")
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)
 
 
@@ -365,12 +367,12 @@ def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> 
     world = training(nodes=2, spares=0)
     world.finish()
     world.run_until(lambda: world.gang.final)
-    world.post(events.CancelAsked("g", "uid 1000"))
+    world.post_event(events.CancelAsked("g", "uid 1000"))
     assert [call.job for call in calls(world, "cancel")] == [world.gang.job]
 
 
 def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_when_slurm_has_it_down() -> None:
-    world = Rehearsal(2, 0, idle=1, limits=Limits(pool=POOL), pool_nodes=1)
+    world = Scenario(2, 0, idle_nodes=1, limits=Limits(pool=POOL), pool_nodes=1)
     steps(world, 1)
     world.crash("n1")
     steps(world, 2)

@@ -4,34 +4,34 @@ import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.simulator.scenarios.scenario import Rehearsal
-from muster.simulator.world.network import COORDINATOR
+from muster.simulator.environment.network import COORDINATOR
+from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState
 
 
-def training(steps: int = 3, **given: object) -> Rehearsal:
-    world = Rehearsal(4, 2, **{"durable_dir": "/durable", **given})  # type: ignore[arg-type]
+def training(steps: int = 3, **given: object) -> Scenario:
+    world = Scenario(4, 2, **{"durable_dir": "/durable", **given})  # type: ignore[arg-type]
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= steps)
     return world
 
 
-def verbs(world: Rehearsal) -> list[str]:
+def verbs(world: Scenario) -> list[str]:
     return [call.verb for call in world.slurm]
 
 
-def durable(world: Rehearsal) -> int:
+def durable(world: Scenario) -> int:
     version = world.gang.durable_version
     return version.step if version else 0
 
 
-def stopped_at(world: Rehearsal) -> int:
+def stopped_at(world: Scenario) -> int:
     """The last step that any rank has finished."""
     ranks = [rank for seat in world.gang.seats for rank in world.agent(seat.node).ranks.values()]
     return max((rank.step for rank in ranks), default=0)
 
 
 def test_before_the_time_limit_the_ranks_stop_their_last_step_is_written_and_the_job_ends() -> None:
-    world = training(limit_s=60, stop_before_s=10.0)
+    world = training(time_limit_s=60, stop_before_s=10.0)
     world.run_until(lambda: world.gang.stop is not None)
     assert world.now - world.gang.registered_at == pytest.approx(50, abs=1)
     last = stopped_at(world)
@@ -44,7 +44,7 @@ def test_before_the_time_limit_the_ranks_stop_their_last_step_is_written_and_the
 
 
 def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_there() -> None:
-    world = training(limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
+    world = training(time_limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert verbs(world) == ["requeue"]
     saved = durable(world)
@@ -55,13 +55,13 @@ def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_ther
 
 
 def test_of_a_short_job_a_quarter_is_taken_at_most() -> None:
-    world = training(limit_s=20, stop_before_s=120.0)
+    world = training(time_limit_s=20, stop_before_s=120.0)
     world.run_until(lambda: world.gang.stop is not None)
     assert world.now - world.gang.registered_at == pytest.approx(15, abs=1)
 
 
 def test_who_asks_for_no_stop_trains_to_the_limit_and_saves_what_killwait_allows() -> None:
-    world = training(limit_s=60, stop_before_s=0.0)
+    world = training(time_limit_s=60, stop_before_s=0.0)
     world.run_until(lambda: world.gang.stop is not None)
     assert world.now - world.gang.registered_at >= 60
     last = stopped_at(world)
@@ -121,7 +121,7 @@ def test_scancel_is_no_requeue_whenever_slurm_is_looked_at(after: float) -> None
 
 
 def test_sigterm_at_the_time_limit_is_the_limits() -> None:
-    world = training(limit_s=60, stop_before_s=0.0)
+    world = training(time_limit_s=60, stop_before_s=0.0)
     world.run_until(lambda: world.now - world.gang.registered_at > 58)
     world.sigterm()
     world.run_until(lambda: world.gang.final, 10)
@@ -150,7 +150,7 @@ def test_a_notice_to_one_node_costs_it_its_place_and_nothing_else() -> None:
 def test_ranks_that_do_not_stop_are_ended_and_what_they_have_kept_is_written() -> None:
     world = training()
     for agent in world.world.agents.values():
-        agent.deaf_ranks = True
+        agent.ranks_ignore_stop = True
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING, 20)
     last = stopped_at(world)
@@ -171,7 +171,7 @@ def test_a_rank_that_fails_as_it_stops_is_no_fault_of_the_software() -> None:
 
 
 def test_a_gang_that_still_gathers_is_requeued_at_once() -> None:
-    world = Rehearsal(4, 2, absent=["n5"])
+    world = Scenario(4, 2, absent=["n5"])
     world.run_until(lambda: len(world.gang.present()) == 5)
     world.sigterm("n0", "n1", "n2", "n3", "n4")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 2)
@@ -203,17 +203,17 @@ def test_a_cancel_during_a_stop_ends_it_at_once() -> None:
     world = training(flush_s=100.0)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
-    world.post(events.CancelAsked("g", "uid 1000"))
+    world.post_event(events.CancelAsked("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
 
 
 def test_what_nodes_that_are_out_still_hold_is_saved_before_the_requeue() -> None:
     """The agent of one of two nodes met an error, the other node is cut off, and Slurm requeues the job."""
-    world = Rehearsal(2, 0, durable_dir="/durable")
+    world = Scenario(2, 0, durable_dir="/durable")
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= 3)
     agent = world.agent("n0")
     agent.failure = "no space left on device"
-    agent.changed()
+    agent.status_changed()
     world.cut(("n0", "n1"), (COORDINATOR, "n1"))
     world.run_until(lambda: bool(world.gang.members["n0"].out))
     world.requeue()
@@ -229,18 +229,18 @@ def test_a_version_that_comes_to_stand_whole_while_an_older_one_is_written_is_wr
     assert flush is not None
     late = events.Version(flush.version.generation, flush.version.step + 1)
     for seat in world.gang.seats:
-        world.agent(seat.node).memory.keep(late.generation, late.step, [seat.group_rank])
-        world.agent(seat.node).changed()
+        world.agent(seat.node).memory.store_step(late.generation, late.step, [seat.group_rank])
+        world.agent(seat.node).status_changed()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 30)
     assert world.gang.durable_version == late
 
 
 def test_the_time_limit_of_the_run_before_stops_nobody() -> None:
     """Agents of a requeued job may come before Slurm tells of its new run."""
-    world = training(limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
+    world = training(time_limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: world.gang.restart_count == 1, 300)
-    world.post(events.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
+    world.post_event(events.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
     world.run_for(0.5)
     assert world.core.observed.gang("g").job_restarts == 0
     assert len(world.facts(facts.StopPlanned)) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.simulator.scenarios.script import BadScript, play
+from muster.simulator.scenarios.script import InvalidScript, play
 
 LADDER = Path(__file__).parents[2] / "docs" / "ladder"
 
@@ -32,5 +32,5 @@ def test_a_scenario_goes_as_it_is_told(path: Path) -> None:
     ],
 )
 def test_a_command_that_can_not_be_right_is_named(script: str, words: str) -> None:
-    with pytest.raises(BadScript, match=words):
+    with pytest.raises(InvalidScript, match=words):
         play(script)

@@ -64,7 +64,7 @@ DOORS = {
             "daemon/agent/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",
             "daemon/agent/batch/srun.py": "the batch script's srun, which it outlives",
-            "simulator/many.py": "seeds run in processes; no daemon imports it",
+            "simulator/parallel.py": "seeds run in processes; no daemon imports it",
         },
     ),
     "wall clock": Door(

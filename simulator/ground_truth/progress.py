@@ -15,14 +15,14 @@ class Progress:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._told: dict[str, tuple[tuple[int, int], float]] = {}
+        self._newest: dict[str, tuple[tuple[int, int], float]] = {}
 
-    def reported(self, gang: str, status: Status) -> None:
+    def status_received(self, gang: str, status: Status) -> None:
         """The coordinator hears an agent's status."""
         newest = max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
-        if newest > self._told.get(gang, ((0, 0), 0.0))[0]:
-            self._told[gang] = (newest, self._world.schedule.now)
+        if newest > self._newest.get(gang, ((0, 0), 0.0))[0]:
+            self._newest[gang] = (newest, self._world.schedule.now)
 
-    def told_at(self, gang: str) -> float:
+    def reported_at(self, gang: str) -> float:
         """When the coordinator was told of a new step last; 0.0: never."""
-        return self._told.get(gang, ((0, 0), 0.0))[1]
+        return self._newest.get(gang, ((0, 0), 0.0))[1]

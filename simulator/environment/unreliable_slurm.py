@@ -18,7 +18,7 @@ from muster.slurm.client.types import JobAnswers, NodeAnswers, Unknown
 _T = TypeVar("_T")
 
 
-def drive(work: Coroutine[Any, Any, _T]) -> _T:
+def run_without_waiting(work: Coroutine[Any, Any, _T]) -> _T:
     """The result of a coroutine that never waits.
 
     Raises:
@@ -33,52 +33,52 @@ def drive(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 @coroutine
-def _on_its_way() -> Generator[None]:
+def _wait_once() -> Generator[None]:
     yield
 
 
-class CapriciousSlurm(FakeSlurm):
-    """FakeSlurm with whims. `wrong`: the chance that a command fails with an error that is no refusal, half of the
-    time after it was carried out; `late_s`: how long an answer takes at most."""
+class UnreliableSlurm(FakeSlurm):
+    """FakeSlurm with whims. wrong: the rng that a command fails with an error that is no refusal, half of the
+    time after it was carried out; late_s: how long an answer takes at most."""
 
-    def __init__(self, cluster: FakeCluster, chance: random.Random) -> None:
+    def __init__(self, cluster: FakeCluster, rng: random.Random) -> None:
         super().__init__(cluster)
-        self._chance = chance
-        self.wrong = 0.0
-        self.late_s = 0.05
+        self._rng = rng
+        self.error_rate = 0.0
+        self.max_delay_s = 0.05
 
-    async def whim(self, work: Coroutine[Any, Any, None]) -> None:
+    async def run_unreliably(self, work: Coroutine[Any, Any, None]) -> None:
         """Carry out a command, or not; tell the truth about it, or not.
 
         Raises:
             SlurmError: as the command does, or by whim.
         """
-        trouble = self._chance.random() < self.wrong
-        if trouble and self._chance.random() < 0.5:
+        fails = self._rng.random() < self.error_rate
+        if fails and self._rng.random() < 0.5:
             work.close()
             raise SlurmUnavailable("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
         await work
-        if trouble:
+        if fails:
             raise SlurmTimeout("Socket timed out on send/recv operation")
 
 
-class DistantSlurm:
-    """What a CapriciousSlurm says when it is asked, where each answer is on its way for a while: it tells what was when
+class DelayedSlurm:
+    """What a UnreliableSlurm says when it is asked, where each answer is on its way for a while: it tells what was when
     it was given, and may be lost. The coroutines wait once; who drives them says for how long."""
 
-    def __init__(self, near: CapriciousSlurm, chance: random.Random) -> None:
-        self._near = near
-        self._chance = chance
+    def __init__(self, slurm: UnreliableSlurm, rng: random.Random) -> None:
+        self._slurm = slurm
+        self._rng = rng
 
     async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
         """See Slurm.jobs."""
-        return await self._arrives(await self._near.jobs(ids))
+        return await self._delayed(await self._slurm.jobs(ids))
 
     async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:
         """See Slurm.nodes."""
-        return await self._arrives(await self._near.nodes(names))
+        return await self._delayed(await self._slurm.nodes(names))
 
-    async def _arrives(self, answer: _T) -> _T | Unknown:
-        await _on_its_way()
-        lost = self._near.wrong > 0 and self._chance.random() < self._near.wrong
+    async def _delayed(self, answer: _T) -> _T | Unknown:
+        await _wait_once()
+        lost = self._slurm.error_rate > 0 and self._rng.random() < self._slurm.error_rate
         return Unknown("the answer was lost") if lost else answer

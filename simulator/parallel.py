@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from muster.daemon.host import clock
 from muster.simulator import seeds
-from muster.simulator.coverage.counts import Tally
+from muster.simulator.coverage.counts import Coverage
 
-CHUNK = 20
-MOST_FAILURES = 50
+SEEDS_PER_TASK = 20
+MAX_FAILURES = 50
 """No more seeds are begun after so many have failed."""
 
 
@@ -27,22 +27,22 @@ class Outcome:
 
     count: int = 0
     seconds: float = 0.0
-    tally: Tally = field(default_factory=Tally)
+    coverage: Coverage = field(default_factory=Coverage)
     failures: list[seeds.Result] = field(default_factory=list)
 
     def add(self, results: list[seeds.Result]) -> None:
         """Take over what some seeds have given."""
         self.count += len(results)
         for result in results:
-            self.tally.add(result.tally)
-        self.failures += [result for result in results if result.broken]
+            self.coverage.merge(result.coverage)
+        self.failures += [result for result in results if result.violation]
 
     def report(self) -> list[str]:
         """The table, and what failed."""
-        lines = self.tally.table(self.count)
+        lines = self.coverage.table(self.count)
         lines.append(f"{self.count / max(self.seconds, 1e-9):.0f} seeds a second, {self.seconds:.1f} s")
         for failure in self.failures[:3]:
-            lines += ["", f"seed {failure.seed}: {failure.broken}", *failure.transcript]
+            lines += ["", f"seed {failure.seed}: {failure.violation}", *failure.transcript]
         if self.failures:
             numbers = ", ".join(str(failure.seed) for failure in self.failures)
             lines += ["", f"{len(self.failures)} seeds failed: {numbers}", "one of them again: make sim SEED=..."]
@@ -57,15 +57,15 @@ def run(first: int, count: int | None = None, seconds: float | None = None, proc
     """
     outcome, began = Outcome(), clock.monotonic()
     workers = processes or os.cpu_count() or 1
-    todo = _ranges(first, count, seconds, began)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin) as pool:
-        doing = {pool.submit(_chunk, numbers) for numbers in itertools.islice(todo, 2 * workers)}
-        while doing:
-            done, doing = wait(doing, return_when=FIRST_COMPLETED)
+    tasks = _ranges(first, count, seconds, began)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _initialize_worker) as pool:
+        pending = {pool.submit(_run_seeds, numbers) for numbers in itertools.islice(tasks, 2 * workers)}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 outcome.add(future.result())
-            if len(outcome.failures) < MOST_FAILURES:
-                doing |= {pool.submit(_chunk, numbers) for numbers in itertools.islice(todo, len(done))}
+            if len(outcome.failures) < MAX_FAILURES:
+                pending |= {pool.submit(_run_seeds, numbers) for numbers in itertools.islice(tasks, len(done))}
     outcome.seconds = clock.monotonic() - began
     return outcome
 
@@ -75,16 +75,16 @@ def _ranges(first: int, count: int | None, seconds: float | None, began: float) 
     while count is None or start < first + count:
         if seconds is not None and clock.monotonic() - began > seconds:
             return
-        end = start + CHUNK if count is None else min(start + CHUNK, first + count)
+        end = start + SEEDS_PER_TASK if count is None else min(start + SEEDS_PER_TASK, first + count)
         yield range(start, end)
         start = end
 
 
-def _begin() -> None:
+def _initialize_worker() -> None:
     logging.disable(logging.CRITICAL)  # what the parts would log stands in the transcript
     gc.freeze()  # a world leaves few cycles: looking for them took a sixth of the time
     gc.set_threshold(50_000, 20, 20)
 
 
-def _chunk(numbers: range) -> list[seeds.Result]:
+def _run_seeds(numbers: range) -> list[seeds.Result]:
     return [seeds.run(seed) for seed in numbers]

@@ -6,15 +6,13 @@ the durable state is ahead: it holds all of them already.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.coverage.counts import Coverage
 
-if TYPE_CHECKING:
-    from muster.simulator.world.world import World
-
-_RUNG_OF_CODE = {
+_RECOVERY_OF_EXIT_CODE = {
     93: "fail: the software",
     94: "fail: no nodes",
     95: "fail: never gathered",
@@ -25,78 +23,79 @@ _RUNG_OF_CODE = {
 }
 
 
-class Moves:
+class TransitionRecorder:
     """Where each gang and each node is, as of the newest fact that was taken."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, coverage: Coverage, phase_entered: Callable[[str, Phase], None]) -> None:
+        self._coverage = coverage
+        self._phase_entered = phase_entered
         self._phases: dict[str, Phase] = {}
-        self._verdicts: dict[str, Verdict] = {}
+        self._healths: dict[str, Verdict] = {}
         self._jobs: dict[str, int] = {}
 
     def phase(self, gang: str) -> Phase:
         """The gang's phase."""
         return self._phases[gang]
 
-    def take(self, fact: facts.Fact) -> None:
+    def record(self, fact: facts.Fact) -> None:
         """The next fact."""
         match fact:
             case facts.GangRegistered():
                 self._phases.setdefault(fact.gang, Phase.SUBMITTED)
-                self._world.entered(fact.gang, Phase.SUBMITTED)
+                self._phase_entered(fact.gang, Phase.SUBMITTED)
             case facts.PhaseChanged() | facts.GangEnded():
-                self._move(fact.gang, fact.phase)
+                self._change_phase(fact.gang, fact.phase)
             case facts.GenerationFenced():
                 gathering = self._phases[fact.gang] is Phase.GATHERING
-                self._move(fact.gang, Phase.PREFLIGHT if gathering else Phase.RECOVERING)
+                self._change_phase(fact.gang, Phase.PREFLIGHT if gathering else Phase.RECOVERING)
             case facts.GenerationStarted():
-                self._move(fact.gang, Phase.STARTING)
+                self._change_phase(fact.gang, Phase.STARTING)
                 if fact.action != "requeue":  # that was counted when the job went back
-                    self._rung(fact.action)
+                    self._count(fact.action)
                 if fact.version is not None and fact.action in ("start", "requeue"):
-                    self._rung("resume from memory")
+                    self._count("resume from memory")
             case facts.NodeJudged():
-                self._judge(fact.node, fact.verdict)
+                self._change_health(fact.node, fact.verdict)
             case facts.MemberJoined():
                 if fact.job != self._jobs.setdefault(fact.gang, fact.job):
-                    self._rung("a node of the shared pool")
+                    self._count("a node of the shared pool")
             case facts.PoolClosed() if fact.refused:
-                self._rung("no node of the shared pool")
+                self._count("no node of the shared pool")
             case facts.StopPlanned():
-                self._rung("stop")
+                self._count("stop")
             case facts.HangFound():
-                self._rung("end a hang")
+                self._count("end a hang")
             case facts.MemberOut() if not fact.proven:
-                self._rung("doubt a node")
+                self._count("doubt a node")
             case facts.MemberOut() if "go on elsewhere" in fact.reason:
-                self._rung("blame a node that was doubted")
+                self._count("blame a node that was doubted")
             case facts.Withheld():
-                self._rung("withheld")
+                self._count("withheld")
             case facts.SlurmOwed() if fact.verb == "requeue":
-                self._requeue(fact)
+                self._count_requeue(fact)
 
-    def ended(self, fact: facts.GangEnded) -> None:
+    def gang_ended(self, fact: facts.GangEnded) -> None:
         """The end that was taken just now broke no law: its rung counts."""
-        self._rung(_RUNG_OF_CODE.get(fact.exit_code, fact.phase))
+        self._count(_RECOVERY_OF_EXIT_CODE.get(fact.exit_code, fact.phase))
 
-    def _move(self, gang: str, to: Phase) -> None:
+    def _change_phase(self, gang: str, to: Phase) -> None:
         before = self._phases[gang]
         if before is not to:
-            self._world.tally.count("gang", f"{before} → {to}")
-            self._world.entered(gang, to)
+            self._coverage.count("gang", f"{before} → {to}")
+            self._phase_entered(gang, to)
         self._phases[gang] = to
 
-    def _judge(self, node: str, verdict: Verdict) -> None:
-        before = self._verdicts.get(node, Verdict.FIT)
+    def _change_health(self, node: str, verdict: Verdict) -> None:
+        before = self._healths.get(node, Verdict.FIT)
         if before is not verdict:
-            self._world.tally.count("node", f"{before} → {verdict}")
-        self._verdicts[node] = verdict
+            self._coverage.count("node", f"{before} → {verdict}")
+        self._healths[node] = verdict
 
-    def _requeue(self, fact: facts.SlurmOwed) -> None:
+    def _count_requeue(self, fact: facts.SlurmOwed) -> None:
         if "batch script" in fact.text:
-            self._rung("requeue what nobody starts")
+            self._count("requeue what nobody starts")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING
-        self._rung("flush, then requeue" if flushed else "requeue")
+        self._count("flush, then requeue" if flushed else "requeue")
 
-    def _rung(self, name: str) -> None:
-        self._world.tally.count("rung", name)
+    def _count(self, name: str) -> None:
+        self._coverage.count("recovery", name)

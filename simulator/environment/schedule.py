@@ -18,17 +18,17 @@ class Schedule:
         self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._count = 0
 
-    def at(self, moment: float, action: Action, *args: Any) -> None:
+    def call_at(self, moment: float, action: Action, *args: Any) -> None:
         """Call `action(*args)` at `moment`, or now if that has passed."""
         self._count += 1
         heappush(self._heap, (moment if moment > self.now else self.now, self._count, action, args))
 
-    def later(self, delay: float, action: Action, *args: Any) -> None:
+    def call_later(self, delay: float, action: Action, *args: Any) -> None:
         """Call `action(*args)` in `delay` seconds."""
         self._count += 1
         heappush(self._heap, (self.now + delay if delay > 0.0 else self.now, self._count, action, args))
 
-    def next_at(self) -> float | None:
+    def next_time(self) -> float | None:
         """When the next action is due; None: nothing will happen."""
         return self._heap[0][0] if self._heap else None
 

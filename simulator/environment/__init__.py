@@ -1,0 +1,6 @@
+"""What a simulated cluster is made of before any Muster process runs: time, nodes, network and Slurm.
+
+It promises: every delay and every failure is drawn from one random generator. `schedule` is virtual time, `durations`
+samples how long things take, `machine` is a node and its processes, `network` carries streams, `unreliable_slurm` is
+Slurm. `simulator/world` imports this room.
+"""

@@ -1,0 +1,186 @@
+"""Wires: messages are late, some are doubled; a lost one ends its stream, as TCP does. Cuts are one-way and counted.
+
+A cut loses nothing by itself: what was sent waits in the kernel and arrives when the cut is mended, unless somebody has
+given the stream up meanwhile. Streams overtake each other, messages of one stream never do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from muster.simulator.environment.schedule import Schedule
+
+COORDINATOR = "coordinator"
+"""The host of coordinator and slurmctld."""
+_RETRANSMIT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConditions:
+    """Chances of a message to be lost (its stream ends), doubled, and delayed by up to late_s instead of hop_s."""
+
+    loss_rate: float = 0.0
+    duplicate_rate: float = 0.0
+    delay_rate: float = 0.0
+    latency_s: float = 0.004
+    max_delay_s: float = 0.6
+
+
+class StreamEnd:
+    """The last message of a stream's direction: the other kernel has closed it."""
+
+
+STREAM_END = StreamEnd()
+
+
+class Network:
+    """Who reaches whom."""
+
+    def __init__(self, schedule: Schedule, rng: random.Random, conditions: NetworkConditions) -> None:
+        self.schedule = schedule
+        self.rng = rng
+        self.conditions = conditions
+        self.cuts: dict[tuple[str, str], int] = {}
+        self._waiting: list[Pipe] = []
+
+    def cut(self, src: str, dst: str) -> None:
+        """Nothing goes from `src` to `dst` any more."""
+        self.cuts[src, dst] = self.cuts.get((src, dst), 0) + 1
+
+    def heal(self, src: str, dst: str) -> None:
+        """Take one cut back."""
+        left = self.cuts.pop((src, dst)) - 1
+        if left:
+            self.cuts[src, dst] = left
+
+    def passes(self, src: str, dst: str) -> bool:
+        """Messages go from `src` to `dst`."""
+        return not self.cuts or (src, dst) not in self.cuts
+
+    def connected(self, a: str, b: str) -> bool:
+        """Messages go both ways."""
+        return not self.cuts or ((a, b) not in self.cuts and (b, a) not in self.cuts)
+
+    def message_delay_s(self) -> float:
+        """Seconds that one message is under way."""
+        conditions, rng = self.conditions, self.rng
+        if conditions.delay_rate and rng.random() < conditions.delay_rate:
+            return conditions.max_delay_s * rng.random()
+        return conditions.latency_s * (0.5 + 0.5 * rng.random())
+
+    def add_waiting(self, pipe: Pipe) -> None:
+        """Remember who waits for changed."""
+        self._waiting.append(pipe)
+
+    def retry_waiting(self) -> None:
+        """Wires or processes have changed: whatever waits is sent again soon."""
+        waiting, self._waiting = self._waiting, []
+        for pipe in waiting:
+            self.schedule.call_later(_RETRANSMIT_S * self.rng.random(), pipe.resume)
+
+
+class Pipe:
+    """One direction of a stream.
+
+    Args:
+        ready: returns True while the receiving process takes messages.
+        deliver: is called with each message. The last message is STREAM_END.
+    """
+
+    __slots__ = ("_deliver", "_dst", "_last", "_network", "_queue", "_ready", "_src", "closed", "on_loss")
+
+    def __init__(
+        self, network: Network, src: str, dst: str, ready: Callable[[], bool], deliver: Callable[[Any], None]
+    ) -> None:
+        self.closed = False
+        self.on_loss: Callable[[], None] | None = None
+        self._network, self._src, self._dst = network, src, dst
+        self._ready, self._deliver = ready, deliver
+        self._last = 0.0
+        self._queue: deque[Any] = deque()
+
+    def send(self, message: Any) -> None:
+        """Send."""
+        if self.closed:
+            return
+        network = self._network
+        conditions = network.conditions
+        if (
+            conditions.loss_rate
+            and self.on_loss
+            and message is not STREAM_END
+            and network.rng.random() < conditions.loss_rate
+        ):
+            self.on_loss()
+            return
+        self._transmit(message)
+        if conditions.duplicate_rate and message is not STREAM_END and network.rng.random() < conditions.duplicate_rate:
+            self._transmit(message)
+
+    def _transmit(self, message: Any) -> None:
+        schedule = self._network.schedule
+        self._last = max(self._last, schedule.now + self._network.message_delay_s())
+        schedule.call_at(self._last, self._arrive, message)
+
+    def _arrive(self, message: Any) -> None:
+        if self.closed:
+            return
+        if self._queue or not self._can_deliver():
+            if not self._queue:
+                self._network.add_waiting(self)
+            self._queue.append(message)
+        else:
+            self._deliver(message)
+
+    def resume(self) -> None:
+        """Deliver what waits, as far as that goes now."""
+        while self._queue and not self.closed:
+            if not self._can_deliver():
+                self._network.add_waiting(self)
+                return
+            self._deliver(self._queue.popleft())
+
+    def _can_deliver(self) -> bool:
+        return self._network.passes(self._src, self._dst) and self._ready()
+
+
+class Stream:
+    """One connection of a process on `node` to the coordinator; `key` says whose. near takes what comes down there,
+    far what comes up to the coordinator."""
+
+    __slots__ = ("down", "key", "last_order", "up")
+
+    def __init__(
+        self,
+        network: Network,
+        node: str,
+        key: Any,
+        node_side: tuple[Callable[[], bool], Callable[[Stream, Any], None]],
+        coordinator_side: tuple[Callable[[], bool], Callable[[Stream, Any], None]],
+    ) -> None:
+        self.key = key
+        self.last_order: Any = None
+        self.up = Pipe(
+            network, node, COORDINATOR, coordinator_side[0], lambda message: coordinator_side[1](self, message)
+        )
+        self.down = Pipe(network, COORDINATOR, node, node_side[0], lambda message: node_side[1](self, message))
+        self.up.on_loss = self.down.on_loss = self.reset
+
+    def reset(self) -> None:
+        """Both ends are told that it is over."""
+        self.up.send(STREAM_END)
+        self.down.send(STREAM_END)
+
+    def close_node_side(self) -> None:
+        """The process on the node, whose kernel lives, has closed its end."""
+        self.down.closed = True
+        self.up.send(STREAM_END)
+
+    def close_coordinator_side(self) -> None:
+        """The coordinator, or its kernel, has closed its end."""
+        self.up.closed = True
+        self.down.send(STREAM_END)

@@ -1,0 +1,179 @@
+"""What can go wrong: every fault with its weight, and those that lie in wait for a phase.
+
+A fault is a verb on the world. Whatever can be mended is mended by the verb itself after a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.simulator.faults import hardware_faults as hardware
+from muster.simulator.faults import network_faults as network
+from muster.simulator.faults import process_faults as process
+from muster.simulator.faults import service_faults as service
+from muster.simulator.world.world import World
+
+Fault = Callable[[World, str], None]
+"""Strikes the world, with a gang as its aim; nothing happens where there is nothing to strike."""
+
+FAULTS: dict[Fault, float] = {
+    hardware.crash_node: 4,
+    hardware.power_off_node: 4,
+    hardware.power_off_rack: 4,
+    hardware.freeze_node: 4,
+    process.stop_agent: 2,
+    process.stop_node_daemon: 1,
+    process.stop_agent_and_daemon: 7,
+    process.kill_agent: 2,
+    process.kill_node_daemon: 1,
+    process.kill_rank: 5,
+    process.crash_ranks_on_node: 17,
+    process.crash_script_repeatedly: 3.2,
+    process.unkillable_ranks: 1,
+    process.hang_rank: 9.5,
+    process.hang_ranks_on_node: 7,
+    process.declared_phase: 4,
+    process.agent_error: 4,
+    hardware.hardware_signal: 4,
+    hardware.degraded_then_failure: 13,
+    network.cut_link: 2,
+    network.cut_from_coordinator: 7,
+    network.cut_from_coordinator_during_crash: 3,
+    network.isolate_node: 7,
+    network.isolate_node_with_resets: 4,
+    network.isolate_coordinator: 5,
+    network.partition: 1.5,
+    network.flap_link: 1.5,
+    service.crash_coordinator: 5,
+    service.stall_coordinator: 2.5,
+    service.slurm_unresponsive: 1,
+    service.slurm_unreliable: 1,
+    service.requeue_job: 8.5,
+    service.preempt_job: 4,
+    service.cancel_gang: 0.6,
+    service.scancel_job: 0.5,
+    service.fail_batch_script: 0.9,
+    service.clear_requeue_flag: 0.7,
+    hardware.unfit_then_failure: 13.5,
+    hardware.power_off_buddies: 2,
+    service.request_flush: 1,
+    service.fail_durable_storage: 1.4,
+    service.false_accusation: 1,
+}
+"""With the weight of each."""
+JOB_ENDING_FAULTS: tuple[Fault, ...] = (
+    service.cancel_gang, service.cancel_gang, service.scancel_job,
+    service.fail_batch_script, service.fail_batch_script, service.fail_batch_script,
+    service.requeue_job, service.requeue_job, service.requeue_job, service.requeue_job,
+)  # fmt: skip
+DISTURBING_FAULTS: tuple[Fault, ...] = (
+    service.crash_coordinator,
+    service.crash_coordinator,
+    service.crash_coordinator,
+    process.kill_rank,
+    hardware.power_off_node,
+    hardware.freeze_node,
+    hardware.hardware_signal,
+    network.isolate_node,
+    process.stop_agent_and_daemon,
+    service.fail_durable_storage,
+    service.fail_durable_storage,
+)
+EARLY_PHASES = (
+    *[Phase.SUBMITTED] * 3, *[Phase.GATHERING] * 2, *[Phase.PREFLIGHT] * 6, *[Phase.STARTING] * 5,
+    *[Phase.RUNNING] * 2, *[Phase.RECOVERING] * 2,
+)  # fmt: skip
+LATE_PHASES = (Phase.DRAINING, Phase.REQUEUED)
+SHORT_PHASES = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)
+"""What would be over in a moment: an agent is stopped first, so that it lasts."""
+
+
+def inject(world: World, gang: str) -> None:
+    """One fault, chosen by weight; often another one comes with it."""
+    for fault in world.rng.choices(list(FAULTS), list(FAULTS.values()), k=world.rng.choice([1, 2])):
+        _inject_counted(world, fault, gang)
+
+
+def arm_random(world: World, phases: Sequence[Phase]) -> None:
+    """Lie in wait for a gang to enter one of `phases`, and strike then."""
+    phase = world.rng.choice(phases)
+    fault = world.rng.choice(JOB_ENDING_FAULTS if world.rng.random() < 0.6 else DISTURBING_FAULTS)
+    prolongs = phase in SHORT_PHASES and fault in JOB_ENDING_FAULTS
+
+    def strike(gang: str) -> None:
+        delay = max(0.0, 0.4 * world.rng.random() - 0.2)
+        if prolongs:
+            process.stop_agent_of_seat(world, gang, 3.0 + 3.0 * world.rng.random())
+            delay = 0.0
+        world.schedule.call_later(delay, _inject_counted, world, fault, gang)
+
+    world.armed_faults.append((phase, strike))
+
+
+def arm(world: World, fault: Fault, after_s: float, phase: Phase = Phase.RUNNING) -> None:
+    """So long after the first gang has come to this phase it is struck."""
+    world.armed_faults.append(
+        (phase, lambda gang: world.schedule.call_later(after_s, _inject_counted, world, fault, gang))
+    )
+
+
+def _inject_counted(world: World, fault: Fault, gang: str) -> None:
+    if fault is not service.crash_coordinator:  # counted when it does die
+        world.coverage.count("fault", fault.__name__.replace("_", " "))
+    fault(world, gang)
+
+
+def fail_during_preflight(world: World, gang: str) -> None:
+    """The job ends while its preflight lasts."""
+    process.stop_agent_of_seat(world, gang, 3.0 + 3.0 * world.rng.random())
+    service.fail_batch_script(world, gang)
+
+
+def requeue_during_start(world: World, gang: str) -> None:
+    """The job is requeued while its first ranks start."""
+    process.stop_agent_of_seat(world, gang, 3.0 + 3.0 * world.rng.random())
+    service.requeue_job(world, gang)
+
+
+def crash_rank_behind_cut(world: World, gang: str) -> None:
+    """A generation ends while the coordinator does not reach one of its nodes."""
+    network.cut_from_coordinator(world, gang)
+    process.kill_rank(world, gang)
+
+
+def isolate_node_and_crash_rank(world: World, gang: str) -> None:
+    """A node is cut off from all, and a rank dies at once: of its connection to that node, most likely."""
+    network.isolate_node(world, gang)
+    process.kill_rank(world, gang)
+
+
+ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
+    Phase.SUBMITTED: {(hardware.crash_batch_host, 0.0): 0.2},
+    Phase.PREFLIGHT: {(fail_during_preflight, 0.0): 0.05},
+    Phase.STARTING: {(requeue_during_start, 0.0): 0.02},
+    Phase.RUNNING: {
+        (network.cut_from_coordinator_during_phase, 2.5): 0.04,
+        (network.cut_from_coordinator_during_crash, 3.5): 0.035,
+        (network.isolate_node, 2.0): 0.01,
+        (isolate_node_and_crash_rank, 2.0): 0.04,
+        (crash_rank_behind_cut, 2.0): 0.03,
+        (network.isolate_node_with_resets, 6.0): 0.06,
+        (network.isolate_spare, 4.0): 0.06,
+        (hardware.correlated_signal, 3.0): 0.045,
+        (hardware.unfit_then_failure, 3.0): 0.09,
+        (hardware.degraded_then_failure, 3.0): 0.04,
+        (process.stuck_shared_storage, 1.2): 0.1,
+        (process.declared_phase, 4.0): 0.07,
+        (process.hang_rank, 7.0): 0.09,
+        (process.crash_ranks_on_node, 1.5): 0.06,
+        (process.agent_error, 3.0): 0.055,
+        (service.fail_durable_storage, 3.0): 0.02,
+        (service.preempt_job, 2.0): 0.15,  # it comes back to nodes that have kept its memory
+        (service.cancel_gang, 5.0): 0.005,
+    },
+    Phase.REQUEUED: {(service.start_other_job, 0.1): 0.15},
+    Phase.FAILED: {(service.slurm_unresponsive, 0.0): 0.5},
+}
+"""One of these strikes the first gang that comes to a phase, so many seconds later, before much else can have happened:
+in which share of the seeds each."""

@@ -1,0 +1,5 @@
+"""What is true in the simulated cluster, as opposed to what the core believes.
+
+`reachability` records who could reach whom. `progress` records which steps the coordinator was told of.
+`simulator/invariants` imports this room.
+"""

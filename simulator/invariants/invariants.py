@@ -1,0 +1,215 @@
+"""What happens in the world, passed on to the laws that it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.events import Status, Version
+from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.node.kept_memory.retention import KeptEntry
+from muster.simulator.coverage.transitions import TransitionRecorder
+from muster.simulator.ground_truth.progress import Progress
+from muster.simulator.ground_truth.reachability import Reachability
+from muster.simulator.invariants.batch_processes import BatchProcessInvariant
+from muster.simulator.invariants.generations import GenerationInvariant
+from muster.simulator.invariants.hangs import HangInvariant
+from muster.simulator.invariants.journal_first import JournalInvariant
+from muster.simulator.invariants.kept_memory import KeptMemoryInvariant
+from muster.simulator.invariants.liveness import LivenessInvariant
+from muster.simulator.invariants.node_health import NodeHealthInvariant
+from muster.simulator.invariants.outages import OutageInvariant
+from muster.simulator.invariants.seats import SeatInvariant
+from muster.simulator.invariants.site_limits import SiteLimitInvariant
+from muster.simulator.invariants.versions import VersionInvariant
+from muster.simulator.invariants.violation import InvariantViolation
+
+if TYPE_CHECKING:
+    from muster.simulator.world.agent import Agent, Rank
+    from muster.simulator.world.world import World
+    from muster.slurm.client.types import Job
+    from muster.v1 import agent_pb2 as pb
+
+
+class Invariants:
+    """All that must hold. Any method raises InvariantViolation where a law is broken.
+
+    `journal`: every fact that was journaled, and when.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.journal: list[tuple[float, facts.Fact]] = []
+        self._world = world
+        self._transitions = TransitionRecorder(world.coverage, world.phase_entered)
+        self._reachability = reachability = Reachability(world)
+        self._progress = progress = Progress(world)
+        self._journal_first = JournalInvariant()
+        self._generations = GenerationInvariant(world)
+        self._versions = VersionInvariant(world, reachability)
+        self._node_health = NodeHealthInvariant(world, reachability, progress, self._transitions)
+        self._outages = OutageInvariant(world, reachability)
+        self._hangs = HangInvariant(world, reachability, progress)
+        self._seats = SeatInvariant(world)
+        self._batch_processes = BatchProcessInvariant(world)
+        self._site_limits = SiteLimitInvariant(world)
+        self._kept_memory = KeptMemoryInvariant()
+        self._liveness = LivenessInvariant(world)
+
+    # -- facts --
+
+    def journaled(self, core: Core, facts: Sequence[facts.Fact], at: float) -> None:
+        """The journal holds these facts from now on."""
+        for fact in facts:
+            self.journal.append((at, fact))
+            self._world.note(fact)
+            self._transitions.record(fact)
+            self._check(core, fact, at)
+        self._journal_first.journaled(core.state)
+
+    def _check(self, core: Core, fact: facts.Fact, at: float) -> None:
+        """Which laws look at a fact, the first one first."""
+        gangs = core.state.gangs
+        match fact:
+            case facts.GenerationStarted():
+                self._site_limits.check_start(fact)
+                self._generations.check_start(fact)
+                self._versions.check_sources(fact)
+                self._seats.check_start(gangs[fact.gang], fact)
+                self._versions.check_restored_version(gangs[fact.gang], fact)
+            case facts.GenerationFenced():
+                self._outages.generation_fenced(fact.gang, at)
+                self._hangs.check_fence(fact, at)
+            case facts.HangFound():
+                self._hangs.check_hang(core, fact, at)
+            case facts.NodeJudged():
+                self._site_limits.health_changed(fact)
+                self._node_health.check_health_change(core, fact, at)
+                self._outages.check_health_change(core, fact, at)
+            case facts.MemberJoined():
+                self._outages.member_joined(fact.gang, fact.node)
+                self._site_limits.check_join(gangs[fact.gang], fact)
+            case facts.MemberOut():
+                self._outages.member_out(fact.gang, fact.node)
+                self._node_health.check_removal(fact)
+            case facts.SlurmOwed() if fact.verb in ("drain", "down"):
+                self._site_limits.check_taken(fact)
+            case facts.SlurmOwed() if fact.verb == "requeue" and "batch script" in fact.text:
+                self._batch_processes.check_requeue(core, fact, at)
+            case facts.Flushed() if fact.path:
+                self._versions.check_flush(gangs[fact.gang], fact)
+            case facts.JobRestarted():
+                self._versions.run_ended(fact.gang)
+            case facts.PhaseChanged() if fact.phase is Phase.REQUEUED:
+                self._kept_memory.gang_requeued(gangs[fact.gang])
+                self._versions.check_saved(gangs[fact.gang])
+            case facts.GangEnded():
+                self._ended(gangs[fact.gang], fact)
+            case _:
+                pass
+
+    def _ended(self, gang: Gang, fact: facts.GangEnded) -> None:
+        if fact.exit_code == EXIT_STOPPED:
+            self._versions.check_saved(gang)
+        elif fact.exit_code == EXIT_NO_REQUEUE:
+            self._liveness.check_software_failure(gang)
+        elif fact.exit_code == EXIT_NEVER_GATHERED:
+            self._batch_processes.check_gather_failure(gang)
+        self._transitions.gang_ended(fact)
+
+    # -- the coordinator --
+
+    def order_sent(self, gang: Gang, order: pb.Order) -> None:
+        """An order goes out."""
+        self._journal_first.order_sent(gang, order)
+
+    def slurm_call_started(self, call: facts.SlurmOwed) -> None:
+        """Slurm is called."""
+        self._journal_first.slurm_call_started(call)
+
+    def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
+        """The journal holds a new snapshot."""
+        self._journal_first.snapshot_taken(state, journal)
+
+    def status_received(self, gang: str, status: Status) -> None:
+        """The coordinator hears an agent's status."""
+        self._progress.status_received(gang, status)
+
+    def coordinator_crashed(self, state: DurableState, written: bool) -> None:
+        """The coordinator dies with this durable state; `written`: the journal holds all of it."""
+        self._journal_first.coordinator_crashed(state, written)
+
+    def coordinator_restarted(self, state: DurableState, journal: Journal) -> None:
+        """A coordinator has taken up the journal."""
+        self._reachability.coordinator_restarted()
+        self._journal_first.coordinator_restarted(state, journal)
+
+    def core_bug_reported(self, bug: str) -> None:
+        """The core must find no bug in itself."""
+        raise InvariantViolation(bug)
+
+    # -- wires, kernels, processes --
+
+    def topology_changed(self) -> None:
+        """Wires, kernels or processes have changed."""
+        self._reachability.topology_changed()
+
+    def node_resumed(self, node: str) -> None:
+        """What was stopped on `node` runs again."""
+        self._generations.node_resumed(node)
+
+    # -- ranks --
+
+    def rank_started(self, gang: str, rank: Rank) -> None:
+        """A rank's process was started."""
+        self._generations.rank_started(gang, rank)
+
+    def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
+        """All ranks of a generation, which are on these nodes, have met."""
+        self._generations.generation_joined(gang, generation, nodes)
+
+    def version_committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
+        """The leader calls a version committed."""
+        if self._versions.is_binding(leader):
+            self._generations.version_committed(leader.identity.gang, version)
+            self._versions.version_committed(leader.identity.gang, order, version)
+
+    def rank_crashed(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
+        """A rank has exited with an error, and nobody had killed it. `of_reset`: its peer had died."""
+        self._liveness.generation_failed(gang, generation)
+        if not of_reset:
+            self._node_health.rank_crashed(node)
+
+    def rank_hung(self, gang: str, generation: int) -> None:
+        """A rank hangs: it may be no node's fault, for it may be slow only."""
+        self._liveness.generation_failed(gang, generation)
+
+    # -- memory between two runs of a job --
+
+    def shards_handed_over(self, agent: Agent) -> None:
+        """An agent leaves its shards with its node's daemon."""
+        self._kept_memory.shards_handed_over(agent)
+
+    def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
+        """A job's first process is about to start on a node that keeps this."""
+        self._kept_memory.prolog_finished(node, job, kept)
+
+    def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
+        """A node keeps this at this time."""
+        self._kept_memory.kept_memory_checked(node, now, kept)
+
+    def batch_script_ended(self, gang: Gang, job: Job) -> None:
+        """A batch script ends, and its job with it."""
+        self._liveness.batch_script_ended(gang, job)
+
+    # -- the end --
+
+    def run_settled(self) -> None:
+        """All has settled."""
+        coordinator = self._world.coordinator
+        self._journal_first.run_settled(coordinator.core.state, coordinator.journal)
+        self._liveness.run_settled(coordinator.core.state)
