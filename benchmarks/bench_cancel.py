@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from muster.slurm.cluster.cluster import LOGIN, Cluster
-from muster.slurm.cluster.leftovers import leftovers, queue
+from muster.slurm.cluster.leftovers import find_leftovers, queued_jobs
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import Training, TrainingSpec
 from muster.slurm.cluster.waiting import WaitTimeout
@@ -40,7 +40,7 @@ PARTS = {
     "command": "command has returned s",
     "processes": "no process s",
     "memory": "no memory s",
-    "queue": "queue empty s",
+    "queued_jobs": "queue empty s",
 }
 Run = dict[str, float]
 """Seconds from the start of the call until each part was done."""
@@ -51,8 +51,8 @@ def cancel_once(cluster: Cluster, name: str, pause_s: float) -> Run:
     with Training(cluster, TrainingSpec(name, arguments=("--pause", str(pause_s)))) as training:
         training.submit()
         training.wait_step(WARM_STEPS)
-        seen = leftovers(cluster)
-        assert all((seen.processes, seen.memory, queue(cluster))), "what is to go can't be seen"
+        seen = find_leftovers(cluster)
+        assert all((seen.processes, seen.memory, queued_jobs(cluster))), "what is to go can't be seen"
         words = ("muster", "cancel", str(training.job))
         began = time.monotonic()
         command = cluster.popen(LOGIN, *words, user=training.spec.user)
@@ -80,10 +80,10 @@ def until_all_gone(cluster: Cluster, command: subprocess.Popen[str], began: floa
 def present(cluster: Cluster, command: subprocess.Popen[str]) -> Iterator[tuple[str, bool]]:
     """Each part, as it is looked at: whether it is still to be done."""
     yield "command", command.poll() is None
-    left = leftovers(cluster)
+    left = find_leftovers(cluster)
     yield "processes", bool(left.processes)
     yield "memory", bool(left.memory)
-    yield "queue", bool(queue(cluster))
+    yield "queued_jobs", bool(queued_jobs(cluster))
 
 
 def summary(runs: list[Run]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import XID, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, Training, TrainingSpec
 
 PHASES = ("detect", "fence", "start", "first_step")
 
@@ -62,7 +62,7 @@ FAULTS = (
     Fault("node_crash", lambda c, n, _: c.crash(n), (2.5, 4.0)),
     Fault("power_loss", lambda c, n, _: c.power_off(n), (6.0, 8.0)),
     Fault("partition", lambda c, n, _: c.partition(n), (6.0, 8.0)),
-    Fault("xid", lambda c, n, _: c.kmsg(n, XID), (1.5, 2.5)),
+    Fault("xid", lambda c, n, _: c.kmsg(n, FATAL_XID_LINE), (1.5, 2.5)),
     Fault("rank_killed", lambda _, __, t: t.kill_rank(3), (1.5, 2.5), a_job=5),
     Fault("node0_crash", lambda c, n, _: c.crash(n), (3.0, 5.0), node0=True, a_job=1),
     Fault("node0_power_loss", lambda c, n, _: c.power_off(n), (7.0, 9.0), node0=True, a_job=1),
@@ -73,7 +73,7 @@ def measure(cluster: Cluster, fault: Fault, runs: int, say: Callable[[str], None
     """Strike `fault` `runs` times, in as many jobs as that takes; the cluster is whole before each job."""
     figures = Figures()
     while len(figures.total) < runs:
-        cluster.mend()
+        cluster.restore_all()
         name = f"{fault.name}-{len(figures.total)}"
         with Training(cluster, TrainingSpec(name)) as training:
             training.submit()
@@ -98,7 +98,7 @@ def strike_once(cluster: Cluster, training: Training, fault: Fault, figures: Fig
     for phase, (begin, end) in zip(PHASES, pairwise(stamps), strict=True):
         figures.phases[phase].append(end - begin)
     training.wait_step(int(training.view["step"]) + 3)
-    figures.redone.append(training.redone(generation + 1))
+    figures.redone.append(training.repeated_steps(generation + 1))
 
 
 def table(results: dict[str, Figures]) -> Table:

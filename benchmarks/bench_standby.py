@@ -20,10 +20,10 @@ from rich.table import Table
 
 from muster.slurm.cluster.cluster import COORDINATOR, LOGIN, Cluster
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import PACED, Training, TrainingSpec
+from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
-JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=PACED)
+JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=SLOW_STEPS)
 LONGEST_S = 60.0
 
 

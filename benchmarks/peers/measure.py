@@ -93,7 +93,7 @@ def borrowed(cluster: Cluster) -> Iterator[ClusterSpec]:
         yield spec
     finally:
         cluster.reconfigure(spec)
-        cluster.mend()
+        cluster.restore_all()
         if spec.daemons:
             cluster.start_service(CONTROLLER, COORDINATOR)
 
@@ -115,7 +115,7 @@ def measure(cluster: Cluster, peer: Peer, fault: Fault, runs: int, say: Say, dea
 def strike_once(cluster: Cluster, peer: Peer, fault: Fault, name: str) -> Run:
     """One job, one fault. What keeps it from being measured is told, and ends nothing else."""
     try:
-        cluster.mend()
+        cluster.restore_all()
         with Job(cluster, peer, name) as job:
             job.wait_step(STEPS_BEFORE, START_S)
             at = fault.strike(cluster, job.first_node() if fault.first else job.other_node())

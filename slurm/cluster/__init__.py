@@ -1,1 +1,1 @@
-"""The container test cluster."""
+"""The test cluster: containers with a real Slurm, their faults, and the jobs that tests run on them."""

@@ -1,4 +1,4 @@
-"""The cluster tool: ``python -m muster.slurm.cluster VERB``. Exit codes: 0 done, 1 failed, 2 misused."""
+"""The cluster tool: ``python -m muster.slurm.cluster VERB``. Exit status: 0 success, 1 failure, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEFAULT_NAME = "dev"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb."""
+    """Runs one verb."""
     argv = sys.argv[1:] if argv is None else argv
-    cut = argv.index("--") if "--" in argv else len(argv)  # after it comes a command with options of its own
+    cut = argv.index("--") if "--" in argv else len(argv)  # the command after -- has its own options
     args = _parser().parse_args(argv[:cut])
     args.command = argv[cut + 1 :]
-    signal.signal(signal.SIGTERM, _interrupt)  # what an interrupted `up` has started is taken down
+    signal.signal(signal.SIGTERM, _interrupt)  # an interrupted `up` removes what it has started
     try:
         return int(args.run(args) or 0)
     except (EngineError, SpecError, WaitTimeout) as error:
@@ -49,20 +49,20 @@ def _parser() -> argparse.ArgumentParser:
 
     up = verb("up", _up, "start a cluster and wait until every node is idle")
     up.add_argument("--nodes", type=int, default=10)
-    up.add_argument("--gpus", type=int, default=0, help="fake GPUs a node, as Slurm GRES")
+    up.add_argument("--gpus", type=int, default=0, help="fake GPUs on each node, as Slurm GRES")
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="SECONDS")
     up.add_argument("--suite", default="forky", choices=["forky", "trixie"], help="Debian: Slurm 26.05 or 24.11")
-    up.add_argument("--no-daemons", action="store_true", help="leave Muster's own daemons out")
+    up.add_argument("--no-daemons", action="store_true", help="do not start Muster's daemons")
     down = verb("down", _down, "remove a cluster")
-    down.add_argument("--stale", action="store_true", help="instead those whose owning process has ended")
-    verb("list", _list, "the clusters on this host and their owners")
-    shell = verb("shell", _shell, "a shell on the login container")
+    down.add_argument("--stale", action="store_true", help="remove all clusters whose owning process has exited")
+    verb("list", _list, "list the clusters on this host and their owners")
+    shell = verb("shell", _shell, "open a shell on the login container")
     shell.add_argument("host", nargs="?", default=LOGIN)
     shell.add_argument("--user", default="alice")
     run = verb("exec", _exec, "run a command on a host: exec HOST -- COMMAND ...")
     run.add_argument("host")
     run.add_argument("--user", default="root")
-    logs = verb("logs", _logs, "print the daemons' logs of a host")
+    logs = verb("logs", _logs, "print the logs of a host's daemons")
     logs.add_argument("host")
     logs.add_argument("service", nargs="?", default="*")
     for name, method, about in _NODE_VERBS:
@@ -72,22 +72,30 @@ def _parser() -> argparse.ArgumentParser:
     kmsg.add_argument("node")
     kmsg.add_argument("line")
     verb("restart-slurmctld", lambda a: _cluster(a).restart_slurmctld(), "restart slurmctld")
-    verb("restart-coordinator", lambda a: _cluster(a).restart_coordinator() and None, "SIGKILL, started again")
-    verb("kill-coordinator", lambda a: _cluster(a).kill_coordinator() and None, "SIGKILL, stays down")
+    verb(
+        "restart-coordinator",
+        lambda a: _cluster(a).restart_coordinator() and None,
+        "kill the coordinator (SIGKILL); it starts again",
+    )
+    verb(
+        "kill-coordinator",
+        lambda a: _cluster(a).kill_coordinator() and None,
+        "kill the coordinator (SIGKILL); it stays down",
+    )
     start = lambda a: _cluster(a).start_service(CONTROLLER, COORDINATOR)  # noqa: E731
     verb("start-coordinator", start, "start a killed coordinator")
     return parser
 
 
 _NODE_VERBS = (
-    ("power-off", "power_off", "cut the link, then kill: peers hear nothing"),
-    ("crash", "crash", "kill: peers' connections end at once"),
-    ("partition", "partition", "cut the link silently"),
-    ("heal", "heal", "put the link back"),
-    ("pause", "pause", "freeze every process"),
-    ("unpause", "unpause", "let them go on"),
+    ("power-off", "power_off", "cut the link, then kill all processes: peers receive nothing"),
+    ("crash", "crash", "kill all processes: the peers' connections end at once"),
+    ("partition", "partition", "cut the link; the processes continue"),
+    ("heal", "heal", "restore the link"),
+    ("pause", "pause", "freeze all processes"),
+    ("unpause", "unpause", "resume all processes"),
     ("restart", "restart", "reboot and wait until Slurm can use the node"),
-    ("repair", "repair", "undo whatever was done to the node, resume it in Slurm"),
+    ("repair", "repair", "undo all faults of the node and resume it in Slurm"),
     ("restart-slurmd", "restart_slurmd", "restart slurmd"),
 )
 
@@ -114,16 +122,16 @@ def _down(args: argparse.Namespace) -> None:
     engine = find_engine()
     names = [args.name]
     if args.stale:
-        names = [one.name for one in registry.find_clusters(engine) if registry.is_gone(one.owner)]
-    there = {one.name for one in registry.find_clusters(engine)}
+        names = [one.name for one in registry.find_clusters(engine) if registry.owner_has_exited(one.owner)]
+    existing = {one.name for one in registry.find_clusters(engine)}
     for name in names:
         registry.remove_cluster(engine, registry.check_name(name))
-        print(f"cluster {name}: {'removed' if name in there else 'there is none'}")
+        print(f"cluster {name}: {'removed' if name in existing else 'does not exist'}")
 
 
 def _list(_: argparse.Namespace) -> None:
     for one in registry.find_clusters(find_engine()):
-        stale = " (stale: its owner has ended)" if registry.is_gone(one.owner) else ""
+        stale = " (stale: its owner has exited)" if registry.owner_has_exited(one.owner) else ""
         print(f"{one.name}\t{one.owner}{stale}")
 
 
@@ -152,7 +160,7 @@ def _on_node(method: str) -> object:
     def run(args: argparse.Namespace) -> None:
         began, cluster = time.monotonic(), _cluster(args)
         if args.node not in cluster.spec.node_names:
-            raise EngineError(f"{args.node!r} is no node of cluster {args.name} (nodes: {cluster.spec.node_names})")
+            raise EngineError(f"{args.node!r} is not a node of cluster {args.name} (nodes: {cluster.spec.node_names})")
         getattr(cluster, method)(args.node)
         print(f"{args.node}: {method} took {(time.monotonic() - began) * 1000:.0f} ms")
 

@@ -1,16 +1,16 @@
-"""`make chaos MINUTES=10`: random faults at random times against two training jobs on a real Slurm.
+"""`make chaos MINUTES=10`: injects random faults at random times into two training jobs on a real Slurm.
 
-Two users' jobs train side by side, each with a spare; the nodes that neither has are a pool that both share. Two
-coordinators share a folder, one standing by. A job that ends is submitted anew. Every few seconds one fault strikes: a
-node, a process, a service, two nodes at once; what was broken is mended some time later. When the time is up all is
-mended and the jobs end. Then it is asked whether every promise was kept:
+Two users run one training job each, with one spare. The remaining nodes are a pool that both jobs share. Two
+coordinators share a folder; one is the standby. A job that has ended is submitted again. Every few seconds one fault is
+injected: into a node, a process, a service, or two nodes at once. Faulted nodes are repaired some time later. At the
+end everything is repaired and the jobs finish. Then these promises are checked:
 
-- every job ended DONE, with the weights of a run without faults, to the bit;
-- whoever was drained or set DOWN in Slurm had been struck not long before, and the reason says why;
-- no process and no memory of a job is left on any node, no job in the queue;
-- in a run of ten minutes or more a node joined from the shared pool: else nothing was seen of that.
+- Every job ended DONE, with exactly the weights of a run without faults.
+- Every node that Muster drained or set DOWN had a recent fault, and the drain reason names a cause.
+- No process and no memory of a job remains on any node, and no job remains in the queue.
+- In a run of ten minutes or more, a node joined from the shared pool. Otherwise the run tested nothing of the pool.
 
-Which faults are drawn follows from the seed; when they strike depends on the machine.
+The seed determines which faults are drawn. The machine's speed determines when they are injected.
 """
 
 from __future__ import annotations
@@ -30,88 +30,90 @@ from typing import NoReturn
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
 from muster.slurm.cluster.leftovers import wait_nothing_left
+from muster.slurm.cluster.recent_faults import RecentFaults
 from muster.slurm.cluster.spec import USERS, ClusterSpec
-from muster.slurm.cluster.struck_nodes import Guilt
-from muster.slurm.cluster.training import SMALL, XID, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
 
-MODEL = (*SMALL, "--bucket-cap-mb", "0.05", "--dropout", "0.1")
+MODEL = (*SMALL_MODEL, "--bucket-cap-mb", "0.05", "--dropout", "0.1")
 PAUSE_S = 0.1
-"""A job rests so long after each step, so that it lives through several faults."""
+"""Seconds that each rank sleeps after a step, so that one job lives through several faults."""
 STEPS, NODES, SPARES = 400, 3, 1
-BROKEN_AT_ONCE = 3
-"""No more nodes are struck while so many are not mended: two jobs of four nodes need the rest of the ten."""
-CALM_S = (1.0, 6.0)
-"""From one fault to the next."""
-TRIES = 10
-"""So many faults are drawn until one can strike now: a job that is just starting has no rank to kill."""
-BROKEN_S = (8.0, 30.0)
-"""How long a node that was struck stays so."""
-MOMENT_S = (0.2, 0.6)
-"""What lasts so long is no fault: nobody may be blamed for it. (A link that was cut may take a second more, until those
-who asked for an address in vain ask again.)"""
-END_S = 300.0
-"""A job ends within this when nothing strikes any more."""
-NOTHING_LEFT_S = 120.0
-"""slurmstepd alone waits a minute for the children of a step of which a node has died."""
-POOL_USED_MIN = 10.0
-"""In a run of so many minutes a node joins from the shared pool: a job has one spare, and loses two nodes soon."""
+MAX_FAULTED_NODES = 3
+"""No node is faulted while so many nodes are not repaired: two jobs of four nodes need the rest of the ten."""
+FAULT_INTERVAL_S = (1.0, 6.0)
+"""Seconds between two faults (least, most)."""
+MAX_DRAWS = 10
+"""Draws until a fault is possible now. For example, a job that is starting has no rank to kill."""
+REPAIR_DELAY_S = (8.0, 30.0)
+"""Seconds from a node's fault to its repair (least, most)."""
+GLITCH_S = (0.2, 0.6)
+"""Seconds of a glitch (least, most). No node may be evicted for a glitch. A cut link may last a second longer, until
+its peers repeat their failed address lookup (ARP).
+"""
+JOB_END_TIMEOUT_S = 300.0
+"""Seconds in which a job ends after the last fault."""
+CLEANUP_TIMEOUT_S = 120.0
+"""Seconds. slurmstepd alone waits a minute for its child steps after a node of the step has died."""
+POOL_CHECK_MINUTES = 10.0
+"""In a run of this length a node must join from the shared pool: a job has one spare and soon loses two nodes."""
 
 
-class Broken(AssertionError):
-    """A promise was not kept."""
+class PromiseBroken(AssertionError):
+    """A check of Muster's promises failed."""
 
 
 @dataclass
-class Lane:
-    """One user's job after another; `runs` counts those that have ended."""
+class JobSequence:
+    """The jobs of one user, one after another. `runs` counts the jobs that have ended."""
 
     user: str
     steps: int
     training: Training
     runs: int = 0
     killed_at: int = -1
-    """Step at which a rank of the running job was killed last."""
+    """The step at which a rank of the running job was last killed."""
 
 
 @dataclass
-class Chaos:
-    """What is struck and mended, and what was seen."""
+class ChaosRun:
+    """Injects faults, repairs nodes, and records what happened."""
 
     cluster: Cluster
     random: random.Random
     say: Callable[[str], None]
-    struck: dict[str, float] = field(default_factory=dict)
-    """Nodes that are not mended yet, and when they will be."""
-    guilt: Guilt = field(default_factory=Guilt)
-    crashed: dict[str, Training] = field(default_factory=dict)
-    """Nodes on which a rank was killed, and the job: while it lives, a second crash there may be held against them."""
+    faulted: dict[str, float] = field(default_factory=dict)
+    """The nodes that are not repaired yet, with the time of their repair."""
+    recent_faults: RecentFaults = field(default_factory=RecentFaults)
+    rank_killed_on: dict[str, Training] = field(default_factory=dict)
+    """Nodes on which a rank was killed, with the job. While the job runs, Muster may blame the node for a second
+    crash."""
     counts: Counter[str] = field(default_factory=Counter)
     pool_joins: int = 0
-    """Nodes that came to a job from the shared pool, of those jobs that have ended."""
+    """How many nodes joined from the shared pool, over all jobs that have ended."""
 
     def summary(self) -> str:
-        """What struck, and what was seen of the pool."""
+        """The faults that were injected, and how many nodes joined from the pool."""
         faults = ", ".join(f"{name} {n}" for name, n in sorted(self.counts.items()))
         return f"{self.counts.total()} faults: {faults}; {self.pool_joins} nodes joined from the shared pool"
 
-    # What strikes
+    # Faults
 
-    def strike(self, lanes: Sequence[Lane]) -> None:
-        """One fault, drawn at random among those that can strike now."""
-        room = len(self.struck) < BROKEN_AT_ONCE
-        acts = [(act, weight) for act, weight, of_node in self._acts() if room or not of_node]
-        for _ in range(TRIES):
-            act = self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]
-            name = act.__name__.strip("_").replace("_", " ")
-            if words := act(self.random.choice(lanes)):
+    def inject_fault(self, sequences: Sequence[JobSequence]) -> None:
+        """Injects one fault, drawn at random from those that are possible now."""
+        room = len(self.faulted) < MAX_FAULTED_NODES
+        actions = [(action, weight) for action, weight, faults_node in self._actions() if room or not faults_node]
+        for _ in range(MAX_DRAWS):
+            action = self.random.choices([action for action, _ in actions], [weight for _, weight in actions])[0]
+            name = action.__name__.strip("_").replace("_", " ")
+            if target := action(self.random.choice(sequences)):
                 self.counts[name] += 1
-                self.say(f"{name}: {words}")
+                self.say(f"{name}: {target}")
                 return
 
-    def _acts(self) -> list[tuple[Callable[[Lane], str], int, bool]]:
-        """Acts, how often each is drawn, whether it breaks nodes."""
+    def _actions(self) -> list[tuple[Callable[[JobSequence], str], int, bool]]:
+        """Each fault's function, its weight in the draw, and whether it faults nodes."""
         return [
             (self._power_off, 4, True),
             (self._crash, 4, True),
@@ -132,120 +134,122 @@ class Chaos:
             (self._short_pause, 2, False),
         ]
 
-    def _power_off(self, lane: Lane) -> str:
-        return self._break(lane, self.cluster.power_off)
+    def _power_off(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, self.cluster.power_off)
 
-    def _crash(self, lane: Lane) -> str:
-        return self._break(lane, self.cluster.crash)
+    def _crash(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, self.cluster.crash)
 
-    def _reboot(self, lane: Lane) -> str:
-        """It is there again before anybody has missed it, perhaps, and knows nothing of a job."""
+    def _reboot(self, sequence: JobSequence) -> str:
+        """The node may be back before Muster detects the fault. After the reboot it knows no job."""
 
         def reboot(node: str) -> float:
             at = self.cluster.crash(node)
             self.cluster.start_node(node)
             return at
 
-        return self._break(lane, reboot)
+        return self._fault_node(sequence, reboot)
 
-    def _partition(self, lane: Lane) -> str:
-        return self._break(lane, self.cluster.partition)
+    def _partition(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, self.cluster.partition)
 
-    def _pause(self, lane: Lane) -> str:
-        return self._break(lane, self.cluster.pause)
+    def _pause(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, self.cluster.pause)
 
-    def _xid(self, lane: Lane) -> str:
-        return self._break(lane, lambda node: self.cluster.kmsg(node, XID))
+    def _xid(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, lambda node: self.cluster.kmsg(node, FATAL_XID_LINE))
 
-    def _two_at_once(self, lane: Lane) -> str:
-        """Or one soon after the other: in the middle of a recovery."""
-        first = self._break(lane, self.cluster.crash)
-        if not first or len(self.struck) >= BROKEN_AT_ONCE:
+    def _two_at_once(self, sequence: JobSequence) -> str:
+        """Faults two nodes, at once or one soon after the other, in the middle of a recovery."""
+        first = self._fault_node(sequence, self.cluster.crash)
+        if not first or len(self.faulted) >= MAX_FAULTED_NODES:
             return first
-        gap = self.random.choice((0.0, self.random.uniform(*MOMENT_S)))
+        gap = self.random.choice((0.0, self.random.uniform(*GLITCH_S)))
         time.sleep(gap)
-        return f"{first}, {gap:.1f} s later {self._break(lane, self.cluster.power_off)}"
+        return f"{first}, {gap:.1f} s later {self._fault_node(sequence, self.cluster.power_off)}"
 
-    def _kill_rank(self, lane: Lane) -> str:
-        """Only where the job has come further since: three crashes without progress are the script's."""
-        step = int(lane.training.view.get("step", 0))
-        if lane.training.view.get("phase") != "RUNNING" or step <= lane.killed_at + 5:
+    def _kill_rank(self, sequence: JobSequence) -> str:
+        """Kills a rank only after the job has made progress: Muster blames three crashes without progress on the
+        script.
+        """
+        step = int(sequence.training.view.get("step", 0))
+        if sequence.training.view.get("phase") != "RUNNING" or step <= sequence.killed_at + 5:
             return ""
         rank = self.random.randrange(NODES)
-        node = lane.training.node_of(rank)
-        if node in self.struck:
+        node = sequence.training.node_of(rank)
+        if node in self.faulted:
             return ""
         try:
-            lane.training.kill_rank(rank)
+            sequence.training.kill_rank(rank)
         except EngineError:
-            return ""  # it had just ended, for a fault that the view does not show yet
-        self.guilt.strike(node, time.monotonic())  # of two crashes running on one node it is to blame
-        self.crashed[node] = lane.training
-        lane.killed_at = step
-        return f"rank {rank} of {lane.user}'s job"
+            return ""  # the rank has just ended, because of a fault that the view does not show yet
+        self.recent_faults.record(node, time.monotonic())  # Muster blames the node for two consecutive crashes
+        self.rank_killed_on[node] = sequence.training
+        sequence.killed_at = step
+        return f"rank {rank} of {sequence.user}'s job"
 
-    def _kill_agent(self, lane: Lane) -> str:
-        node = self._whole(lane)
-        return node and self._end_process(node, f"pkill -KILL -u {lane.user} -f 'python3 [^ ]*/muster-agent run'")
+    def _kill_agent(self, sequence: JobSequence) -> str:
+        node = self._healthy_node(sequence)
+        return node and self._end_process(node, f"pkill -KILL -u {sequence.user} -f 'python3 [^ ]*/muster-agent run'")
 
-    def _restart_musterd(self, lane: Lane) -> str:
-        node = self._whole(lane)
+    def _restart_musterd(self, sequence: JobSequence) -> str:
+        node = self._healthy_node(sequence)
         if node:
             self.cluster.restart_service(node, "musterd", "KILL")
         return node
 
-    def _restart_coordinator(self, _: Lane) -> str:
+    def _restart_coordinator(self, _: JobSequence) -> str:
         host = self._management()
         self.cluster.restart_coordinator(host=host)
         return f"SIGKILL on {host}"
 
-    def _stop_coordinator(self, _: Lane) -> str:
-        host, rest = self._management(), self.random.uniform(2, 8)
+    def _stop_coordinator(self, _: JobSequence) -> str:
+        host, pause_s = self._management(), self.random.uniform(2, 8)
         self.cluster.kill_coordinator(host)
-        time.sleep(rest)
+        time.sleep(pause_s)
         self.cluster.start_service(host, COORDINATOR)
-        return f"SIGKILL on {host}, away for {rest:.1f} s"
+        return f"SIGKILL on {host}, stopped for {pause_s:.1f} s"
 
-    def _freeze_coordinator(self, _: Lane) -> str:
-        """Long enough for the other one to take over, where there is one, now and then."""
-        host, rest = self._management(), self.random.uniform(1, 12)
+    def _freeze_coordinator(self, _: JobSequence) -> str:
+        """Sometimes long enough for the standby, if there is one, to take over."""
+        host, pause_s = self._management(), self.random.uniform(1, 12)
         self.cluster.freeze_service(host, COORDINATOR)
-        time.sleep(rest)
+        time.sleep(pause_s)
         self.cluster.thaw_service(host, COORDINATOR)
-        return f"{host}'s stood still for {rest:.1f} s"
+        return f"coordinator of {host} frozen for {pause_s:.1f} s"
 
     def _management(self) -> str:
         return self.random.choice(self.cluster.spec.coordinators)
 
-    def _restart_slurmctld(self, _: Lane) -> str:
+    def _restart_slurmctld(self, _: JobSequence) -> str:
         self.cluster.restart_slurmctld()
         return "SIGTERM"
 
-    def _restart_slurmd(self, lane: Lane) -> str:
-        node = self._whole(lane)
+    def _restart_slurmd(self, sequence: JobSequence) -> str:
+        node = self._healthy_node(sequence)
         if node:
             self.cluster.restart_slurmd(node)
         return node
 
-    def _short_partition(self, lane: Lane) -> str:
-        return self._for_a_moment(lane, self.cluster.partition, self.cluster.heal)
+    def _short_partition(self, sequence: JobSequence) -> str:
+        return self._glitch(sequence, self.cluster.partition, self.cluster.heal)
 
-    def _short_pause(self, lane: Lane) -> str:
-        return self._for_a_moment(lane, self.cluster.pause, self.cluster.unpause)
+    def _short_pause(self, sequence: JobSequence) -> str:
+        return self._glitch(sequence, self.cluster.pause, self.cluster.unpause)
 
-    def _break(self, lane: Lane, how: Callable[[str], float]) -> str:
-        node = self._whole(lane)
+    def _fault_node(self, sequence: JobSequence, how: Callable[[str], float]) -> str:
+        node = self._healthy_node(sequence)
         if node:
-            self.guilt.strike(node, time.monotonic())
+            self.recent_faults.record(node, time.monotonic())
             how(node)
-            self.struck[node] = time.monotonic() + self.random.uniform(*BROKEN_S)
+            self.faulted[node] = time.monotonic() + self.random.uniform(*REPAIR_DELAY_S)
         return node
 
-    def _for_a_moment(self, lane: Lane, begin: Callable[[str], float], end: Callable[[str], float]) -> str:
-        node = self._whole(lane)
+    def _glitch(self, sequence: JobSequence, begin: Callable[[str], float], end: Callable[[str], float]) -> str:
+        node = self._healthy_node(sequence)
         if not node:
             return ""
-        moment = self.random.uniform(*MOMENT_S)
+        moment = self.random.uniform(*GLITCH_S)
         begin(node)
         time.sleep(moment)
         end(node)
@@ -255,32 +259,33 @@ class Chaos:
         done = self.cluster.exec(node, "sh", "-c", command, check=False)
         return node if done.rc == 0 else ""
 
-    def _whole(self, lane: Lane) -> str:
-        """A node of the job that is not struck; empty where there is none."""
-        nodes = [str(node["node"]) for node in lane.training.view.get("nodes", ())]
-        whole = [node for node in nodes if node not in self.struck]
+    def _healthy_node(self, sequence: JobSequence) -> str:
+        """A node of the job that is not faulted; "" if there is none."""
+        nodes = [str(node["node"]) for node in sequence.training.view.get("nodes", ())]
+        whole = [node for node in nodes if node not in self.faulted]
         return self.random.choice(whole) if whole else ""
 
-    # What mends
+    # Repairs
 
-    def mend(self, everything: bool = False) -> None:
-        """Look at all nodes, and bring back those whose time has come."""
+    def repair_due(self, everything: bool = False) -> None:
+        """Checks all nodes, and repairs those that are due."""
         drained = self.check_drained()
-        self._let_off(drained)
+        self._expire_faults(drained)
         now = time.monotonic()
-        due = [node for node, at in self.struck.items() if everything or at <= now]
-        due += [node for node in drained if node not in self.struck]
+        due = [node for node, at in self.faulted.items() if everything or at <= now]
+        due += [node for node in drained if node not in self.faulted]
         if due:
             self.cluster.repair(*due)
             for node in due:
-                self.struck.pop(node, None)
-            self.say(f"mended: {', '.join(due)}")
+                self.faulted.pop(node, None)
+            self.say(f"repaired: {', '.join(due)}")
 
     def check_drained(self) -> list[str]:
-        """Whoever Muster has taken out of service was struck not long before, and the reason says why. Returns them.
+        """Checks that every node that Muster has drained had a recent fault and has a reason. Returns the drained
+        nodes.
 
         Raises:
-            Broken: a node is out that nothing had struck of late, or without a reason.
+            PromiseBroken: a drained node had no recent fault, or has no reason.
         """
         drained = []
         for node, state in self.cluster.node_states().items():
@@ -289,28 +294,28 @@ class Chaos:
             shown = self.cluster.sh(CONTROLLER, f"scontrol show node {node}")
             reason = re.search(r"Reason=(.*)", shown)
             if reason is None:
-                raise Broken(f"{node} is {state}, without a reason")
-            if "muster:" in reason[1] and node not in self.guilt:
-                raise Broken(f"{node} is {state}, and nothing had struck it of late: {reason[1]}")
+                raise PromiseBroken(f"{node} is {state} without a reason")
+            if "muster:" in reason[1] and node not in self.recent_faults:
+                raise PromiseBroken(f"{node} is {state}, but had no recent fault: {reason[1]}")
             drained.append(node)
         return drained
 
-    def _let_off(self, drained: Sequence[str]) -> None:
-        """Nodes against which nothing has been held for long enough may not be drained any more."""
-        self.crashed = {node: job for node, job in self.crashed.items() if not job.view.get("final")}
-        blameless = self._fit() - {*drained, *self.struck, *self.crashed}
-        if let_off := self.guilt.look(blameless, time.monotonic()):
-            self.say(f"may not be drained any more: {', '.join(let_off)}")
+    def _expire_faults(self, drained: Sequence[str]) -> None:
+        """Removes the records of nodes that have been healthy long enough. Muster may no longer drain these nodes."""
+        self.rank_killed_on = {node: job for node, job in self.rank_killed_on.items() if not job.view.get("final")}
+        healthy = self._fit_nodes() - {*drained, *self.faulted, *self.rank_killed_on}
+        if expired := self.recent_faults.expire(healthy, time.monotonic()):
+            self.say(f"must not be drained any more: {', '.join(expired)}")
 
-    def _fit(self) -> set[str]:
-        """The nodes against which Muster has nothing; none where no coordinator answers."""
-        said = self.cluster.exec(LOGIN, "muster", "nodes", "--json", check=False)
-        nodes = [json.loads(line) for line in said.stdout.splitlines()] if said.rc == 0 else []
+    def _fit_nodes(self) -> set[str]:
+        """The nodes that Muster calls FIT; empty if no coordinator answers."""
+        result = self.cluster.exec(LOGIN, "muster", "nodes", "--json", check=False)
+        nodes = [json.loads(line) for line in result.stdout.splitlines()] if result.rc == 0 else []
         return {str(node["node"]) for node in nodes if node["verdict"] == "FIT"}
 
 
 def job_spec(name: str, user: str, steps: int, spares: int = SPARES, pause_s: float = PAUSE_S) -> TrainingSpec:
-    """A job that may be requeued, and says at its end what its weights are."""
+    """A job that may be requeued, and that writes a digest of its weights at its end."""
     folder = f"/shared/jobs/{name}"
     arguments = (*MODEL, "--pause", str(pause_s), "--digest", f"{folder}/digest")
     settings = (f'durable_dir = "{folder}/durable"', "[slurm]", 'time = "01:00:00"')
@@ -318,59 +323,59 @@ def job_spec(name: str, user: str, steps: int, spares: int = SPARES, pause_s: fl
 
 
 def digest(training: Training) -> str:
-    """What all ranks say of their weights.
+    """The digest of the weights, which all ranks must agree on.
 
     Raises:
-        Broken: they do not say the same.
+        PromiseBroken: the ranks have different weights.
     """
-    said = {(training.folder / f"digest.{rank}").read_text().strip() for rank in range(NODES)}
-    if len(said) != 1:
-        raise Broken(f"{training.spec.name}: the ranks end with different weights")
-    return said.pop()
+    digests = {(training.folder / f"digest.{rank}").read_text().strip() for rank in range(NODES)}
+    if len(digests) != 1:
+        raise PromiseBroken(f"{training.spec.name}: the ranks ended with different weights")
+    return digests.pop()
 
 
-def undisturbed(cluster: Cluster, steps: int) -> str:
-    """The digest of the weights that a job ends with where nothing goes wrong."""
-    with Training(cluster, job_spec("undisturbed", "alice", steps, spares=0, pause_s=0.0)) as training:
+def reference_digest(cluster: Cluster, steps: int) -> str:
+    """The digest of the weights after a job without faults."""
+    with Training(cluster, job_spec("reference_digest", "alice", steps, spares=0, pause_s=0.0)) as training:
         training.submit()
-        end_well(training)
+        wait_done(training)
         return digest(training)
 
 
-def end_well(training: Training) -> None:
-    """Wait for its end.
+def wait_done(training: Training) -> None:
+    """Waits until the job has ended DONE.
 
     Raises:
-        Broken: it did not end DONE, or not at all.
+        PromiseBroken: the job ended in another phase, or not in time.
     """
     try:
-        view = training.wait_final(END_S)
-        training.wait_gone(120)
+        view = training.wait_final(JOB_END_TIMEOUT_S)
+        training.wait_job_ended(120)
     except (TimeoutError, WaitTimeout) as error:
-        raise Broken(str(error)) from error
+        raise PromiseBroken(str(error)) from error
     if view["phase"] != "DONE":
-        raise Broken(f"{training.spec.name} ended {view['phase']}: {view.get('reason')}")
+        raise PromiseBroken(f"{training.spec.name} ended {view['phase']}: {view.get('reason')}")
 
 
-def pool_joins(training: Training) -> int:
-    """How often a node of the shared pool came to the job, as its journal tells."""
+def count_pool_joins(training: Training) -> int:
+    """How many nodes of the shared pool joined the job, from the job's journal."""
     words = ("muster", "events", "--json", str(training.job))
 
     def told() -> list[str]:
-        said = training.cluster.exec(LOGIN, *words, user=training.spec.user, check=False)
-        return said.stdout.splitlines() if said.rc == 0 else []
+        result = training.cluster.exec(LOGIN, *words, user=training.spec.user, check=False)
+        return result.stdout.splitlines() if result.rc == 0 else []
 
     records = [json.loads(line) for line in wait_until(told, 60, f"the events of {training.spec.name}", every=0.5)]
-    jobs = {name: [json.loads(r["json"])["job"] for r in records if r["name"] == name] for name in _JOINING}
+    jobs = {name: [json.loads(r["json"])["job"] for r in records if r["name"] == name] for name in _POOL_FACTS}
     return sum(job in jobs["PoolQueued"] for job in jobs["MemberJoined"])
 
 
-_JOINING = ("PoolQueued", "MemberJoined")
-"""A node is asked for and has a small job's number; an agent joins from that job."""
+_POOL_FACTS = ("PoolQueued", "MemberJoined")
+"""PoolQueued: a small job for a pool node has its number. MemberJoined: an agent of that job has joined."""
 
 
 def submit(cluster: Cluster, user: str, steps: int, run: int) -> Training:
-    """The lane's next job."""
+    """Submits the next job of the sequence."""
     training = Training(cluster, job_spec(f"{user}-{run}", user, steps))
     wait_until(lambda: _submitted(training), 60, f"{user}'s job is taken", every=0.5)
     return training
@@ -381,49 +386,52 @@ def _submitted(training: Training) -> bool:
         return training.submit() > 0
     except EngineError as error:
         if re.search("coordinator|slurm", str(error), re.I):
-            return False  # one of them is just being started again: a user would try again as well
+            return False  # the coordinator or slurmctld is restarting: a user would retry as well
         raise
 
 
-def play(
+def run_chaos(
     cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None], steps: int = STEPS, faults: int = 0
-) -> Chaos:
-    """Strike for `minutes`, and until `faults` have struck; then ask. `steps`: of each job.
+) -> ChaosRun:
+    """Injects faults for `minutes`, and until there were `faults` faults. Then checks the promises.
+
+    Args:
+        steps: optimizer steps of each job.
 
     Raises:
-        Broken, WaitTimeout: a promise was not kept.
+        PromiseBroken, WaitTimeout: a promise was not kept.
     """
-    wanted = undisturbed(cluster, steps)
+    expected = reference_digest(cluster, steps)
     say("a job without faults has ended")
-    chaos = Chaos(cluster, random.Random(seed), say)
-    lanes = [Lane(user, steps, submit(cluster, user, steps, 0)) for user in USERS]
+    chaos = ChaosRun(cluster, random.Random(seed), say)
+    sequences = [JobSequence(user, steps, submit(cluster, user, steps, 0)) for user in USERS]
     try:
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end or chaos.counts.total() < faults:
-            time.sleep(chaos.random.uniform(*CALM_S))
-            chaos.mend()
-            for lane in lanes:
-                _next_job(chaos, lane, wanted)
-            chaos.strike(lanes)
-        chaos.mend(everything=True)
-        _look_on(chaos, lanes)
-        for lane in lanes:
-            _check_end(chaos, lane, wanted)
+            time.sleep(chaos.random.uniform(*FAULT_INTERVAL_S))
+            chaos.repair_due()
+            for sequence in sequences:
+                _next_job(chaos, sequence, expected)
+            chaos.inject_fault(sequences)
+        chaos.repair_due(everything=True)
+        _wait_for_jobs(chaos, sequences)
+        for sequence in sequences:
+            _check_end(chaos, sequence, expected)
         chaos.check_drained()
-        wait_nothing_left(cluster, NOTHING_LEFT_S, in_queue=True)
-        if minutes >= POOL_USED_MIN and not chaos.pool_joins:
-            raise Broken("no node has joined from the shared pool")
-    except (Broken, WaitTimeout):
-        say(evidence(cluster))
+        wait_nothing_left(cluster, CLEANUP_TIMEOUT_S, in_queue=True)
+        if minutes >= POOL_CHECK_MINUTES and not chaos.pool_joins:
+            raise PromiseBroken("no node has joined from the shared pool")
+    except (PromiseBroken, WaitTimeout):
+        say(diagnostics(cluster))
         raise
     finally:
-        for lane in lanes:
-            lane.training.close()
+        for sequence in sequences:
+            sequence.training.close()
     return chaos
 
 
-def evidence(cluster: Cluster) -> str:
-    """What tells how a promise came to be broken: what Slurm and the coordinators logged, and the jobs' own output."""
+def diagnostics(cluster: Cluster) -> str:
+    """What explains a broken promise: the logs of Slurm and of the coordinators, and the output of the jobs."""
     said = [cluster.sh(CONTROLLER, "sinfo -N; squeue -a; tail -n 300 /var/log/muster/slurmctld.log")]
     said += [f"==> {host} <==\n{cluster.logs(host, COORDINATOR)[-40_000:]}" for host in cluster.spec.coordinators]
     outputs = sorted(cluster.shared.glob("jobs/*/slurm-*.out"))
@@ -431,41 +439,42 @@ def evidence(cluster: Cluster) -> str:
     return "\n".join(said)
 
 
-def _look_on(chaos: Chaos, lanes: Sequence[Lane]) -> None:
-    """While the jobs come to their end: nothing strikes any more, and nobody new may be drained."""
-    deadline = time.monotonic() + END_S
-    while not all(lane.training.view.get("final") for lane in lanes) and time.monotonic() < deadline:
-        chaos.mend()
+def _wait_for_jobs(chaos: ChaosRun, sequences: Sequence[JobSequence]) -> None:
+    """Waits until the jobs have ended. There are no more faults, so no further node may be drained."""
+    deadline = time.monotonic() + JOB_END_TIMEOUT_S
+    while not all(sequence.training.view.get("final") for sequence in sequences) and time.monotonic() < deadline:
+        chaos.repair_due()
         time.sleep(1.0)
 
 
-def _next_job(chaos: Chaos, lane: Lane, wanted: str) -> None:
-    if not lane.training.view.get("final"):
+def _next_job(chaos: ChaosRun, sequence: JobSequence, expected: str) -> None:
+    if not sequence.training.view.get("final"):
         return
-    _check_end(chaos, lane, wanted)
-    lane.training.close()
-    lane.training = submit(chaos.cluster, lane.user, lane.steps, lane.runs)
-    lane.killed_at = -1
+    _check_end(chaos, sequence, expected)
+    sequence.training.close()
+    sequence.training = submit(chaos.cluster, sequence.user, sequence.steps, sequence.runs)
+    sequence.killed_at = -1
 
 
-def _check_end(chaos: Chaos, lane: Lane, wanted: str) -> None:
-    end_well(lane.training)
-    if digest(lane.training) != wanted:
-        raise Broken(f"{lane.training.spec.name} ends with other weights than a run without faults")
-    lane.runs += 1
-    recoveries, joins = len(lane.training.view.get("recoveries", ())), pool_joins(lane.training)
+def _check_end(chaos: ChaosRun, sequence: JobSequence, expected: str) -> None:
+    wait_done(sequence.training)
+    if digest(sequence.training) != expected:
+        raise PromiseBroken(f"{sequence.training.spec.name} ended with other weights than a run without faults")
+    sequence.runs += 1
+    recoveries = len(sequence.training.view.get("recoveries", ()))
+    joins = count_pool_joins(sequence.training)
     chaos.pool_joins += joins
     chaos.say(
-        f"{lane.training.spec.name}: done after {recoveries} recoveries, {joins} nodes came from the shared pool, with "
-        "the weights of a run without faults"
+        f"{sequence.training.spec.name}: done after {recoveries} recoveries, {joins} nodes joined from the pool, "
+        "with the weights of a run without faults"
     )
 
 
 def main() -> int:
-    """Exit status: 0 every promise was kept; 1 one was not, or the cluster could not be had; 130 after Ctrl-C."""
+    """Exit status: 0 all promises were kept; 1 a promise was broken, or the cluster did not start; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m muster.slurm.cluster.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=None, help="which faults are drawn; default: others each time")
+    parser.add_argument("--seed", type=int, default=None, help="determines which faults are drawn; default: random")
     args = parser.parse_args()
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     signal.signal(signal.SIGTERM, _interrupt)
@@ -477,14 +486,14 @@ def main() -> int:
     say(f"seed {seed}")
     try:
         with Cluster.up(ClusterSpec(nodes=10, requeue_delay=1, standby=True)) as cluster:
-            chaos = play(cluster, args.minutes, seed, say)
+            chaos = run_chaos(cluster, args.minutes, seed, say)
     except KeyboardInterrupt:
         return 130
-    except (Broken, EngineError, WaitTimeout) as error:
+    except (PromiseBroken, EngineError, WaitTimeout) as error:
         print(f"seed {seed}: {error}", file=sys.stderr)
         return 1
     say(chaos.summary())
-    say("every promise was kept")
+    say("all promises were kept")
     return 0
 
 

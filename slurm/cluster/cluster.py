@@ -1,15 +1,15 @@
 """A running test cluster: commands inside it, its faults, and its repair.
 
-Faults and what the peers of the node see of them:
+Faults, and what the peers of the node see:
 
 ===========  =====================================================  ===========================
-`crash`      SIGKILL to all its processes                           connections end at once
-`power_off`  the link is cut, then SIGKILL                          nothing at all
-`partition`  the link is cut, the processes run on                  nothing at all
-`pause`      the processes stand still, the kernel answers          acknowledgements, no words
+`crash`      SIGKILL to all processes                               connections end at once
+`power_off`  the link is cut, then SIGKILL                          nothing
+`partition`  the link is cut, the processes continue                nothing
+`pause`      all processes are frozen, the kernel answers           TCP acknowledgements, no data
 ===========  =====================================================  ===========================
 
-Every fault returns the wall-clock time (`time.time()`) at which it took effect.
+Every fault method returns the wall-clock time (`time.time()`) at which the fault took effect.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 
 COORDINATOR = "muster-coordinator"
-_FREEZE_S = 20.0
+_PAUSE_TIMEOUT_S = 20.0
 
-# Ends service $2 with signal $1, and waits until it is gone; $3 = hold keeps it from being started again.
-_STOP = """
+# Stops service $2 with signal $1, and waits until it has exited. $3 = hold prevents its restart.
+_STOP_SERVICE_SCRIPT = """
 cd /run/cluster
 [ "$3" != hold ] || : >"$2.hold"
 pid=$(cat "$2.pid" 2>/dev/null) || exit 0
@@ -41,50 +41,56 @@ while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done
 
 
 class Cluster:
-    """The cluster `name` on this host. Make one with `up` or `attach`."""
+    """The cluster `name` on this host. Create one with `up` or `attach`."""
 
     def __init__(self, engine: Engine, name: str, spec: ClusterSpec, subnet: str) -> None:
         self.engine, self.name, self.spec, self.subnet = engine, name, spec, subnet
         self._processes: dict[str, Process] = {}
-        self._touched: set[str] = set()  # hosts that something was done to since `mend`
+        self._touched: set[str] = set()  # hosts that were changed since the last `restore_all`
 
     @staticmethod
     def up(spec: ClusterSpec | None = None, name: str | None = None, by_hand: bool = False) -> Cluster:
-        """Start a cluster and wait until every node is IDLE; see `muster.slurm.cluster.start.start`."""
+        """Starts a cluster and waits until every node is IDLE; see `muster.slurm.cluster.start.start`."""
         from muster.slurm.cluster.start import start
 
         return start(spec or ClusterSpec(), name, by_hand=by_hand)
 
     @staticmethod
     def attach(name: str, engine: Engine | None = None) -> Cluster:
-        """The running cluster `name`; `EngineError` naming those that there are when there is none."""
+        """Returns the running cluster `name`.
+
+        Raises:
+            EngineError: there is no such cluster; the message lists the existing clusters.
+        """
         path = clusters_dir() / name / "cluster.json"
         if not path.exists():
-            there = ", ".join(sorted(p.parent.name for p in clusters_dir().glob("*/cluster.json"))) or "none"
-            raise EngineError(f"there is no cluster {name!r} (there: {there}); start one with `make cluster-up`")
+            existing = ", ".join(sorted(p.parent.name for p in clusters_dir().glob("*/cluster.json"))) or "none"
+            raise EngineError(f"there is no cluster {name!r} (existing: {existing}); start one with `make cluster-up`")
         saved = json.loads(path.read_text())
         if "spec" not in saved:
-            raise EngineError(f"the cluster {name!r} is still starting (or its start was killed: take it down)")
+            raise EngineError(
+                f"the cluster {name!r} is still starting (if its start was killed, remove it with `make cluster-down`)"
+            )
         return Cluster(engine or find_engine(), name, ClusterSpec.from_json(saved["spec"]), saved["subnet"])
 
     def down(self) -> None:
-        """Remove exactly what this cluster created."""
+        """Removes exactly what this cluster created."""
         self._processes.clear()
         remove_cluster(self.engine, self.name)
 
     def __enter__(self) -> Cluster:
-        """The cluster itself."""
+        """Returns the cluster itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tear down, whatever happened."""
+        """Removes the cluster, also after an error."""
         self.down()
 
-    # What is there
+    # Names and paths
 
     @property
     def nodes(self) -> list[str]:
-        """The compute nodes' names."""
+        """The names of the compute nodes."""
         return self.spec.node_names
 
     @property
@@ -94,23 +100,23 @@ class Cluster:
 
     @property
     def shared(self) -> Path:
-        """/shared of every container, seen from this host."""
+        """The folder /shared of all containers, as seen from this host."""
         return self.folder / "shared"
 
     def address(self, host: str) -> str:
-        """The fixed address of `host` on the cluster's own network."""
+        """The fixed address of `host` in the cluster's own network."""
         return self.spec.address(host, self.subnet)
 
     def is_running(self, host: str) -> bool:
-        """Whether the container runs (a paused one does)."""
+        """Whether the container runs. A paused container counts as running."""
         return self._status(host) in ("running", "paused")
 
-    def proc(self, host: str) -> str:
-        """The /proc of `host`, as a path of this machine's (for root); empty where `host` is down."""
+    def proc_path(self, host: str) -> str:
+        """The /proc of `host` as a path on this host (readable by root); "" if `host` is down."""
         known = self._processes.get(host)
         if known is None or not known.alive:
-            return self._process(host).proc if self._lives(host) else ""
-        return known.proc
+            return self._process(host).proc_path if self._lives(host) else ""
+        return known.proc_path
 
     # Commands inside
 
@@ -123,22 +129,22 @@ class Cluster:
         timeout: float = 60.0,
         check: bool = True,
     ) -> Outcome:
-        """Run `command` on `host` as `user`; with `check` a non-zero exit raises `EngineError`."""
+        """Runs `command` on `host` as `user`. With `check`, a non-zero exit status raises `EngineError`."""
         outcome = self._process(host).enter(user, *command, stdin=stdin, timeout=timeout)
         if check:
             outcome.checked()
         return outcome
 
     def sh(self, host: str, script: str, user: str = "root", timeout: float = 60.0) -> str:
-        """The output of a shell script run on `host` as `user`; raises `EngineError` when it fails."""
+        """Runs a shell script on `host` as `user` and returns its output. Raises `EngineError` if the script fails."""
         return self.exec(host, "bash", "-c", script, user=user, timeout=timeout).stdout.strip()
 
     def exec_argv(self, host: str, *command: str, user: str = "root") -> list[str]:
-        """The host's command line that runs `command` on `host`, for callers that keep the process."""
+        """The command line on this host that runs `command` on `host`, for callers that keep the process."""
         return self._process(host).enter_argv(user, *command)
 
     def popen(self, host: str, *command: str, user: str = "root") -> subprocess.Popen[str]:
-        """Start `command` on `host`, its output (both streams) on a pipe; end it with `hang_up`."""
+        """Starts `command` on `host`, with both output streams on one pipe. End it with `kill_and_read`."""
         return subprocess.Popen(
             self.exec_argv(host, *command, user=user),
             stdin=subprocess.DEVNULL,
@@ -148,60 +154,60 @@ class Cluster:
             start_new_session=True,
         )
 
-    def hang_up(self, process: subprocess.Popen[str]) -> str:
-        """Kill what `popen` started, with its children; the output that was not read yet."""
+    def kill_and_read(self, process: subprocess.Popen[str]) -> str:
+        """Kills a process of `popen` and its children. Returns the output that was not read yet."""
         self.kill(process)
         return process.communicate(timeout=20)[0]
 
     def kill(self, process: subprocess.Popen[str]) -> None:
-        """Kill what `popen` started, with its children, and leave its output to whoever reads it."""
-        # nsenter forks: killing it alone would leave the command running.
+        """Kills a process of `popen` and its children, and leaves the output to its reader."""
+        # nsenter forks: the command would survive the kill of nsenter alone.
         self.engine.kill(-process.pid)
 
     def logs(self, host: str, service: str = "*") -> str:
-        """The log files of `host` (of one service, or of all of them one after another)."""
+        """The log files of `host`: of one service, or of all services one after another."""
         return self.sh(host, f"cd /var/log/muster && tail -n +1 {service}.log 2>/dev/null || true")
 
     # Faults
 
     def power_off(self, node: str) -> float:
-        """Cut the link, then kill: the peers hear nothing."""
+        """Cuts the link, then kills all processes: the peers receive nothing."""
         process = self._touch(node)
         at = process.cut_link()
         process.kill()
         return at
 
     def crash(self, node: str) -> float:
-        """Kill every process: the peers' connections end at once."""
+        """Kills all processes: the peers' connections end at once."""
         return self._touch(node).kill()
 
     def partition(self, node: str) -> float:
-        """Cut the link: the node's processes run on, and nobody hears anything."""
+        """Cuts the link: the node's processes continue, and no message passes."""
         return self._touch(node).cut_link()
 
     def heal(self, node: str) -> float:
-        """Put the link back."""
-        return self._process(node).mend_link()
+        """Restores the link."""
+        return self._process(node).restore_link()
 
     def pause(self, node: str) -> float:
-        """Freeze every process of the node; its kernel goes on answering."""
+        """Freezes all processes of the node. Its kernel still answers."""
         self._touch(node)
-        # The kernel can't freeze a process that is just being made: the engine gives up after a while, and thaws all.
+        # The kernel can't freeze a process during its creation. The engine then gives up and thaws all processes.
         pause = ("pause", container_name(self.name, node))
-        wait_until(lambda: self.engine.call(*pause).rc == 0, _FREEZE_S, f"{node} stands still")
+        wait_until(lambda: self.engine.call(*pause).rc == 0, _PAUSE_TIMEOUT_S, f"{node} is frozen")
         return time.time()
 
     def unpause(self, node: str) -> float:
-        """Let a paused node's processes go on."""
+        """Resumes the processes of a paused node."""
         self.engine.call("unpause", container_name(self.name, node)).checked()
         return time.time()
 
     def kmsg(self, node: str, line: str) -> float:
-        """Append a line to the node's kernel log, as a record of /dev/kmsg unless it is one already."""
+        """Appends a line to the node's kernel log. A plain line becomes a record of /dev/kmsg."""
         if not re.match(r"\d+,\d+,\d+,", line):
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             line = f"3,{now},{now},-;{line}"
-        # The stamp is taken inside, with the line in hand: getting there takes longer than the write.
+        # The time is taken inside the container, just before the write: entering takes longer than the write.
         write = f'line=$(cat); date +%s.%N; printf "%s\\n" "$line" >>{KMSG}'
         said = self.exec(node, "sh", "-c", write, stdin=line.encode()).stdout
         return float(said)
@@ -209,68 +215,68 @@ class Cluster:
     # Services
 
     def stop_service(self, host: str, service: str, signal: str = "TERM") -> float:
-        """End a service and keep it down until `start_service`."""
+        """Stops a service until `start_service`."""
         self._touch(host)
         return self._stop(host, service, signal, "hold")
 
     def start_service(self, host: str, service: str) -> None:
-        """Let a stopped service start again (within 0.2 s)."""
+        """Allows a stopped service to start again (within 0.2 s)."""
         self.exec(host, "rm", "-f", f"/run/cluster/{service}.hold")
 
     def restart_service(self, host: str, service: str, signal: str = "TERM") -> float:
-        """End a service; its supervisor starts it again within 0.2 s."""
+        """Stops a service. Its supervisor starts it again within 0.2 s."""
         return self._stop(host, service, signal, "again")
 
     def restart_slurmctld(self) -> None:
-        """Restart slurmctld and wait until it answers."""
+        """Restarts slurmctld and waits until it answers."""
         self.restart_service(CONTROLLER, "slurmctld")
         wait_until(self._slurmctld_answers, 30, "slurmctld answers after its restart")
 
     def restart_slurmd(self, node: str) -> None:
-        """Restart slurmd on `node`; it registers with slurmctld anew."""
+        """Restarts slurmd on `node`. It registers with slurmctld again."""
         self.restart_service(node, "slurmd")
 
     def freeze_service(self, host: str, service: str) -> None:
-        """Let a service stand still (SIGSTOP); the rest of the host goes on."""
+        """Freezes a service (SIGSTOP). The rest of the host continues."""
         self._signal(host, service, "STOP")
 
     def thaw_service(self, host: str, service: str) -> None:
-        """Let a service that stands still go on."""
+        """Resumes a frozen service."""
         self._signal(host, service, "CONT")
 
     def kill_coordinator(self, host: str = CONTROLLER) -> float:
-        """SIGKILL to the coordinator; it stays down until `start_service`."""
+        """Sends SIGKILL to the coordinator. It remains down until `start_service`."""
         return self.stop_service(host, COORDINATOR, "KILL")
 
     def restart_coordinator(self, signal: str = "KILL", host: str = CONTROLLER) -> float:
-        """End the coordinator; it is started again at once."""
+        """Stops the coordinator. Its supervisor starts it again at once."""
         return self.restart_service(host, COORDINATOR, signal)
 
     def reconfigure(self, spec: ClusterSpec) -> None:
-        """Put other Slurm settings in force on a running cluster (the nodes stay as they are)."""
+        """Applies other Slurm settings to the running cluster. The nodes do not change."""
         self.spec = spec
         for name, text in spec.files().items():
             (self.folder / "slurm" / name).write_text(text)
         self.exec(CONTROLLER, "scontrol", "reconfigure")
         wait_until(self._slurmctld_answers, 30, "slurmctld answers after reconfiguring")
 
-    # Bringing back
+    # Repair
 
     def start_node(self, node: str) -> None:
-        """Start a container that was crashed or powered off: a boot, with the same address and disk."""
+        """Starts a container that was crashed or powered off: a boot with the same address and disk."""
         name = container_name(self.name, node)
         if self._status(node) != "exited":  # podman forgets exit codes after 5 minutes, and `wait` then fails
             self.engine.call("wait", name).checked()
         self.engine.call("start", name).checked()
 
     def restart(self, node: str) -> None:
-        """Reboot a node at once, and wait until it is IDLE (or at work) in Slurm."""
+        """Reboots a node at once, and waits until it is IDLE or allocated in Slurm."""
         if self.is_running(node):
             self.crash(node)
         self.repair(node)
 
     def repair(self, *nodes: str) -> None:
-        """Undo whatever was done to the nodes, and wait until Slurm can use them."""
+        """Undoes all faults of the nodes, and waits until Slurm can use them."""
         for node in nodes:
             if self._status(node) == "paused":
                 self.unpause(node)
@@ -282,17 +288,17 @@ class Cluster:
             self._resume(node)
 
     def node_states(self) -> dict[str, str]:
-        """Slurm's state of each node, as `sinfo` names it (``idle``, ``down*``, ``drained`` ...)."""
+        """Slurm's state of each node, as `sinfo` prints it (``idle``, ``down*``, ``drained`` ...)."""
         lines = self.exec(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines()
         return dict(line.split() for line in lines)
 
     def broken_nodes(self) -> list[str]:
-        """The nodes that Slurm can't start a job on now or after a running one."""
+        """The nodes on which Slurm can start no job, now or after the running one."""
         usable = {"idle", "allocated", "mixed", "completing", "allocated+"}
         return [node for node, state in self.node_states().items() if state not in usable]
 
-    def mend(self) -> None:
-        """Make the cluster as good as new between tests: no job, every service up, every node usable."""
+    def restore_all(self) -> None:
+        """Restores the whole cluster between tests: no job, all services running, all nodes usable."""
         self.exec(CONTROLLER, "sh", "-c", "squeue -h -o %A | xargs -r scancel", check=False)
         for host in self._touched - set(self.nodes):
             self.exec(host, "sh", "-c", "rm -f /run/cluster/*.hold")
@@ -300,8 +306,8 @@ class Cluster:
         nodes = sorted({*(self._touched & set(self.nodes)), *self.broken_nodes()})
         self.repair(*nodes)
         self._touched.clear()
-        # Where a node of a step has died, slurmstepd waits a minute for the children of its tree; and on a node that
-        # Slurm had taken from a job it looks for what is left only when slurmd starts.
+        # After a node of a step has died, slurmstepd waits a minute for its child steps. On a node that was
+        # removed from a job, Slurm looks for remaining processes only when slurmd starts.
         left = "pkill -KILL -u {}; pkill -KILL slurmstepd".format(",".join(USERS))
         for node in {*nodes, *self._queued_nodes()}:
             self.exec(node, "sh", "-c", left, check=False)
@@ -331,7 +337,7 @@ class Cluster:
                 self.exec(CONTROLLER, "scontrol", "update", f"nodename={node}", f"state={wanted}", check=False)
             if not kicked and time.monotonic() - began > 2:
                 kicked = True
-                self.restart_slurmd(node)  # it registers at once; slurmctld's own ping would take longer
+                self.restart_slurmd(node)  # slurmd registers at once; slurmctld's ping takes longer
             return False
 
         wait_until(usable, 40, f"{node} is usable in Slurm again", every=0.1)
@@ -343,7 +349,7 @@ class Cluster:
 
     def _stop(self, host: str, service: str, signal: str, how: str) -> float:
         at = time.time()
-        self.exec(host, "sh", "-c", _STOP, "stop", signal, service, how)
+        self.exec(host, "sh", "-c", _STOP_SERVICE_SCRIPT, "stop", signal, service, how)
         return at
 
     def _signal(self, host: str, service: str, signal: str) -> None:
@@ -359,11 +365,11 @@ class Cluster:
         return known
 
     def _status(self, host: str) -> str:
-        # The engines disagree on whether a paused container counts as running; on this word they agree.
+        # The engines disagree whether a paused container is running. They agree on the field Status.
         return self._inspect(host, "{{.State.Status}}")
 
     def _lives(self, host: str) -> bool:
-        # The engine needs a moment to see that a container has died.
+        # The engine notices a container's death only after a moment.
         pid = int(self._inspect(host, "{{.State.Pid}}"))
         return pid > 0 and Process.exists(pid)
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import XID, Training, TrainingSpec, View
+from muster.slurm.cluster.training import FATAL_XID_LINE, Training, TrainingSpec, View
 from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError
 
@@ -110,12 +110,12 @@ def play(stage: Stage, cluster: Cluster) -> int:
         training.wait_step(SECOND_FAULT, 120)
         node = training.node_of(5)
         stage.say(f"kernel log of {node}: Xid 79, GPU has fallen off the bus, step {training.view['step']}")
-        _show_recovery(stage, training, "fatal Xid", cluster.kmsg(node, XID))
+        _show_recovery(stage, training, "fatal Xid", cluster.kmsg(node, FATAL_XID_LINE))
         view = training.wait_final(180)
         stage.say(f"{view['phase']}: {view.get('reason', '')}")
         for what, _, generation in stage.faults:
-            stage.say(f"{what}: {training.redone(generation)} finished steps were done again")
-        training.wait_gone()
+            stage.say(f"{what}: {training.repeated_steps(generation)} finished steps were done again")
+        training.wait_job_ended()
         return int(view.get("exit_code", 0))
 
 

@@ -1,7 +1,7 @@
-"""One container seen from the host: entering it, cutting its link, killing it.
+"""One container as seen from this host: enter it, cut its link, kill it.
 
-Entering goes through the container's namespaces (3 ms) and not through the engine (100 ms): tests poll.
-All of it needs root on the host, directly or through sudo.
+Entering uses the container's namespaces (3 ms) instead of the engine (100 ms), because tests poll. Everything here
+needs root on the host, directly or through sudo.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from muster.slurm.image.engine import Engine, EngineError, Outcome
 
-# The host's end of the container's link goes down or up. The container keeps its address and routes, as with
-# a pulled cable: what it sends is dropped without an error, and its peers hear nothing at all.
-_LINK = """
+# Sets the host's end of the container's link down or up. The container keeps its address and routes, as with a pulled
+# cable: its packets are dropped without an error, and its peers receive nothing.
+_SET_LINK_SCRIPT = """
 index=$(cat /proc/$1/root/sys/class/net/eth0/iflink) || exit 1
 file=$(grep -slx "$index" /sys/class/net/*/ifindex) # -s: links of other clusters come and go meanwhile
 [ -n "$file" ] || { echo "no link of the host leads to process $1" >&2; exit 1; }
@@ -22,9 +22,9 @@ link=${file#/sys/class/net/}
 exec ip link set dev "${link%/ifindex}" "$2"
 """
 
-# Enters the namespaces of process $1 and, before that, its freezer's control group (version 1 or 2): what runs in
-# a container stands still with it.
-_ENTER = """
+# Enters the freezer control group (version 1 or 2) of process $1, then its namespaces. So the command freezes together
+# with the container.
+_ENTER_SCRIPT = """
 while IFS=: read -r _ controller path; do
     case $controller in
     freezer) group=/sys/fs/cgroup/freezer$path ;;
@@ -47,7 +47,9 @@ _ENVIRONMENT = (
 
 @dataclass(frozen=True)
 class Process:
-    """A container's first process on the host; `started` (clock ticks since boot) tells a reused pid apart."""
+    """A container's first process. `started` (clock ticks since boot) distinguishes it from a later process with the
+    same pid.
+    """
 
     engine: Engine
     pid: int
@@ -55,7 +57,7 @@ class Process:
 
     @staticmethod
     def of(engine: Engine, pid: int) -> Process:
-        """The process `pid` as it is now; raises `EngineError` when there is none."""
+        """Returns the process `pid`. Raises `EngineError` if there is none."""
         started = _start_time(pid)
         if pid <= 0 or started is None:
             raise EngineError(f"there is no process {pid}: the container is not running")
@@ -63,51 +65,55 @@ class Process:
 
     @staticmethod
     def exists(pid: int) -> bool:
-        """Whether there is a process `pid` that has not ended."""
+        """Whether a process `pid` exists and has not ended."""
         return _start_time(pid) is not None
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether exactly this process still runs."""
         return _start_time(self.pid) == self.started
 
     @property
-    def proc(self) -> str:
-        """The container's own /proc, as a path of the host's."""
+    def proc_path(self) -> str:
+        """The container's /proc, as a path on this host."""
         return f"/proc/{self.pid}/root/proc"
 
     def enter_argv(self, user: str, *command: str) -> list[str]:
-        """The host's command line that runs `command` inside as `user`, in that user's home."""
+        """The command line on this host that runs `command` inside as `user`, in that user's home folder."""
         home = "/root" if user == "root" else f"/shared/home/{user}"
         become = () if user == "root" else ("setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups")
         environment = (*_ENVIRONMENT, f"HOME={home}", f"USER={user}", f"LOGNAME={user}")
-        enter = ("sh", "-c", _ENTER, "enter", str(self.pid), *become, "env", "-i", "-C", home, *environment)
+        enter = ("sh", "-c", _ENTER_SCRIPT, "enter", str(self.pid), *become, "env", "-i", "-C", home, *environment)
         return self.engine.host_argv(*enter, *command)
 
     def enter(self, user: str, *command: str, stdin: bytes | None = None, timeout: float = 60.0) -> Outcome:
-        """Run `command` inside as `user` to its end; `timeout` in seconds."""
+        """Runs `command` inside as `user` until it ends. `timeout` is in seconds."""
         done = self.engine.host_call(self.enter_argv(user, *command), stdin=stdin, timeout=timeout)
-        return dataclasses.replace(done, argv=command)  # errors name the command, not the way in
+        return dataclasses.replace(
+            done, argv=command
+        )  # errors show the command without the prefix that enters the container
 
     def cut_link(self) -> float:
-        """Cut the network link; the wall-clock time at which it was cut."""
+        """Cuts the network link. Returns the wall-clock time of the cut."""
         return self._link("down")
 
-    def mend_link(self) -> float:
-        """Put the link back; the wall-clock time at which it was up."""
+    def restore_link(self) -> float:
+        """Restores the network link. Returns the wall-clock time at which it was up."""
         return self._link("up")
 
     def kill(self) -> float:
-        """SIGKILL to every process of the container, and wait for their end; the wall-clock time just before it."""
+        """Sends SIGKILL to all processes of the container and waits until they have ended. Returns the wall-clock time
+        just before.
+        """
         at = time.time()
         self.engine.kill(self.pid).checked()
-        # The kernel ends the others before the first one: a matter of milliseconds, unless they are frozen.
+        # The kernel ends the other processes before the first one. This takes milliseconds, unless they are frozen.
         while self.alive and time.time() - at < 5:
             time.sleep(0.001)
         return at
 
     def _link(self, state: str) -> float:
-        self.engine.host("sh", "-c", _LINK, "link", str(self.pid), state).checked()
+        self.engine.host("sh", "-c", _SET_LINK_SCRIPT, "link", str(self.pid), state).checked()
         return time.time()
 
 

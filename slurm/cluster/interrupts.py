@@ -1,4 +1,4 @@
-"""Interrupts of the main thread that wait until what is under way is done."""
+"""Defers interrupts of the main thread until an operation is complete."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """SIGINT and SIGTERM that come in the `with` block have their effect after it.
+def deferred_interrupts() -> Iterator[None]:
+    """SIGINT and SIGTERM that arrive in the `with` block take effect after the block.
 
-    Between a command's fork and the moment in which its number is known an interrupt would lose it: it would go on, and
+    An interrupt between a command's fork and the return of its pid would lose the pid. The command would continue, and
     nobody would wait for it before its work is undone.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
+        yield  # Python interrupts only the main thread
         return
-    came: list[int] = []
-    which = (signal.SIGTERM, signal.SIGINT)  # restored in that order: no Ctrl-C comes between the two
-    before = {number: signal.signal(number, lambda sent, _: came.append(sent)) for number in which}
+    received: list[int] = []
+    which = (signal.SIGTERM, signal.SIGINT)  # restored in this order, so that no Ctrl-C arrives between the two
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in which}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])

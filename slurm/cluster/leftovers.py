@@ -1,7 +1,7 @@
-"""What jobs leave behind on the nodes once they are over: users' processes, and memory files of Muster's.
+"""Finds what jobs leave on the nodes after their end: processes of users, and memory files of Muster.
 
-Looked at from this machine, through each container's own /proc: two `find` a node, a tenth of a second for ten, and
-nothing is started inside. A node that can't be looked at is an error: it never counts as clean.
+The search runs on this host, through each container's /proc. It needs two `find` for each node, a tenth of a second for
+ten nodes, and starts nothing inside. A node that cannot be searched is an error: it never counts as clean.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from muster.slurm.cluster.cluster import CONTROLLER, Cluster
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
 
-# For each NODE=/ITS/PROC: "NODE seen" where its first process is, "NODE process PID NAME of UID" for each process of an
-# ordinary user (2001 is the first), "NODE memory PID FILE" for each memory file of which anybody has a descriptor.
-# find complains of whatever ends meanwhile.
-_LOOK = r"""
+# For each argument NODE=PROC_PATH it prints: "NODE seen" if the first process exists; "NODE process PID NAME of UID"
+# for each process of an ordinary user (uid 2001 and above); "NODE memory PID FILE" for each memory file with an open
+# descriptor. Errors of `find` are ignored, because processes end during the search.
+_FIND_SCRIPT = r"""
 for one; do
     node=${one%%=*} proc=${one#*=}
     find "$proc" -mindepth 1 -maxdepth 1 \( -uid +2000 -o -name 1 \) -printf '%f %U\n' | while read -r pid uid; do
@@ -32,49 +32,50 @@ done 2>/dev/null
 
 @dataclass(frozen=True)
 class Leftovers:
-    """One line each, by node."""
+    """The processes and memory files that were found, one line each, sorted by node."""
 
     processes: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything is left."""
+        """Whether anything was found."""
         return bool(self.processes or self.memory)
 
     def __str__(self) -> str:
-        """All of it, for a message."""
+        """All lines, for a message."""
         return "\n".join([*self.processes, *self.memory])
 
 
-def leftovers(cluster: Cluster) -> Leftovers:
-    """What is left on any node; one that is down has nothing.
+def find_leftovers(cluster: Cluster) -> Leftovers:
+    """Searches all nodes. A node that is down has no leftovers.
 
     Raises:
-        EngineError: a node could not be looked at.
+        EngineError: a node could not be searched.
     """
-    seen = {node: proc for node in cluster.nodes if (proc := cluster.proc(node))}
-    said = cluster.engine.host("sh", "-c", _LOOK, "look", *(f"{node}={proc}" for node, proc in seen.items()))
+    seen = {node: proc for node in cluster.nodes if (proc := cluster.proc_path(node))}
+    said = cluster.engine.host("sh", "-c", _FIND_SCRIPT, "look", *(f"{node}={proc}" for node, proc in seen.items()))
     lines = sorted(set(said.checked().splitlines()))
-    blind = [node for node in seen if f"{node} seen" not in lines and cluster.proc(node) == seen[node]]
+    blind = [node for node in seen if f"{node} seen" not in lines and cluster.proc_path(node) == seen[node]]
     if blind:
-        raise EngineError(f"the processes of {', '.join(blind)} can't be looked at")
+        raise EngineError(f"the processes of {', '.join(blind)} can't be searched")
     return Leftovers(*(tuple(line for line in lines if f" {kind} " in line) for kind in ("process", "memory")))
 
 
-def queue(cluster: Cluster) -> str:
-    """The jobs that Slurm has not let go of, one a line; one that is COMPLETING is there."""
+def queued_jobs(cluster: Cluster) -> str:
+    """The jobs in Slurm's queue, one on each line. A COMPLETING job is in the queue."""
     return cluster.sh(CONTROLLER, "squeue -h -o '%i %u %T %N'")
 
 
 def wait_nothing_left(cluster: Cluster, timeout: float, in_queue: bool = False) -> None:
-    """Until no process and no memory of a job is left on any node; with `in_queue` no job in the queue either.
+    """Waits until no process and no memory file of a job remains on any node; with `in_queue`, until the queue is empty
+    too.
 
     Raises:
-        WaitTimeout: something is left after `timeout` seconds; it is in the message.
+        WaitTimeout: something remains after `timeout` seconds; the message lists it.
     """
 
     def left() -> str:
-        return "\n".join(filter(None, [str(leftovers(cluster)), queue(cluster) if in_queue else ""]))
+        return "\n".join(filter(None, [str(find_leftovers(cluster)), queued_jobs(cluster) if in_queue else ""]))
 
     try:
         wait_until(lambda: not left(), timeout, "nothing is left of any job", every=0.2)

@@ -1,7 +1,7 @@
-"""The clusters on this host: their folders, their containers, and who owns them.
+"""The clusters on this host: their folders, their containers, and their owners.
 
-A cluster is ours when its containers carry Muster's labels; nothing else is ever listed or removed.
-Folder of a cluster (in the cache folder, ``clusters/NAME``):
+A cluster is Muster's if its containers carry Muster's labels. Nothing else is ever listed or removed. The folder of a
+cluster (``clusters/NAME`` in the cache folder) holds:
 
 ``cluster.json``  spec, subnet, image and owner
 ``slurm/``        /etc/slurm in every container
@@ -20,47 +20,47 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.slurm.cluster.interrupts import held_back
+from muster.slurm.cluster.interrupts import deferred_interrupts
 from muster.slurm.image.engine import Engine, EngineError, cache_dir
 
 LABEL = "muster.cluster"
 OWNER_LABEL = "muster.owner"
 BY_HAND = "by-hand"
-_REMOVE_S = 10.0
-"""How long the engine may go on refusing to remove a container."""
+_REMOVE_TIMEOUT_S = 10.0
+"""Seconds in which the removal of a container is retried."""
 
 
 def clusters_dir() -> Path:
-    """Where the folders of clusters lie."""
+    """The folder that holds the folders of all clusters."""
     path = cache_dir() / "clusters"
     path.mkdir(exist_ok=True)
     return path
 
 
 def check_name(name: str) -> str:
-    """`name` itself; raises `EngineError` for one that can't be part of a container's name."""
+    """Returns `name`. Raises `EngineError` if it cannot be part of a container's name."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
         raise EngineError(f"{name!r} can't name a cluster: use up to 31 lower-case letters, digits and dashes")
     return name
 
 
 def container_name(cluster: str, host: str) -> str:
-    """The engine's name of a host's container."""
+    """The container's name for a host of a cluster."""
     return f"muster-{cluster}-{host}"
 
 
 def network_name(cluster: str) -> str:
-    """The engine's name of a cluster's network."""
+    """The network's name for a cluster."""
     return f"muster-{cluster}"
 
 
 def owner_of_this_process() -> str:
-    """A mark of this process that a later process with the same pid doesn't share."""
+    """Identifies this process: pid and start time, so that a later process with the same pid differs."""
     return f"{os.getpid()}-{_start_time(os.getpid())}"
 
 
-def is_gone(owner: str) -> bool:
-    """Whether the owning process has ended; a cluster made by hand is never stale."""
+def owner_has_exited(owner: str) -> bool:
+    """Whether the owning process has exited. A cluster that was started by hand never counts as stale."""
     if owner == BY_HAND:
         return False
     pid, _, started = owner.partition("-")
@@ -68,15 +68,15 @@ def is_gone(owner: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A cluster that left something on this host."""
+class FoundCluster:
+    """A cluster with a container or a folder on this host."""
 
     name: str
     owner: str
 
 
-def find_clusters(engine: Engine) -> list[Found]:
-    """Every cluster of ours that has a container or a folder on this host, by name."""
+def find_clusters(engine: Engine) -> list[FoundCluster]:
+    """All clusters of Muster with a container or a folder on this host, sorted by name."""
     owners = {folder.name: _owner_in(folder) for folder in clusters_dir().iterdir()}
     ids = engine.call("ps", "-aq", "--filter", f"label={LABEL}").checked().split()
     if ids:
@@ -84,19 +84,21 @@ def find_clusters(engine: Engine) -> list[Found]:
         for line in answer.stdout.splitlines():
             labels = json.loads(line)
             owners.setdefault(labels[LABEL], labels.get(OWNER_LABEL, BY_HAND))
-    return [Found(name, owner) for name, owner in sorted(owners.items())]
+    return [FoundCluster(name, owner) for name, owner in sorted(owners.items())]
 
 
 def remove_cluster(engine: Engine, name: str) -> None:
-    """Remove the containers, the network and the folder of cluster `name`; nothing of it is no error.
+    """Removes the containers, the network and the folder of cluster `name`. It is no error if there are none.
 
-    An interrupt waits until it is done (two seconds or so): half a removal is worse than none.
+    SIGINT and SIGTERM take effect after the removal (about two seconds): a partial removal is worse than none.
     """
-    with held_back():
+    with deferred_interrupts():
         try:
             _remove_all(engine, check_name(name))
         except EngineError as error:
-            raise EngineError(f"a part of cluster {name} is left, `make cluster-down` removes it: {error}") from error
+            raise EngineError(
+                f"cluster {name} is only partly removed; `make cluster-down` removes the rest: {error}"
+            ) from error
 
 
 def _remove_all(engine: Engine, name: str) -> None:
@@ -110,17 +112,17 @@ def _remove_all(engine: Engine, name: str) -> None:
 
 
 def _remove_containers(engine: Engine, name: str) -> None:
-    # One that was interrupted in its start may be in use by the engine for a moment: "device or resource busy".
-    deadline = time.monotonic() + _REMOVE_S
+    # A container whose start was interrupted may still be in use by the engine: "device or resource busy".
+    deadline = time.monotonic() + _REMOVE_TIMEOUT_S
     while ids := engine.call("ps", "-aq", "--filter", f"label={LABEL}={name}").checked().split():
         with ThreadPoolExecutor(4) as pool:
-            outcomes = list(pool.map(lambda i: engine.call("rm", "-f", *_at_once(engine), i), ids))
+            outcomes = list(pool.map(lambda i: engine.call("rm", "-f", *_kill_options(engine), i), ids))
         if time.monotonic() > deadline:
             for outcome in outcomes:
                 outcome.checked()
 
 
-def _at_once(engine: Engine) -> tuple[str, ...]:
+def _kill_options(engine: Engine) -> tuple[str, ...]:
     return ("-t", "0") if engine.name == "podman" else ("-v",)
 
 
@@ -128,7 +130,7 @@ def _owner_in(folder: Path) -> str:
     try:
         return str(json.loads((folder / "cluster.json").read_text())["owner"])
     except (OSError, ValueError, KeyError):
-        # No more than a moment passes before a start says whose it is; else that start was killed.
+        # A start writes its owner almost at once. If it has not after a minute, the start was killed.
         return BY_HAND if time.time() - folder.stat().st_mtime < 60 else "0-torn"
 
 

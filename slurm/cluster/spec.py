@@ -1,8 +1,8 @@
-"""What a test cluster looks like, and the configuration files that follow from it. Pure: no I/O.
+"""The shape of a test cluster, and the configuration files that result. Pure: no I/O.
 
-One controller ``ctl``, one login container ``login``, compute nodes ``n0`` to ``n<N-1>`` spread over
-leaf switches ``s0`` to ``s<L-1>`` in contiguous blocks under one ``spine``; where it is asked for, a second management
-node ``ctl2`` on which a standby coordinator runs.
+A cluster has one controller ``ctl``, one login container ``login``, and compute nodes ``n0`` to ``n<N-1>``. The nodes
+hang on leaf switches ``s0`` to ``s<L-1>`` in contiguous blocks, under one ``spine``. On request there is a second
+management node ``ctl2``, which runs a standby coordinator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shar
 COORDINATOR_PORT = 7070
 DAEMON_PORT = 7071
 KMSG = "/var/log/muster-kmsg"
-POLICY = """# More breaks here in an hour than in a year elsewhere.
+POLICY = """# A test cluster has more faults in an hour than a production cluster has in a year.
 [limits]
 nodes_per_hour = 1000
 fraction = 1.0
@@ -31,17 +31,17 @@ wait_s = 20
 
 
 class SpecError(ValueError):
-    """A cluster was asked for that cannot be."""
+    """The requested cluster is not possible."""
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
     """A cluster's shape and Slurm's settings.
 
-    `requeue_delay` is in seconds (None leaves Slurm's own, 121 s). `extra` are further slurm.conf lines.
-    `daemons` says whether Muster's own daemons are started, `standby` whether a second coordinator is. `suite` is the
-    image's Debian: ``forky`` has Slurm 26.05, ``trixie`` 24.11 without pyslurm. `tests_image` says whether the image is
-    that of the tests; the other one lacks pyslurm and takes a minute less to build.
+    `requeue_delay` is in seconds; None keeps Slurm's own value, 121 s. `extra` are additional slurm.conf lines.
+    `daemons`: start Muster's daemons. `standby`: start a second coordinator. `suite` is the image's Debian: ``forky``
+    has Slurm 26.05, ``trixie`` has Slurm 24.11 without pyslurm. `tests_image`: use the image of the tests. The other
+    image has no pyslurm, and its build takes a minute less.
     """
 
     nodes: int = 10
@@ -60,7 +60,7 @@ class ClusterSpec:
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuses a cluster that is not possible."""
         if not 1 <= self.nodes <= 200:
             raise SpecError(f"{self.nodes} nodes: a cluster has 1 to 200")
         if not self.leaves >= 1:
@@ -68,12 +68,12 @@ class ClusterSpec:
 
     @property
     def node_names(self) -> list[str]:
-        """``n0`` onwards."""
+        """``n0`` and so on."""
         return [f"n{index}" for index in range(self.nodes)]
 
     @property
     def hosts(self) -> list[str]:
-        """Every container: the controller first, then the login container, then the nodes."""
+        """All containers: the controller first, then the login container, then the nodes."""
         return [CONTROLLER, LOGIN, *self.node_names, *self.coordinators[1:]]
 
     @property
@@ -82,21 +82,21 @@ class ClusterSpec:
         return [CONTROLLER, *([STANDBY] if self.standby else [])]
 
     def leaf_of(self, node: str) -> str:
-        """The leaf switch that `node` hangs on."""
+        """The leaf switch of `node`."""
         leaves = min(self.leaves, self.nodes)
         return f"s{int(node[1:]) * leaves // self.nodes}"
 
     def address(self, host: str, subnet: str) -> str:
-        """The fixed address of `host` in `subnet`, given as its first three numbers (``10.200.7``)."""
+        """The fixed address of `host` in `subnet`, which is given as its first three numbers (``10.200.7``)."""
         return f"{subnet}.{10 + self.hosts.index(host)}"
 
     def mac(self, host: str, subnet: str) -> str:
-        """The fixed hardware address of `host`: a locally administered one made of its address."""
+        """The fixed hardware address of `host`: a locally administered address, made from the IP address."""
         numbers = (int(part) for part in self.address(host, subnet).split("."))
         return "02:4d:" + ":".join(f"{number:02x}" for number in numbers)
 
     def to_json(self) -> str:
-        """For `from_json`."""
+        """The spec as JSON, for `from_json`."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
@@ -138,7 +138,7 @@ class ClusterSpec:
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core",
             "TopologyPlugin": "topology/tree",
-            "SlurmdParameters": "config_overrides",  # else a node that claims more than it has is INVAL
+            "SlurmdParameters": "config_overrides",  # else a node that claims more resources than it has is INVAL
             "SlurmdTimeout": str(self.slurmd_timeout),
             "SlurmctldTimeout": "30",
             "ReturnToService": str(self.return_to_service),

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from muster.slurm.cluster.cluster import Cluster
-from muster.slurm.cluster.interrupts import held_back
+from muster.slurm.cluster.interrupts import deferred_interrupts
 from muster.slurm.cluster.registry import (
     BY_HAND,
     LABEL,
@@ -52,12 +52,12 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
         _save(folder, owner=owner_of_this_process())  # stale, should this process be killed on the way
         image = ensure_cluster_image(engine, Recipe.of(spec.suite, spec.tests_image))
         owner = BY_HAND if by_hand else owner_of_this_process()
-        with held_back():
+        with deferred_interrupts():
             subnet = _make_network(engine, name)
         _write_files(folder, spec)
         _save(folder, owner=owner_of_this_process(), spec=spec.to_json(), subnet=subnet, image=image)
         cluster = Cluster(engine, name, spec, subnet)
-        with held_back():
+        with deferred_interrupts():
             _start_containers(cluster, image, owner)
         _wait_for(cluster, "every node is idle", _all_idle, "slurmctld")
         if spec.daemons:

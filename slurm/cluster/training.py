@@ -1,7 +1,7 @@
-"""A training job on a test cluster, from its user's point of view: submitted by an ordinary user on the login
-container, watched through `muster status`, its output read from the shared folder.
+"""A training job on a test cluster, as its user sees it.
 
-The demo, the benchmarks and the tests drive jobs with this; faults are the cluster's own verbs.
+An ordinary user submits the job on the login container. The job is followed with `muster status`, and its output is
+read from the shared folder. The demo, the benchmarks and the tests use this module. The class Cluster injects faults.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import LOGIN
 from muster.slurm.cluster.waiting import allowed, wait_until
 
-SMALL = ("--width", "64", "--layers", "2")
-"""train.py's arguments for a small model: its steps take hundredths of a second."""
-PACED = (*SMALL, "--pause", "0.1")
-"""For a job that only has to be training meanwhile: it leaves the processors to what runs beside it."""
+SMALL_MODEL = ("--width", "64", "--layers", "2")
+"""Arguments of train.py for a small model: a step takes some hundredths of a second."""
+SLOW_STEPS = (*SMALL_MODEL, "--pause", "0.1")
+"""Arguments of train.py for a job that only has to be running: it leaves the processors to other programs."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
-XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+FATAL_XID_LINE = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """A kernel log line of a fatal GPU error."""
-_LOOK_AGAIN_S = 0.5
+_WATCH_RETRY_S = 0.5
+"""Seconds between two attempts to follow the job."""
 _FINISH = "finish"
 """A job without a number of steps ends once this file is in its folder."""
 View = dict[str, Any]
-"""A GangView (api.proto) as JSON, with the field names of the proto."""
+"""A GangView (api.proto) as JSON, with the field names of the proto file."""
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """A job of `nodes` ranks, one a node, and `spares`; `arguments` go to train.py, `settings` into job.toml.
-
-    A job without `steps` trains until `Training.finish` is called.
+    """A job of `nodes` ranks, one on each node, and `spares`. `arguments` are for train.py; `settings` are lines of
+    job.toml.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TrainingSpec:
 
 
 class Training:
-    """One submitted job. A context manager: leaving it cancels the job if it still runs."""
+    """One submitted job. A context manager: its exit cancels a job that still runs."""
 
     def __init__(self, cluster: Cluster, spec: TrainingSpec) -> None:
         self.cluster, self.spec = cluster, spec
@@ -65,14 +65,14 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """The job's run folder, seen from this host."""
+        """The job's run folder, as seen from this host."""
         return self.cluster.shared / "jobs" / self.spec.name
 
     def submit(self, *options: str) -> int:
-        """Lay out the folder, submit, begin to watch. Returns the Slurm job's number.
+        """Prepares the folder, submits the job and starts to follow it. Returns the Slurm job id.
 
         Raises:
-            EngineError: `muster submit` failed; its words are in it.
+            EngineError: `muster submit` failed; the message holds its output.
         """
         inside = self._lay_out()
         words = ("muster", "submit", *options, f"{inside}/job.toml")
@@ -127,13 +127,13 @@ class Training:
         return "\n".join(lines) + "\n"
 
     def _read(self, watch: subprocess.Popen[str]) -> None:
-        # A watch outlives restarts of the coordinator, but one that is away at its first word ends it.
+        # `muster status --follow` survives restarts of the coordinator. It fails if its first call gets no answer.
         while True:
             with watch:
                 for line in watch.stdout or ():
                     if line.startswith("{"):
                         self._see(json.loads(line))
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_WATCH_RETRY_S)
             with self.changed:
                 if self._watch is None or self.view.get("final"):
                     return
@@ -144,13 +144,13 @@ class Training:
             self.view = view
             self.changed.notify_all()
 
-    # What happens
+    # Waiting and faults
 
     def wait(self, condition: Callable[[View], bool], timeout: float, what: str) -> View:
-        """The first view for which `condition` holds.
+        """Returns the first view for which `condition` holds.
 
         Raises:
-            TimeoutError: none within `allowed(timeout)` seconds; the newest view is in the message.
+            TimeoutError: there was no such view within `timeout` seconds; the message holds the newest view.
         """
         timeout = allowed(timeout)
         with self.changed:
@@ -161,11 +161,11 @@ class Training:
             return self.view
 
     def wait_step(self, step: int, timeout: float = 120.0) -> View:
-        """Until `step` optimizer steps are finished."""
+        """Waits until `step` optimizer steps are finished."""
         return self.wait(lambda v: _number(v, "step") >= step, timeout, f"step {step}")
 
     def wait_recovered(self, generation: int, timeout: float = 120.0) -> View:
-        """The RecoveryView of `generation` once its first step is finished."""
+        """Returns the RecoveryView of `generation` after its first finished step."""
 
         def done(view: View) -> bool:
             return any(
@@ -176,7 +176,7 @@ class Training:
         return next(r for r in view["recoveries"] if _number(r, "generation") >= generation and r.get("first_step_s"))
 
     def wait_final(self, timeout: float = 300.0) -> View:
-        """The view once the gang is final."""
+        """Returns the view of the final gang."""
         return self.wait(lambda v: bool(v.get("final")), timeout, "the end")
 
     @property
@@ -185,29 +185,29 @@ class Training:
         return _number(self.view, "generation")
 
     def node_of(self, rank: int) -> str:
-        """The node that carries `rank`."""
+        """The node that runs `rank`."""
         return next(str(r["node"]) for r in self.view["ranks"] if _number(r, "rank") == rank)
 
     def kill_rank(self, rank: int) -> float:
-        """SIGKILL to one rank's process alone; the wall-clock time at which it was sent."""
+        """Sends SIGKILL to one rank's process. Returns the wall-clock time of the signal."""
         return self._tell_rank(rank, "KILL")
 
     def hang_rank(self, rank: int) -> float:
-        """SIGSTOP to one rank's process alone; the wall-clock time at which it was sent."""
+        """Sends SIGSTOP to one rank's process. Returns the wall-clock time of the signal."""
         return self._tell_rank(rank, "STOP")
 
     def _tell_rank(self, rank: int, signal: str) -> float:
         tell = f"pkill -{signal} -u {self.spec.user} -x rank{rank}"
         return float(self.cluster.sh(self.node_of(rank), f"date +%s.%N; {tell}"))
 
-    # What is left behind
+    # Files of the run
 
     def log(self, generation: int, rank: int) -> str:
-        """All that the rank printed in that generation."""
+        """The whole output of a rank in a generation."""
         return self._kept(generation, f"rank{rank}.log")
 
     def stacks(self, generation: int, rank: int) -> str:
-        """What was kept of the rank when that generation hung."""
+        """The stacks of a rank, written when that generation hung."""
         return self._kept(generation, f"rank{rank}.stacks")
 
     def _kept(self, generation: int, name: str) -> str:
@@ -215,17 +215,17 @@ class Training:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def steps(self, generation: int, rank: int = 0) -> list[tuple[int, float]]:
-        """(step, seconds) that the rank printed in that generation, in order."""
+        """The steps that a rank printed in a generation, in order: (step, seconds)."""
         found = re.findall(r"^step (\d+) loss \S+ (\S+) s$", self.log(generation, rank), re.M)
         return [(int(n), float(s)) for n, s in found]
 
-    def redone(self, generation: int) -> int:
-        """Finished steps of the generation before that `generation` did again."""
+    def repeated_steps(self, generation: int) -> int:
+        """Finished steps of the generation before that `generation` repeated."""
         before, after = self.steps(generation - 1), self.steps(generation)
         return max(0, before[-1][0] - (after[0][0] - 1)) if before and after else 0
 
     def step_s(self) -> float:
-        """Median seconds of a step over all generations."""
+        """The median seconds of a step over all generations."""
         times = [s for g in range(1, self.generation + 1) for _, s in self.steps(g)[3:]]
         return statistics.median(times) if times else float("nan")
 
@@ -236,14 +236,17 @@ class Training:
         (self.folder / _FINISH).touch()
 
     def cancel(self) -> None:
-        """Cancel and wait until Slurm has ended the job."""
+        """Cancels the job and waits until Slurm has ended it."""
         if not self.view.get("final"):
             self.cluster.exec(LOGIN, "muster", "cancel", str(self.job), user=self.spec.user)
-        self.wait_gone()
+        self.wait_job_ended()
 
-    def wait_gone(self, timeout: float = 60.0) -> None:
-        """Until Slurm calls the job ended. (It stays COMPLETING for up to a minute when a node of its step has died:
-        slurmstepd waits for the children of its tree.)"""
+    def wait_job_ended(self, timeout: float = 60.0) -> None:
+        """Waits until Slurm shows the job as ended.
+
+        The job may remain COMPLETING for up to a minute after a node of its step has died: slurmstepd waits for its
+        child steps.
+        """
         ended = f"squeue -h -t PENDING,RUNNING,SUSPENDED -j {self.job} 2>/dev/null"
         wait_until(lambda: not self.cluster.sh(LOGIN, f"{ended} || true"), timeout, f"the end of job {self.job}")
 
@@ -254,12 +257,12 @@ class Training:
         self.close()
 
     def close(self) -> None:
-        """End the watch, and the job if it still runs."""
+        """Stops following the job, and cancels it if it still runs."""
         self._end_watch()
         if self.job and self.cluster.is_running(LOGIN):
             self.cluster.sh(LOGIN, f"scancel {self.job} 2>/dev/null || true")
 
 
 def _number(view: View, key: str) -> int:
-    """64-bit numbers are strings in protobuf's JSON, zeros are left out."""
+    """Reads a number from protobuf's JSON: 64-bit numbers are strings, and zeros are omitted."""
     return int(view.get(key, 0))

@@ -1,4 +1,4 @@
-"""Waiting for a condition of the cluster, with a deadline and a name for what was waited for."""
+"""Waits for a condition of the cluster, with a timeout and a description for the error message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class WaitTimeout(AssertionError):
-    """What was waited for did not come about in time."""
+    """The condition did not hold in time."""
 
 
 def allowed(seconds: float) -> float:
@@ -23,9 +23,10 @@ def allowed(seconds: float) -> float:
 
 
 def wait_until(condition: Callable[[], T], timeout: float, what: str, every: float = 0.1) -> T:
-    """Poll `condition` each `every` seconds until it is true, and return what it returned.
+    """Polls `condition` each `every` seconds until it is true, and returns its value.
 
-    Raises `WaitTimeout` naming `what` and the last answer after `allowed(timeout)` seconds.
+    Raises:
+        WaitTimeout: `timeout` seconds have passed; the message names `what` and the last value.
     """
     timeout = allowed(timeout)
     deadline = time.monotonic() + timeout

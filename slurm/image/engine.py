@@ -143,9 +143,9 @@ class Engine:
 
 def _finish(argv: Sequence[str], stdin: bytes | None, timeout: float) -> Outcome:
     try:
-        # An empty input, not the caller's terminal, where there is none to feed.
-        # A process group of its own: Ctrl-C strikes the caller alone, which waits (interrupts.held_back) where a
-        # command that is cut short would leave something behind.
+        # Without `stdin` the command reads an empty input, not the caller's terminal. The command has its own process
+        # group, so Ctrl-C reaches only the caller. The caller defers the interrupt (interrupts.deferred_interrupts)
+        # during a command that must not be cut short.
         done = subprocess.run(argv, capture_output=True, timeout=timeout, input=stdin or b"", process_group=0)
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"`{' '.join(argv)}` was not done after {timeout:g} s") from error

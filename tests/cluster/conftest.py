@@ -42,7 +42,7 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
 @pytest.fixture
 def healthy(cluster: Cluster) -> Cluster:
     """The shared cluster with no job in it and every node idle."""
-    cluster.mend()
+    cluster.restore_all()
     return cluster
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.training import PACED, SMALL, XID, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -21,7 +21,7 @@ def state(cluster: Cluster, job: int) -> str:
 
 def limited(name: str) -> TrainingSpec:
     settings = (f'durable_dir = "/shared/jobs/{name}/durable"', '[slurm]\ntime = "00:30:00"')
-    return TrainingSpec(name, nodes=2, spares=0, arguments=PACED, settings=settings)
+    return TrainingSpec(name, nodes=2, spares=0, arguments=SLOW_STEPS, settings=settings)
 
 
 def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
@@ -34,24 +34,24 @@ def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
     assert (view["phase"], view["exit_code"]) == ("FAILED", 98)
     assert "time limit" in view["reason"]
     last = training.steps(1)[-1][0]
-    training.wait_gone()
+    training.wait_job_ended()
     assert "ExitCode=98:0" in cluster.sh(CONTROLLER, f"scontrol show job {training.job}")
     saved = sorted(path.name for path in (training.folder / "durable").iterdir())
     assert saved[-1].startswith(f"step_{last:08d}_")
 
 
 def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_2(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("batch-host", nodes=3, spares=2, arguments=SMALL)) as training:
+    with Training(healthy, TrainingSpec("batch-host", nodes=3, spares=2, arguments=SMALL_MODEL)) as training:
         job = training.submit()
         following = afterok(healthy, job)
         training.wait_step(15)
-        healthy.kmsg("n0", XID)
+        healthy.kmsg("n0", FATAL_XID_LINE)
         assert training.wait_recovered(2)["nodes_out"] == ["n0"]
         assert "n0" in healthy.sh(CONTROLLER, f"squeue -h -j {job} -o %N | xargs scontrol show hostnames").split()
         healthy.power_off("n0")
         training.wait_step(int(training.view["step"]) + 20)
         assert training.generation == 2, "the death of a node without ranks costs nothing"
-        healthy.kmsg("n2", XID)
+        healthy.kmsg("n2", FATAL_XID_LINE)
         training.wait_recovered(3)
         training.finish()
         view = training.wait_final()
@@ -61,7 +61,7 @@ def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_2(healthy
 
 
 def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> None:
-    spec = TrainingSpec("fails", nodes=3, spares=1, arguments=PACED, settings=("max_failures = 1",))
+    spec = TrainingSpec("fails", nodes=3, spares=1, arguments=SLOW_STEPS, settings=("max_failures = 1",))
     with Training(healthy, spec) as training:
         job = training.submit()
         training.wait_step(10)
@@ -81,7 +81,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
     While it lasts the job beside it comes to its time limit.
     """
     with (
-        Training(healthy, TrainingSpec("healing", nodes=3, spares=1, arguments=PACED)) as training,
+        Training(healthy, TrainingSpec("healing", nodes=3, spares=1, arguments=SLOW_STEPS)) as training,
         Training(healthy, limited("limited")) as beside,
     ):
         job = training.submit()
@@ -108,7 +108,9 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
 
 def test_a_batch_host_that_dies_before_the_gang_has_gathered_costs_a_requeue(healthy: Cluster) -> None:
     """It is back at once, so Slurm misses nothing: the job keeps its nodes, and nobody would start agents on them."""
-    spec = TrainingSpec("at-once", nodes=2, spares=1, steps=40, arguments=SMALL, settings=("gather_timeout = 60",))
+    spec = TrainingSpec(
+        "at-once", nodes=2, spares=1, steps=40, arguments=SMALL_MODEL, settings=("gather_timeout = 60",)
+    )
     with Training(healthy, spec) as training:
         job = training.submit()
         host = f"squeue -h -j {job} -t R -o %B"
@@ -118,4 +120,4 @@ def test_a_batch_host_that_dies_before_the_gang_has_gathered_costs_a_requeue(hea
         healthy.start_node(dies)
         view = training.wait_final(180)
         assert view["phase"] == "DONE", view.get("reason")
-        training.wait_gone()
+        training.wait_job_ended()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from muster.slurm.cluster.chaos import play
+from muster.slurm.cluster.chaos import run_chaos
 from muster.slurm.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -21,6 +21,6 @@ def test_every_promise_is_kept(healthy: Cluster) -> None:
     """Two jobs, random faults; other ones each time (the seed is printed)."""
     seed = random.randrange(1_000_000)
     print(f"python -m muster.slurm.cluster.chaos --minutes {MINUTES:g} --seed {seed}")
-    chaos = play(healthy, MINUTES, seed, print, STEPS, FAULTS)
+    chaos = run_chaos(healthy, MINUTES, seed, print, STEPS, FAULTS)
     print(chaos.summary())
     assert chaos.counts.total() >= FAULTS

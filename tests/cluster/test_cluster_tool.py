@@ -13,7 +13,7 @@ import pytest
 
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
+from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
@@ -69,7 +69,7 @@ class Line:
 
     def close(self) -> None:
         for process in (self.client, self.server):
-            self.cluster.hang_up(process)
+            self.cluster.kill_and_read(process)
 
 
 @pytest.fixture
@@ -176,8 +176,8 @@ def test_what_is_left_on_a_node_is_seen_whoever_has_it(healthy: Cluster) -> None
         healthy.popen("n2", "python3", "-c", _HOLDS_MEMORY),
     ]
     try:
-        wait_until(lambda: leftovers(healthy).processes and leftovers(healthy).memory, 10, "both are seen")
-        seen = leftovers(healthy)
+        wait_until(lambda: find_leftovers(healthy).processes and find_leftovers(healthy).memory, 10, "both are seen")
+        seen = find_leftovers(healthy)
         assert [re.sub(r"\d+", "N", line) for line in seen.processes] == ["nN process N sleep of N"]
         assert [line.split()[0] for line in (*seen.processes, *seen.memory)] == ["n1", "n2"]
         assert "/memfd:muster-gang" in seen.memory[0]
@@ -185,7 +185,7 @@ def test_what_is_left_on_a_node_is_seen_whoever_has_it(healthy: Cluster) -> None
             wait_nothing_left(healthy, 1)
     finally:
         for process in left:
-            healthy.hang_up(process)
+            healthy.kill_and_read(process)
     wait_nothing_left(healthy, 10)
 
 
@@ -222,7 +222,7 @@ def _the_roll_call_shows_who_is_missing(cluster: Cluster) -> None:
         wait_until(listed, 20, "all nodes are listed, and one of them was heard")
     finally:
         for daemon in daemons:
-            cluster.hang_up(daemon)
+            cluster.kill_and_read(daemon)
     assert {row["node"]: row["verdict"] for row in rows} == {
         node: "FIT" if node == "n4" else "UNHEARD" for node in cluster.nodes
     }

@@ -3,8 +3,8 @@
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.leftovers import leftovers, wait_nothing_left
-from muster.slurm.cluster.training import PACED, SMALL, Training, TrainingSpec
+from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
+from muster.slurm.cluster.training import SLOW_STEPS, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ def output(training: Training) -> str:
 
 def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_storage(healthy: Cluster) -> None:
     settings = ('durable_dir = "/shared/jobs/requeued/durable"', "pool_nodes = 0")
-    spec = TrainingSpec("requeued", nodes=3, spares=0, arguments=SMALL, settings=settings)
+    spec = TrainingSpec("requeued", nodes=3, spares=0, arguments=SMALL_MODEL, settings=settings)
     with Training(healthy, spec) as training:
         job = training.submit()
         training.wait_step(20)
@@ -40,7 +40,7 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
         assert view["phase"] == "DONE", view.get("reason")
         steps = training.steps(training.generation)
         assert steps[0][0] > 15, "it resumed from the flushed step"
-        training.wait_gone()
+        training.wait_job_ended()
     saved = sorted(path.name for path in (training.folder / "durable").iterdir())
     assert saved[-1].startswith(f"step_{steps[-1][0]:08d}_")
     assert not [name for name in saved if "tmp" in name]
@@ -52,7 +52,7 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
         view = training.wait_final(90)
         assert (view["phase"], view["exit_code"]) == ("FAILED", 93)
         assert "no-such-option" in view["reason"]
-        training.wait_gone()
+        training.wait_job_ended()
         assert "no-such-option" in output(training)
         assert "ExitCode=93:0" in healthy.sh(CONTROLLER, f"scontrol show job {job}")
         assert_nothing_left(healthy)
@@ -61,7 +61,8 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
     """One gets it, in a small job beside its own; the other one, which is elastic too, goes on with fewer replicas."""
     specs = [
-        TrainingSpec(name, nodes=3, spares=0, arguments=PACED, settings=("elastic = true",)) for name in ("one", "two")
+        TrainingSpec(name, nodes=3, spares=0, arguments=SLOW_STEPS, settings=("elastic = true",))
+        for name in ("one", "two")
     ]
     with Training(healthy, specs[0]) as one, Training(healthy, specs[1]) as two:
         both = (one, two)
@@ -96,13 +97,15 @@ def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> Non
 def test_a_node_that_never_attaches_is_named(healthy: Cluster) -> None:
     healthy.sh("n1", "chmod -x /opt/muster/bin/muster-agent")
     try:
-        spec = TrainingSpec("absent", nodes=10, spares=0, arguments=SMALL, settings=("gather_timeout = 12", NO_TORCH))
+        spec = TrainingSpec(
+            "absent", nodes=10, spares=0, arguments=SMALL_MODEL, settings=("gather_timeout = 12", NO_TORCH)
+        )
         with Training(healthy, spec) as training:
             training.submit()
             view = training.wait_final(90)
             assert view["phase"] == "FAILED"
             assert "missing: n1" in view["reason"]
-            training.wait_gone()
+            training.wait_job_ended()
             assert "n1" in output(training)
             assert_nothing_left(healthy)
     finally:
@@ -110,7 +113,7 @@ def test_a_node_that_never_attaches_is_named(healthy: Cluster) -> None:
 
 
 def test_a_full_disk_is_said_and_nothing_is_left(healthy: Cluster) -> None:
-    spec = TrainingSpec("full", nodes=2, spares=1, arguments=SMALL, settings=(NO_TORCH,))
+    spec = TrainingSpec("full", nodes=2, spares=1, arguments=SMALL_MODEL, settings=(NO_TORCH,))
     healthy.sh(LOGIN, "mkdir -p /shared/jobs/full/logs; chown -R alice: /shared/jobs/full")
     logs = "/shared/jobs/full/logs"
     mount = f"mkdir -p {logs}; mount -t tmpfs -o size=4k,mode=1777 none {logs}"
@@ -123,7 +126,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(healthy: Cluster) -> None:
             view = training.wait_final(90)
             assert view["phase"] == "FAILED"
             assert "space" in view["reason"]
-            training.wait_gone()
+            training.wait_job_ended()
             assert_nothing_left(healthy)
     finally:
         for node in healthy.nodes:
@@ -131,10 +134,10 @@ def test_a_full_disk_is_said_and_nothing_is_left(healthy: Cluster) -> None:
 
 
 def test_cancel_frees_everything(healthy: Cluster) -> None:
-    with Training(healthy, TrainingSpec("cancelled", nodes=2, spares=1, arguments=PACED)) as training:
+    with Training(healthy, TrainingSpec("cancelled", nodes=2, spares=1, arguments=SLOW_STEPS)) as training:
         training.submit()
         training.wait_step(5)
-        left = leftovers(healthy)
+        left = find_leftovers(healthy)
         for kind, word in ((left.processes, "rank"), (left.memory, "/memfd:muster-cancelled-")):
             assert {line.split()[0] for line in kind if word in line} >= {training.node_of(rank) for rank in range(2)}
         training.cancel()

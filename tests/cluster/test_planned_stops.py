@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.training import PACED, Training, TrainingSpec
+from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -20,19 +20,19 @@ GRACE_S = 30
 @pytest.fixture(scope="module")
 def preempting(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with a second partition, whose jobs preempt those of the first."""
-    cluster.mend()
+    cluster.restore_all()
     spec = cluster.spec
     urgent = f"PartitionName=urgent Nodes=n[0-{spec.nodes - 1}] PriorityTier=10 State=UP"
     extra = (*spec.extra, "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", urgent)
     cluster.reconfigure(dataclasses.replace(spec, extra=extra))
     cluster.sh(CONTROLLER, f"scontrol update PartitionName=main GraceTime={GRACE_S}")
     yield cluster
-    cluster.mend()
+    cluster.restore_all()
     cluster.reconfigure(spec)
 
 
 def training_job(cluster: Cluster, name: str, nodes: int, *settings: str) -> Training:
-    return Training(cluster, TrainingSpec(name, nodes=nodes, spares=0, arguments=PACED, settings=settings))
+    return Training(cluster, TrainingSpec(name, nodes=nodes, spares=0, arguments=SLOW_STEPS, settings=settings))
 
 
 def durable(name: str) -> str:
@@ -51,7 +51,7 @@ def goes_on_where_it_stopped(training: Training, origin: str) -> None:
     events = training.cluster.exec(LOGIN, "muster", "events", str(training.job), user=training.spec.user).stdout
     start = f"generation {training.generation} starts from {origin.format(step=stopped)}"
     assert [line for line in events.splitlines() if start in line], events
-    training.wait_gone()
+    training.wait_job_ended()
 
 
 def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> None:

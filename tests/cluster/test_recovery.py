@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, Cluster
-from muster.slurm.cluster.training import SMALL, XID, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-BUCKETS = (*SMALL, "--bucket-cap-mb", "0.05")
+BUCKETS = (*SMALL_MODEL, "--bucket-cap-mb", "0.05")
 
 
 def slurm_node(cluster: Cluster, node: str) -> str:
@@ -31,7 +31,7 @@ def run_to_the_end(training: Training) -> None:
     training.finish()
     view = training.wait_final(240)
     assert (view["phase"], int(view.get("exit_code", 0))) == ("DONE", 0), view.get("reason")
-    training.wait_gone()
+    training.wait_job_ended()
 
 
 def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> None:
@@ -57,7 +57,7 @@ def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> No
         for one in (training, beside):
             run_to_the_end(one)
         assert (training.generation, beside.generation) == (4, 1)
-        assert [training.redone(g) <= 2 for g in (2, 3, 4)] == [True] * 3
+        assert [training.repeated_steps(g) <= 2 for g in (2, 3, 4)] == [True] * 3
         assert len(digests(beside, 3)) == 1
         assert digests(training, 3) == digests(beside, 3)
 
@@ -98,7 +98,7 @@ def power_loss_is_a_swap(training: Training) -> str:
 def a_fatal_xid_is_a_swap(training: Training) -> str:
     """The node with the Xid is replaced and drained; it is not the batch host, which can't be let go."""
     cluster, unfit = training.cluster, training.node_of(1)
-    cluster.kmsg(unfit, XID)
+    cluster.kmsg(unfit, FATAL_XID_LINE)
     assert "Xid 79" in training.wait_recovered(3)["cause"]
     assert int(training.view["recoveries"][-1]["step_restored"]) > 20
     wait_until(lambda: "DRAIN" in slurm_node(cluster, unfit), 60, f"{unfit} is drained")
@@ -116,7 +116,7 @@ def trains_without_a_coordinator(training: Training) -> None:
     cluster.crash(dead)
     cluster.start_service(CONTROLLER, "muster-coordinator")
     assert training.wait_recovered(4)["nodes_out"] == [dead]
-    cluster.kmsg(training.node_of(2), XID)
+    cluster.kmsg(training.node_of(2), FATAL_XID_LINE)
     cluster.restart_coordinator()
     training.wait_recovered(5)
 

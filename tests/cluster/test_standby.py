@@ -8,12 +8,12 @@ import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
 from muster.slurm.cluster.spec import STANDBY, ClusterSpec
-from muster.slurm.cluster.training import PACED, XID, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-BUCKETS = (*PACED, "--bucket-cap-mb", "0.05")
+BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_standby_takes_over_and_who_was_replaced_acts_no_more(pair: Cluster) -
         # And takes over in its turn where the other one is killed.
         unfit = training.node_of(2)
         pair.kill_coordinator(STANDBY)
-        pair.kmsg(unfit, XID)
+        pair.kmsg(unfit, FATAL_XID_LINE)
         wait_served(pair, CONTROLLER, "3")
         assert training.wait_recovered(3)["nodes_out"] == [unfit]
         wait_until(lambda: "Xid 79" in pair.sh(CONTROLLER, f"scontrol show node {unfit}"), 10, f"{unfit} is drained")

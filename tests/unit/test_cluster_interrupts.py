@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.interrupts import held_back
+from muster.slurm.cluster.interrupts import deferred_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def _sigint() -> Iterator[None]:
 
 
 def _interrupted(done: list[str], error: Exception | None = None) -> None:
-    with held_back():
+    with deferred_interrupts():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         done.append("all of it")
@@ -41,6 +41,6 @@ def test_an_error_is_not_lost_in_an_interrupt() -> None:
 
 
 def test_without_an_interrupt_nothing_comes_of_it() -> None:
-    with held_back():
+    with deferred_interrupts():
         done = True
     assert done

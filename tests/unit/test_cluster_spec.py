@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.slurm.cluster.registry import BY_HAND, check_name, is_gone, owner_of_this_process
+from muster.slurm.cluster.registry import BY_HAND, check_name, owner_has_exited, owner_of_this_process
 from muster.slurm.cluster.spec import ClusterSpec, SpecError
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
@@ -78,10 +78,10 @@ def test_a_name_that_containers_cannot_carry_is_refused(name: str) -> None:
 def test_an_owner_is_gone_when_its_pid_is_free_or_belongs_to_another_process() -> None:
     mine = owner_of_this_process()
     pid = mine.split("-")[0]
-    assert not is_gone(mine)
-    assert is_gone(f"{pid}-1")
-    assert is_gone("0-torn")
-    assert not is_gone(BY_HAND)
+    assert not owner_has_exited(mine)
+    assert owner_has_exited(f"{pid}-1")
+    assert owner_has_exited("0-torn")
+    assert not owner_has_exited(BY_HAND)
 
 
 def test_waiting_returns_the_first_true_answer() -> None:
