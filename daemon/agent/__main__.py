@@ -1,6 +1,7 @@
-"""`muster-agent run` (once per node, by srun) and `muster-agent batch -- srun ...` (the batch script's last line).
+"""The commands `muster-agent run` (srun starts it once per node) and `muster-agent batch -- srun ...` (the last line of
+the batch script).
 
-Exit codes: the gang's own; 64 for a command line or spec that can't be right, 78 for a site that has to be mended; 143
+Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 78 if the site has to correct something; 143
 after SIGTERM.
 """
 
@@ -25,12 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(words)
     if options.what == "run":
-        # Nothing that starts threads (gRPC) is imported before the guard has forked.
-        return orphan_guard.run_guarded(lambda: _end(_explained(options)))
-    return _explained(options)
+        # The guard forks. Import nothing that starts threads (gRPC) before that.
+        return orphan_guard.run_guarded(lambda: _exit_at_once(_run_command(options)))
+    return _run_command(options)
 
 
-def _explained(options: argparse.Namespace) -> int:
+def _run_command(options: argparse.Namespace) -> int:
     from muster.daemon.agent import startup
 
     try:
@@ -43,8 +44,8 @@ def _explained(options: argparse.Namespace) -> int:
         return EXIT_CONFIG
 
 
-def _end(code: int) -> NoReturn:
-    """Nothing is left to tidy up, and no thread of gRPC's may hold up the end."""
+def _exit_at_once(code: int) -> NoReturn:
+    """Exit without Python's cleanup: nothing needs it, and a thread of gRPC could delay the exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -62,19 +63,19 @@ def _parser() -> argparse.ArgumentParser:
         help="the JobSpec as JSON, or a file that holds it; default $MUSTER_SPEC",
     )
     run.add_argument("--node", help="default $SLURMD_NODENAME, else the short host name")
-    run.add_argument("--advertise", metavar="HOST", help="default: the address that faces the coordinator")
+    run.add_argument("--advertise", metavar="HOST", help="default: this host's address on the route to the coordinator")
     run.add_argument(
         "--notice",
         type=float,
         metavar="S",
         default=8.0,  # Slurm's KillWait is 30 s
-        help="seconds to wait for the coordinator's word after SIGTERM, then the agent ends its ranks; default 8",
+        help="seconds to wait for an order after SIGTERM; then the agent ends its ranks; default 8",
     )
     run.add_argument(
         "--memory",
         metavar="SOCKET",
         default=SOCKET,
-        help=f"where musterd keeps memory while the job is requeued; empty: nowhere; default {SOCKET}",
+        help=f"musterd's socket for memory of requeued jobs; empty: keep no memory; default {SOCKET}",
     )
     batch = commands.add_parser("batch", help="start srun, and wait until the gang is final")
     add_arguments(batch, listen="")

@@ -1,7 +1,8 @@
-"""The stream to the coordinator: hello, whole statuses up, orders and probes down; opened again for ever.
+"""The agent's stream to the coordinator: hello, then complete statuses up, orders and probes down. It is reopened
+whenever it ends.
 
-Training never waits for it: without a coordinator the ranks run on, and what has changed meanwhile is said at the next
-attach.
+Training never waits for the stream. Without a coordinator the ranks continue; the agent reports the changes when it
+attaches again.
 """
 
 from __future__ import annotations
@@ -29,21 +30,27 @@ from muster.v1.agent_pb2_grpc import AgentServiceStub
 
 log = logging.getLogger(__name__)
 
-# Slow while all is well; in a spell of silence as fast as the members are pinged.
-_CALM_PING_S = 5.0
-# A coordinator that has not answered three of them is dialled anew; where another one may have taken over, sooner.
-_DEAF_S, _DEAF_OF_SEVERAL_S = 16.0, 7.0
+# Seconds between pings to the coordinator while this agent suspects nobody. During a suspicion: SUSPICION_PING_S.
+_IDLE_PING_S = 5.0
+# Seconds without an answer after which the agent dials again: three idle pings. With a standby the agent dials sooner,
+# because the other coordinator may have taken over.
+_ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_WITH_STANDBY_S = 16.0, 7.0
 _BACKOFF_S = (0.05, 1.0)
-_REFUSED_S = 5.0
-_SAY_S = 10.0
+_REFUSED_RETRY_S = 5.0
+_LOG_INTERVAL_S = 10.0
 _ATTACH = "/muster.v1.AgentService/Attach"
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHandlers:
-    """Who listens to the coordinator, and who says how things stand. `attached`: a new stream is open, to a coordinator
-    that may know nothing of what was said before."""
+    """What the stream calls.
+
+    hello: the first message of each stream.
+    status: returns the agent's whole status.
+    attached: a new stream is open. Its coordinator may not know what was sent before.
+    order, probe, dismissed: a message of this kind has arrived.
+    """
 
     hello: AgentHello
     status: Callable[[], AgentStatus]
@@ -56,128 +63,131 @@ class StreamHandlers:
 class AgentStream:
     """The agent's side of AgentService.Attach.
 
-    contact: when the newest answered ping was sent, on the monotonic clock; minus infinity: never.
+    last_contact: monotonic seconds at which the newest answered ping was sent; minus infinity: no ping was answered.
     """
 
     def __init__(self, address: str, credentials: Credentials, ears: StreamHandlers) -> None:
         self.last_contact = float("-inf")
         self._address = address
-        self._deaf_s = _DEAF_OF_SEVERAL_S if len(split_addresses(address)) > 1 else _DEAF_S
+        self._answer_timeout_s = (
+            _ANSWER_TIMEOUT_WITH_STANDBY_S if len(split_addresses(address)) > 1 else _ANSWER_TIMEOUT_S
+        )
         self._credentials = credentials
-        self._ears = ears
+        self._handlers = ears
         self._outbox: deque[AgentMessage] = deque()
-        # When the status is to be sent; infinity: it has not changed.
-        self._due = float("-inf")
+        # When to send the status; infinity: the status has not changed.
+        self._status_due = float("-inf")
         self._wake = asyncio.Event()
         self._seqs = itertools.count(1)
-        self._sent: dict[int, float] = {}
-        self._period = _CALM_PING_S
+        self._pings_sent: dict[int, float] = {}
+        self._period = _IDLE_PING_S
         self._term = 0
         self._backoff = _BACKOFF_S[0]
-        self._said = float("-inf")
-        # Why this side has ended the stream.
-        self._given_up = ""
+        self._logged_at = float("-inf")
+        # Why this side has closed the stream; empty: it has not.
+        self._closed_because = ""
 
     def schedule_status(self, within: float = 0.0) -> None:
-        """The status has changed: send it, once for all changes until then, `within` seconds."""
+        """The status has changed: send it within `within` seconds, once for all changes until then."""
         due = clock.monotonic() + within
-        if due < self._due:
-            self._due = due
+        if due < self._status_due:
+            self._status_due = due
             self._wake.set()
 
     def send(self, message: AgentMessage) -> None:
-        """Send a message that a status does not hold; lost where no stream is open."""
+        """Send a message that is not part of a status. The message is lost if no stream is open."""
         self._outbox.append(message)
         self._wake.set()
 
     def set_suspicion(self, worried: bool) -> None:
-        """Ping often, or seldom again."""
-        self._period = silence_rules.SUSPICION_PING_S if worried else _CALM_PING_S
+        """Ping more often during a suspicion (`worried`), so that self-fencing has fresh answers."""
+        self._period = silence_rules.SUSPICION_PING_S if worried else _IDLE_PING_S
         self._wake.set()
 
     async def run(self) -> None:
-        """Attach, for ever."""
+        """Stay attached: reopen the stream whenever it ends."""
         while True:
-            wait = await self._attach_once()
+            wait = await self._run_stream()
             raise_if_cancelled()
             await asyncio.sleep(wait)
 
-    async def _attach_once(self) -> float:
-        """One stream from its opening to its end; returns how long to wait before the next."""
+    async def _run_stream(self) -> float:
+        """Run one stream from its opening to its end; return the seconds to wait before the next."""
         async with await open_first_ready_channel(split_addresses(self._address), self._credentials) as channel:
-            self._given_up = ""
+            self._closed_because = ""
             try:
                 metadata = await credential_metadata(self._credentials, _ATTACH)
-                await self._talk(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
-                return self._pause("the coordinator has ended the stream")
+                await self._exchange(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
+                return self._log_and_back_off("the coordinator has ended the stream")
             except asyncio.CancelledError:
-                if not self._given_up:
+                if not self._closed_because:
                     raise
-                return self._pause(self._given_up)
+                return self._log_and_back_off(self._closed_because)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
-                    self._pause(f"the coordinator refuses this agent: {error.details()}", loud=True)
-                    return _REFUSED_S
-                return self._pause(f"{error.code().name}: {error.details()}")
+                    self._log_and_back_off(f"the coordinator refuses this agent: {error.details()}", loud=True)
+                    return _REFUSED_RETRY_S
+                return self._log_and_back_off(f"{error.code().name}: {error.details()}")
 
-    async def _talk(self, call: Any) -> None:
+    async def _exchange(self, call: Any) -> None:
         writing = asyncio.ensure_future(self._write(call))
-        writing.add_done_callback(lambda _: self._written(call, writing))
+        writing.add_done_callback(lambda _: self._on_writer_done(call, writing))
         try:
             async for message in call:
                 self._backoff = _BACKOFF_S[0]
-                self._take(message)
+                self._handle(message)
         finally:
-            # Not awaited: a cancellation of this task that came meanwhile would be lost in it.
+            # Do not await the writer: a cancellation of this task that arrives during the await would be lost.
             writing.cancel()
             call.cancel()
 
-    def _written(self, call: Any, writing: asyncio.Task[None]) -> None:
-        """Nobody awaits the writer: a stream that a bug has left without one would stay open, and say nothing."""
+    def _on_writer_done(self, call: Any, writing: asyncio.Task[None]) -> None:
+        """Nobody awaits the writer. If a bug ends the writer, close the stream: it would otherwise stay open and send
+        nothing."""
         error = None if writing.cancelled() else writing.exception()
         if error is not None:
-            log.critical("a bug of Muster: what was to be said can't be: %r", error, exc_info=error)
-            self._give_up(call, "a bug of Muster")
+            log.critical("a bug of Muster: the messages to the coordinator can't be sent: %r", error, exc_info=error)
+            self._close(call, "a bug of Muster")
 
-    def _give_up(self, call: Any, why: str) -> None:
-        self._given_up = why
+    def _close(self, call: Any, why: str) -> None:
+        self._closed_because = why
         call.cancel()
 
-    def _pause(self, why: str, *, loud: bool = False) -> float:
+    def _log_and_back_off(self, why: str, *, loud: bool = False) -> float:
         now = clock.monotonic()
-        if loud or now - self._said > _SAY_S:
+        if loud or now - self._logged_at > _LOG_INTERVAL_S:
             log.warning("not attached to the coordinator at %s: %s", self._address, why)
-            self._said = now
+            self._logged_at = now
         wait = self._backoff * random.uniform(0.5, 1.5)
         self._backoff = min(2 * self._backoff, _BACKOFF_S[1])
         return wait
 
     async def _write(self, call: Any) -> None:
-        self._sent.clear()
+        self._pings_sent.clear()
         started = clock.monotonic()
         pinged = float("-inf")
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            await call.write(AgentMessage(hello=self._ears.hello))
+            await call.write(AgentMessage(hello=self._handlers.hello))
             self._outbox.clear()
-            self._ears.attached()
-            self._due = started
+            self._handlers.attached()
+            self._status_due = started
             while True:
                 await self._flush(call)
                 now = clock.monotonic()
                 if now - pinged >= self._period:
                     pinged = now
                     await call.write(self._ping(now))
-                if self._sent and now - max(started, self.last_contact) > self._deaf_s:
-                    self._give_up(call, f"no answer for {self._deaf_s:g} s")
+                if self._pings_sent and now - max(started, self.last_contact) > self._answer_timeout_s:
+                    self._close(call, f"no answer for {self._answer_timeout_s:g} s")
                     return
-                await self._sleep_until(min(pinged + self._period, self._due))
+                await self._sleep_until(min(pinged + self._period, self._status_due))
 
     async def _flush(self, call: Any) -> None:
         self._wake.clear()
-        # The status first: an accusation is read in its light.
-        if clock.monotonic() >= self._due:
-            self._due = float("inf")
-            await call.write(AgentMessage(status=self._ears.status()))
+        # Send the status first: the coordinator judges an accusation by the newest status.
+        if clock.monotonic() >= self._status_due:
+            self._status_due = float("inf")
+            await call.write(AgentMessage(status=self._handlers.status()))
         while self._outbox:
             await call.write(self._outbox[0])
             self._outbox.popleft()
@@ -189,29 +199,29 @@ class AgentStream:
 
     def _ping(self, now: float) -> AgentMessage:
         seq = next(self._seqs)
-        self._sent[seq] = now
+        self._pings_sent[seq] = now
         return AgentMessage(ping=AgentPing(seq=seq))
 
-    def _take(self, message: CoordinatorMessage) -> None:
+    def _handle(self, message: CoordinatorMessage) -> None:
         if message.term < self._term:
-            log.warning("a message of term %d is ignored: this is term %d", message.term, self._term)
+            log.warning("ignored a message of term %d: the newest term is %d", message.term, self._term)
             return
         self._term = message.term
         match message.WhichOneof("body"):
             case "order":
-                self._ears.order(message.order)
+                self._handlers.order(message.order)
             case "probe":
-                self._ears.probe(message.probe)
+                self._handlers.probe(message.probe)
             case "pong":
-                self._answered(message.pong.seq)
+                self._on_pong(message.pong.seq)
             case "dismissed":
-                self._ears.dismissed(message.dismissed)
+                self._handlers.dismissed(message.dismissed)
             case other:
-                log.warning("the coordinator sends %s, which this version does not know", other)
+                log.warning("the coordinator sent %s, which this version does not know", other)
 
-    def _answered(self, seq: int) -> None:
-        sent = self._sent.pop(seq, None)
+    def _on_pong(self, seq: int) -> None:
+        sent = self._pings_sent.pop(seq, None)
         if sent is not None:
             self.last_contact = max(self.last_contact, sent)
-            for older in [number for number in self._sent if number < seq]:
-                del self._sent[older]
+            for older in [number for number in self._pings_sent if number < seq]:
+                del self._pings_sent[older]

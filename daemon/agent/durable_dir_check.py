@@ -1,8 +1,8 @@
-"""Whether `durable_dir` will take a checkpoint: asked of every node before the first step, not when a week's work is to
-be written.
+"""Check on every node that `durable_dir` can take a checkpoint: before the first step, not when the first checkpoint is
+written.
 
-The batch process leaves a word in the folder, and the agents look for it: so it is known that all of them see the same
-one.
+The batch process writes a random token into the folder. Each agent compares the token, so that all nodes are known to
+see the same folder.
 """
 
 from __future__ import annotations
@@ -12,45 +12,46 @@ import secrets
 from pathlib import Path
 
 TOKEN_VARIABLE = "MUSTER_DURABLE"
-"""The batch process's word, for the agents that it starts."""
+"""Environment variable in which the batch process gives the token to the agents."""
 TOKEN_FILE = ".muster"
 
 
 def create_token(folder: str) -> str:
-    """The word that stands in the folder, written there if none does; empty where that can't be: the agents say why."""
+    """Return the token in the folder; write one if there is none. Return an empty string if that fails: the agents
+    report why."""
     file = Path(folder, TOKEN_FILE)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with file.open("x") as fresh:
-                fresh.write(word := secrets.token_hex(16))
-                return word
+                fresh.write(token := secrets.token_hex(16))
+                return token
         except FileExistsError:
             return file.read_text()
     except OSError:
         return ""
 
 
-def find_problem(folder: str, word: str) -> str:
-    """Why no checkpoint can be written here, in words; empty: it can, as far as can be told.
+def find_problem(folder: str, token: str) -> str:
+    """Return why no checkpoint can be written to `folder`; an empty string if the check finds no problem.
 
     Args:
-        folder: `durable_dir`; empty: none is wanted.
-        word: what `create_token` has given on the batch host; empty: nothing is to be found.
+        folder: `durable_dir`; empty: the job wants no durable checkpoints.
+        token: the result of `create_token` on the batch host; empty: compare no token.
     """
     if not folder:
         return ""
-    other = "give the job's user the right, or name another folder that all nodes share"
+    remedy = "give the job's user the right, or name another folder that all nodes share"
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
-            return f"durable_dir = {folder!r} can't be written to: {other}"
-        if word and Path(folder, TOKEN_FILE).read_text() != word:
+            return f"durable_dir = {folder!r} can't be written to: {remedy}"
+        if token and Path(folder, TOKEN_FILE).read_text() != token:
             raise FileNotFoundError
     except FileNotFoundError:
         return (
             f"durable_dir = {folder!r} is not the folder that the job's first node sees: name one that all nodes share"
         )
     except OSError as error:
-        return f"durable_dir = {folder!r}: {error.strerror}: {other}"
+        return f"durable_dir = {folder!r}: {error.strerror}: {remedy}"
     return ""

@@ -1,8 +1,8 @@
-"""From one run of a job to its next: an agent whose job is to be requeued leaves its shards with this node's musterd,
-and the agent of the next run takes them back.
+"""Keep shards over a requeue. An agent whose job is requeued deposits its shards with the node's musterd; the agent of
+the next run reclaims them.
 
-Only whole, digested shards in this node's own slots go, with their digests; each byte is verified before it counts
-again. All of it may fail: then the next run starts from durable storage.
+Only complete, digested shards in this node's own slots are deposited, with their digests. Each byte is verified before
+it counts again. If anything fails, the next run starts from durable storage.
 """
 
 from __future__ import annotations
@@ -31,98 +31,100 @@ from muster.v1.peer_pb2 import ShardOffer
 log = logging.getLogger(__name__)
 
 RECLAIM_BASE_S, RECLAIM_MAX_S = 20.0, 180.0
-"""What has not been verified by then, or by when its size explains it, is done without: the gang waits."""
+"""Seconds for verification: RECLAIM_BASE_S plus the time for the bytes, RECLAIM_MAX_S at most. Shards that are not
+verified by then are not used, because the gang waits."""
 VERIFY_BYTES_PER_S = 0.5e9
-"""Bytes a second that are verified at the least: a core digests two or three times as much."""
-_PATIENCE_S = 3.0
-"""A musterd that is being started again is asked again for so long."""
+"""The slowest verification in bytes per second that is allowed for. One core digests two to three times as fast
+(measured)."""
+_RETRY_S = 3.0
+"""Seconds for which calls are retried while musterd restarts."""
 _TAKEN: packets.Message = {"taken": {}}
 
 
 class Keeper(Protocol):
-    """Of the memory store (muster.checkpoint.store.checkpoint_service.Keeper), what is needed here."""
+    """The part of the checkpoint store that the handover uses (muster.checkpoint.store)."""
 
     def slot_shards(self) -> list[Shard]: ...
     async def adopt_shard(self, offer: ShardOffer, descriptor: int) -> None: ...
 
 
 class MemoryHandover:
-    """One agent's.
+    """The handover of one agent.
 
     Args:
-        gang, node, job: who leaves and who comes back, in which Slurm job.
-        path: where musterd listens; empty: nothing is left, nothing is taken.
+        gang, node, job: the gang, this node, and the Slurm job.
+        path: musterd's socket; empty: deposit and reclaim nothing.
     """
 
     def __init__(self, gang: str, node: str, job: int, path: str) -> None:
         self._gang, self._node, self._job = gang, node, job
         self._path = path
-        self._lent: socket.socket | None = None
-        self._left = False
-        self._turn = Lock()
+        self._loan: socket.socket | None = None
+        self._deposited = False
+        self._call_lock = Lock()
 
     async def deposit(self, keeper: Keeper, generation: int) -> None:
-        """Leave this node's shards with musterd, if it is there and takes them, in the place of what was left before.
-        `generation`: the gang's newest."""
+        """Deposit this node's shards with musterd, in place of an earlier deposit. If musterd is absent or refuses, log
+        it. `generation`: the gang's newest."""
         shards = newest_first(keeper.slot_shards())[:MAX_SHARDS]
         if not self._path or not shards:
             return
         newest = max(generation, *(shard.version.generation for shard in shards))
         request = {"keep": {"gang_id": self._gang, "slurm_job_id": self._job, "generation": newest}}
-        self._left = True
+        self._deposited = True
         with ExitStack() as held:
             for shard in shards:
                 held.enter_context(shard.held())
             try:
-                answer = await asyncio.to_thread(self._ask, request, self._descriptors(shards))
+                answer = await asyncio.to_thread(self._send_request, request, self._duplicate_fds(shards))
             except (OSError, ValueError) as error:
-                log.info("no memory is left for the next run: %s: %s", self._path, error)
+                log.info("deposited no memory for the next run: %s: %s", self._path, error)
                 return
         if refused := answer.get("refused"):
-            log.info("musterd keeps no memory for the next run: %s", refused)
+            log.info("musterd refused to keep memory for the next run: %s", refused)
             return
         self.confirm()
-        log.info("left with musterd for the next run: %s", _words(shards))
+        log.info("deposited with musterd for the next run: %s", _describe_shards(shards))
 
     async def withdraw(self) -> None:
-        """There is no next run: have musterd let go of what was left."""
-        if not self._left:
+        """No next run will come: have musterd release an earlier deposit."""
+        if not self._deposited:
             return
         with suppress(OSError, ValueError):
-            line, _, fds = await asyncio.to_thread(self._call, {"take": {"gang_id": self._gang}})
-            _close(fds)
+            line, _, fds = await asyncio.to_thread(self._open_request, {"take": {"gang_id": self._gang}})
+            _close_all(fds)
             with line:
                 packets.send(line, _TAKEN)
 
-    def _ask(self, request: packets.Message, fds: Sequence[int]) -> packets.Message:
-        """In a thread, which may go on when nobody waits for it any more: the descriptors are its own."""
+    def _send_request(self, request: packets.Message, fds: Sequence[int]) -> packets.Message:
+        """Runs in a thread that may go on when nobody waits for it any more: the thread owns `fds` and closes them."""
         try:
-            with self._turn:
-                return send_request(self._path, request, fds, patience_s=_PATIENCE_S)[0]
+            with self._call_lock:
+                return send_request(self._path, request, fds, patience_s=_RETRY_S)[0]
         finally:
-            _close(fds)
+            _close_all(fds)
 
-    def _call(self, request: packets.Message) -> tuple[socket.socket, packets.Message, list[int]]:
-        with self._turn:
-            return open_request(self._path, request, patience_s=_PATIENCE_S)
+    def _open_request(self, request: packets.Message) -> tuple[socket.socket, packets.Message, list[int]]:
+        with self._call_lock:
+            return open_request(self._path, request, patience_s=_RETRY_S)
 
-    def _descriptors(self, shards: Sequence[Shard]) -> list[int]:
-        """New ones: of a memfd with the shards' descriptions, and of each shard's.
+    def _duplicate_fds(self, shards: Sequence[Shard]) -> list[int]:
+        """Return new descriptors: first a memfd with the shards' descriptions, then one for each shard.
 
         Raises:
-            OSError: there are no more to be had.
+            OSError: no descriptors are available.
         """
         fds: list[int] = []
         try:
-            fds.append(self._describe(shards))
+            fds.append(self._make_description(shards))
             fds.extend(os.dup(shard.memory.fd) for shard in shards)
         except OSError:
-            _close(fds)
+            _close_all(fds)
             raise
         return fds
 
-    def _describe(self, shards: Sequence[Shard]) -> int:
-        """A memfd with the shards' descriptions; the caller closes it."""
+    def _make_description(self, shards: Sequence[Shard]) -> int:
+        """Return a memfd with the shards' descriptions; the caller closes it."""
         kept = KeptShards(shards=[transfer.make_offer(self._gang, self._node, shard) for shard in shards])
         index = os.memfd_create(f"muster-{self._gang}-kept", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with open(index, "wb", closefd=False) as file:
@@ -131,81 +133,82 @@ class MemoryHandover:
         return index
 
     async def reclaim(self, keeper: Keeper) -> int:
-        """Take back what the run before has left on this node. What is damaged is dropped. If this agent ends before
-        `confirm`, it is musterd's again.
+        """Reclaim what the previous run has deposited on this node. Damaged shards are dropped. Until `confirm`,
+        musterd takes everything back if this agent ends.
 
         Returns:
-            The gang's newest generation when it was left; 0 where nothing was.
+            The gang's newest generation at the time of the deposit; 0 if there was none.
         """
         if not self._path:
             return 0
         try:
-            self._lent, answer, fds = await asyncio.to_thread(self._call, {"take": {"gang_id": self._gang}})
+            self._loan, answer, fds = await asyncio.to_thread(self._open_request, {"take": {"gang_id": self._gang}})
         except (OSError, ValueError) as error:
             log.info("no memory of an earlier run: %s: %s", self._path, error)
             return 0
         if not fds:
             return 0
         index, *memfds = fds
-        offers = _read(index)
+        offers = _read_descriptions(index)
         if len(offers) != len(memfds):
-            log.error("%d shards are described, and %d memfds were left: none is used", len(offers), len(memfds))
-            _close(memfds)
+            log.error("the deposit describes %d shards but holds %d memfds: none is used", len(offers), len(memfds))
+            _close_all(memfds)
             return 0
-        limit_s = _limit_s(memfds)
+        limit_s = _verification_timeout_s(memfds)
         try:
             async with asyncio.timeout(limit_s):
-                await _verified(keeper, offers, memfds)
+                await _verify_all(keeper, offers, memfds)
         except TimeoutError:
-            log.warning("not all of the memory that the run before has left was verified in %.0f s", limit_s)
+            log.warning("not all memory of the previous run was verified within %.0f s", limit_s)
         return int(answer.get("generation", 0))
 
     def confirm(self) -> None:
-        """The coordinator has heard of what was taken back: it is this agent's for good."""
-        line, self._lent = self._lent, None
+        """The coordinator has received a status with the reclaimed shards: musterd may forget them."""
+        line, self._loan = self._loan, None
         if line is not None:
             with line, suppress(OSError):
                 packets.send(line, _TAKEN)
 
 
 def newest_first(shards: Sequence[Shard]) -> list[Shard]:
-    """A version of which a shard is missing is of no use: where not all fit, the newest is whole."""
+    """Sort newest first. A version with a missing shard is useless, so if not all shards fit, the newest version stays
+    complete."""
     return sorted(shards, key=lambda shard: shard.version, reverse=True)
 
 
-def _limit_s(memfds: Sequence[int]) -> float:
+def _verification_timeout_s(memfds: Sequence[int]) -> float:
     size = sum(os.fstat(fd).st_size for fd in memfds)
     return min(RECLAIM_BASE_S + size / VERIFY_BYTES_PER_S, RECLAIM_MAX_S)
 
 
-async def _verified(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
-    """Have the keeper take in each shard, all at once: its threads share the work."""
+async def _verify_all(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
+    """Have the checkpoint store verify all shards at once: its threads share the work."""
     tasks = (keeper.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
     for offer, error in zip(offers, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
         version = transfer.version_of_offer(offer)
         if isinstance(error, CorruptShard):
-            log.error("rank %d's shard of %s, which the run before has left, is bad: %s", offer.rank, version, error)
+            log.error("rank %d's shard of %s from the previous run is damaged: %s", offer.rank, version, error)
         elif error is not None:
             raise error
         else:
-            log.info("rank %d's shard of %s is back from the run before", offer.rank, version)
+            log.info("reclaimed rank %d's shard of %s from the previous run", offer.rank, version)
 
 
-def _read(index: int) -> list[ShardOffer]:
-    """The descriptions; none where they can't be read."""
+def _read_descriptions(index: int) -> list[ShardOffer]:
+    """Return the descriptions; an empty list if they can't be read."""
     try:
         with open(index, "rb") as file:
             file.seek(0)
             return list(KeptShards.FromString(file.read()).shards)
     except (OSError, DecodeError) as error:
-        log.error("what the run before has left can't be told: %s", error)
+        log.error("the descriptions of the previous run's shards can't be read: %s", error)
         return []
 
 
-def _close(fds: Iterable[int]) -> None:
+def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
 
 
-def _words(shards: Sequence[Shard]) -> str:
+def _describe_shards(shards: Sequence[Shard]) -> str:
     return ", ".join(f"rank {shard.rank} at {shard.version}" for shard in shards)

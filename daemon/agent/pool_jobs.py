@@ -1,7 +1,7 @@
-"""Nodes of the site's shared pool: this agent asks Slurm for them, as the job's user, where its orders say so.
+"""Request nodes of the site's shared pool from Slurm, as the job's user, when an order asks for them.
 
-Each is a small job of one node, and its agent joins this gang. A request is made once, however often the order comes;
-what Slurm said stands in every status from then on.
+Each request is a Slurm job of one node whose agent joins this gang. A request is submitted once, however often the
+order is repeated. Every later status carries Slurm's answer.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ log = logging.getLogger(__name__)
 
 SBATCH_TIMEOUT_S = 120.0
 _CANCEL_S = 20.0
-_NEVER = 2**32 - 2
-"""Slurm's end of a job without a time limit."""
-_OF_A_JOB = ("SLURM", "SBATCH", "MUSTER_")
-"""Prefixes of variables that belong to the job at hand, ..."""
-_OF_THE_SITE = frozenset({"SLURM_CONF", "MUSTER_CONFIG", "MUSTER_AUTH"})
-"""... but for these."""
-_AS_THE_JOB = {
+_NO_END_TIME = 2**32 - 2
+"""The end time that Slurm gives for a job without a time limit."""
+_JOB_PREFIXES = ("SLURM", "SBATCH", "MUSTER_")
+"""Prefixes of environment variables that belong to the current job. The new job must not see them."""
+_SITE_VARIABLES = frozenset({"SLURM_CONF", "MUSTER_CONFIG", "MUSTER_AUTH"})
+"""Variables with such a prefix that the new job does need."""
+_INHERITED_OPTIONS = {
     "--partition": "SLURM_JOB_PARTITION",
     "--account": "SLURM_JOB_ACCOUNT",
     "--qos": "SLURM_JOB_QOS",
 }
-"""What the small job has in common with the job at hand where nothing else is said."""
+"""sbatch options that the new job inherits from the current job unless the spec or the request gives them."""
 
 
 class JobSubmitter(Protocol):
-    """What is needed of the Slurm client."""
+    """The part of the Slurm client that is used here."""
 
     async def submit(self, script: Path, *, cwd: Path, env: Mapping[str, str] | None, timeout_s: float) -> int:
         """See muster.slurm.client.types.Slurm."""
@@ -62,8 +62,8 @@ class PoolRequests:
     """The requests of one agent.
 
     Args:
-        sbatch: Slurm, as this user.
-        changed: called when `answers` has something new to say.
+        sbatch: submits and cancels as this user.
+        changed: called when `answers` has changed.
     """
 
     def __init__(self, terms: PoolRequestDefaults, sbatch: JobSubmitter, changed: Callable[[], None]) -> None:
@@ -71,37 +71,37 @@ class PoolRequests:
         self._sbatch = sbatch
         self._changed = changed
         self._answers: dict[int, PoolAnswer | None] = {}
-        self._named: set[int] = set()
+        self._wanted_serials: set[int] = set()
 
     def answers(self) -> list[PoolAnswer]:
-        """What Slurm has said so far."""
+        """Slurm's answers so far."""
         return [answer for answer in self._answers.values() if answer is not None]
 
     def new_requests(self, requests: Sequence[PoolRequest]) -> list[PoolRequest]:
-        """Those of `requests`, all that the newest order names, that are new; each is given out once, to be asked."""
-        self._named = {request.serial for request in requests}
+        """Return those of `requests`, all requests of the newest order, that were never returned before."""
+        self._wanted_serials = {request.serial for request in requests}
         new = [request for request in requests if request.serial not in self._answers]
         self._answers.update({request.serial: None for request in new})
         return new
 
     async def submit(self, request: PoolRequest) -> None:
-        """Submit the small job."""
+        """Submit the job for one request."""
         try:
             number = await self._submit(request)
-            if request.serial not in self._named:
-                await self._take_back(number)
+            if request.serial not in self._wanted_serials:
+                await self._cancel(number)
                 return
             answer = PoolAnswer(serial=request.serial, slurm_job_id=number)
-            log.info("request %d for a node of the shared pool is job %d", request.serial, number)
+            log.info("job submitted for pool request %d: %d", request.serial, number)
         except (SlurmError, OSError) as error:
             answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: {error}")
             log.error("%s", answer.error)
         self._answers[request.serial] = answer
         self._changed()
 
-    async def _take_back(self, number: int) -> None:
-        """Slurm took its time, and the request is over: nobody else knows of the job."""
-        log.info("job %d, for a node of the shared pool, is wanted no more", number)
+    async def _cancel(self, number: int) -> None:
+        """Cancel a job whose request ended while Slurm submitted it: nobody else knows the job."""
+        log.info("cancelling job %d: its pool request has ended", number)
         await self._sbatch.cancel(number, timeout_s=_CANCEL_S)
 
     async def _submit(self, request: PoolRequest) -> int:
@@ -109,30 +109,31 @@ class PoolRequests:
         folder = Path(terms.job.spec.run_dir)
         path = folder / f"{terms.job.gang}-pool{request.serial}.sbatch"
         text = render_pool_script(
-            terms.job, request.serial, [*self._as_the_job(request), *request.options], self._minutes()
+            terms.job, request.serial, [*self._inherited_options(request), *request.options], self._minutes_left()
         )
         await asyncio.to_thread(path.write_text, text, "utf-8")
         environ = {
             name: value
             for name, value in terms.environ.items()
-            if name in _OF_THE_SITE or not name.startswith(_OF_A_JOB)
+            if name in _SITE_VARIABLES or not name.startswith(_JOB_PREFIXES)
         }
         return await self._sbatch.submit(path, cwd=folder, env=environ, timeout_s=SBATCH_TIMEOUT_S)
 
-    def _as_the_job(self, request: PoolRequest) -> Iterator[str]:
+    def _inherited_options(self, request: PoolRequest) -> Iterator[str]:
         given = {option.partition("=")[0] for option in (*self._terms.job.spec.node_options, *request.options)}
-        for key, name in _AS_THE_JOB.items():
+        for key, name in _INHERITED_OPTIONS.items():
             if key not in given and (value := self._terms.environ.get(name)):
                 yield f"{key}={value}"
 
-    def _minutes(self) -> int | None:
-        """None also where the job has outlived the end that it started with: that was put off since."""
+    def _minutes_left(self) -> int | None:
+        """Minutes until the gang's job ends. None: no limit, or the job has passed its first end time, so the limit was
+        extended."""
         ends_at = self._terms.ends_at
         left = 0 if ends_at is None else math.ceil((ends_at - clock.wall()) / 60)
         return left if left > 0 else None
 
 
 def job_end_time(environ: Mapping[str, str] = os.environ) -> float | None:
-    """When Slurm ends the job that this process belongs to, in Unix seconds; None: not known, or never."""
+    """Unix seconds at which Slurm ends the job of this process; None: unknown, or no time limit."""
     text = environ.get("SLURM_JOB_END_TIME", "")
-    return float(text) if text.isdigit() and 0 < int(text) < _NEVER else None
+    return float(text) if text.isdigit() and 0 < int(text) < _NO_END_TIME else None

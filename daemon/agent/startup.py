@@ -33,20 +33,20 @@ from muster.v1.common_pb2 import JobSpec
 
 
 class BadOption(Exception):
-    """The caller's fault: an option or the spec can't be right."""
+    """The caller's fault: an option or the spec is wrong."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """`muster-agent run`: serve until told to leave; returns the exit code.
+    """`muster-agent run`: serve until an order, a dismissal or SIGTERM ends the agent; return the exit code.
 
     Raises:
-        BadOption, SiteError, IdentityError: with what would be right.
+        BadOption, SiteError, IdentityError: the message says what would be right.
     """
     spec = read_spec(options.spec)
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
-    setting = _setting(options, spec, site)
+    setting = _settings(options, spec, site)
     agent_log.start(options.log_level, spec.run_dir, setting.identity.gang, setting.identity.node)
-    # Not asyncio.run: it waits for every task and thread, whatever they hang on; this process ends without.
+    # Do not use asyncio.run: it waits for all tasks and threads, even blocked ones. The end of the process does not.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -59,7 +59,7 @@ def batch(options: argparse.Namespace) -> int:
     """`muster-agent batch`: see muster.daemon.agent.batch.batch_process.
 
     Raises:
-        BadOption, SiteError, IdentityError: with what would be right.
+        BadOption, SiteError, IdentityError: the message says what would be right.
     """
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
@@ -69,24 +69,24 @@ def batch(options: argparse.Namespace) -> int:
     if spec and spec.durable_dir:
         os.environ[durable_dir_check.TOKEN_VARIABLE] = durable_dir_check.create_token(spec.durable_dir)
     run = BatchRef(
-        gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restarts()
+        gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restart_count()
     )
     remote = RemoteCoordinator(site.coordinator, site.credentials(), run)
     return asyncio.run(run_batch(options.command, remote, _allocation(spec, run) if spec else None))
 
 
 def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
-    """What Slurm says in the environment, for this run of the job."""
+    """Read what Slurm says in the environment about this run of the job."""
     nodes, host = int(os.environ.get("SLURM_JOB_NUM_NODES", 0)), os.environ.get("SLURMD_NODENAME", "")
     needed = spec.min_nodes or spec.nodes
     return Allocation(run.slurm_job_id, nodes, needed, spec.requeue, host, run.slurm_restart_count)
 
 
 def read_spec(text: str) -> JobSpec:
-    """The JobSpec that `text` is (JSON), or that the file `text` holds.
+    """Parse the JobSpec from `text`: JSON, or the path of a file with JSON.
 
     Raises:
-        BadOption: neither.
+        BadOption: `text` is neither.
     """
     if not text:
         raise BadOption("--spec (or MUSTER_SPEC) must be the job's spec as JSON, or a file that holds it")
@@ -102,7 +102,7 @@ def read_spec(text: str) -> JobSpec:
     return spec
 
 
-def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSettings:
+def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSettings:
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
     own = AgentIdentity(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
@@ -118,25 +118,25 @@ def _setting(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSet
         coordinator=site.coordinator,
         credentials=site.credentials(),
         listen=options.listen,
-        host=options.advertise or _own_address(split_addresses(site.coordinator)[0]),
+        host=options.advertise or _address_towards(split_addresses(site.coordinator)[0]),
         notice_s=options.notice,
         slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),
-        slurm_restart_count=_restarts(),
+        slurm_restart_count=_restart_count(),
         batch_host=os.environ.get("SLURM_NODEID") == "0" and not pool_serial,
         pool_serial=pool_serial,
-        # A small job of the pool doesn't come back.
+        # A pool job is never requeued.
         memory_socket="" if pool_serial else options.memory,
         failure=durable_dir_check.find_problem(spec.durable_dir, os.environ.get(durable_dir_check.TOKEN_VARIABLE, "")),
     )
 
 
-def _restarts() -> int:
-    """How often Slurm has restarted the gang's own job; in a small job of the pool, when that was submitted."""
+def _restart_count() -> int:
+    """How often Slurm has restarted the gang's own job. In a pool job: the count when the pool job was submitted."""
     return int(os.environ.get("MUSTER_RESTARTS") or os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
-def _own_address(towards: str) -> str:
-    """This host's address on the network that leads to "host:port"; its name where that can't be told."""
+def _address_towards(towards: str) -> str:
+    """This host's address on the route to "host:port"; the host name if that is unknown."""
     host, port = split_address(towards)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -145,7 +145,7 @@ def _own_address(towards: str) -> str:
             own = str(sock.getsockname()[0])
     except OSError:
         return socket.gethostname()
-    # The coordinator on this very node: the others need an address that leads here from theirs.
+    # The coordinator runs on this node, but other nodes need an address that leads here from their network.
     if ip_address(own.partition("%")[0]).is_loopback and "SLURM_JOB_NODELIST" in os.environ:
         return socket.gethostname()
     return f"[{own}]" if ":" in own else own

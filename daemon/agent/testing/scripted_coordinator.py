@@ -1,6 +1,6 @@
-"""A coordinator for tests and trials: real AgentService on a real port, orders given by hand.
+"""A coordinator for tests and benchmarks: the real AgentService on a real port, with orders that the test gives.
 
-It decides nothing: a test says what is ordered and waits for what the agents report.
+The scripted coordinator decides nothing: a test gives the orders and waits for what the agents report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus
 
 
 class SeenAgent:
-    """One agent, as its stream shows it: its hello, its newest status, everything else that it has said."""
+    """One agent as its stream shows it: its hello, its newest status, and all its other messages."""
 
     def __init__(self, hello: AgentHello) -> None:
         self.hello = hello
@@ -26,7 +26,7 @@ class SeenAgent:
 
 
 class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
-    """Start with `start`; `order` and `probe` send; `until` waits. Set `deaf` to leave pings unanswered."""
+    """Call `start` first. `order` and `probe` send; `until` waits. Set `ignore_pings` to leave pings unanswered."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.agents: dict[str, SeenAgent] = {}
@@ -40,13 +40,13 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self, self._server)
 
     async def start(self, port: int = 0) -> str:
-        """Listen on loopback; returns "host:port"."""
+        """Listen on the loopback address; return "host:port"."""
         port = bind(self._server, f"127.0.0.1:{port}")
         await self._server.start()
         return f"127.0.0.1:{port}"
 
     async def stop(self) -> None:
-        """Cut all streams and stop listening."""
+        """Close all streams and stop listening."""
         await self._server.stop(grace=None)
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[CoordinatorMessage]:
@@ -71,7 +71,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
             reading.cancel()
 
     def order(self, order: Order, *nodes: str) -> int:
-        """Give an order to `nodes` (none named: to all); returns its serial."""
+        """Give an order to `nodes` (no nodes: to all); return the order's serial."""
         self._serial += 1
         order.serial = self._serial
         for node in nodes or tuple(self.agents):
@@ -80,24 +80,24 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
         return self._serial
 
     def probe(self, witness: str, order: ProbeOrder) -> None:
-        """Have `witness` probe."""
+        """Order `witness` to probe."""
         self.agents[witness].outbox.put_nowait(self._message(probe=order))
 
     def dismiss(self, node: str, reason: str) -> None:
-        """Send the agent of `node` home."""
+        """Dismiss the agent of `node`."""
         self.agents[node].outbox.put_nowait(self._message(dismissed=reason))
 
     async def until(self, what: Callable[[], bool], timeout: float = 20.0) -> None:
-        """Wait until `what` holds.
+        """Wait until the condition `what` holds.
 
         Raises:
-            TimeoutError: it has not come to hold in time.
+            TimeoutError: the condition did not hold within `timeout` seconds.
         """
         async with asyncio.timeout(timeout), self._news:
             await self._news.wait_for(what)
 
     def status(self, node: str) -> AgentStatus:
-        """The newest status of `node`; an empty one before the first."""
+        """The newest status of `node`; an empty status before the first one."""
         return self.agents[node].status if node in self.agents else AgentStatus()
 
     def _message(self, **body: Any) -> CoordinatorMessage:
