@@ -1,7 +1,7 @@
-"""muster-agent on one node: takes the coordinator's orders, makes them so, says how things stand.
+"""muster-agent on one node: receives the coordinator's orders, carries them out, reports the node's status.
 
-Level-triggered: every order, and every change on the node, ends in `_converge`, which asks `converge.decide` for the
-next steps until there are none.
+Every order and every change on the node ends in `_converge`. It asks `reconcile.next_steps` for steps and carries them
+out until no step is left.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from muster.v1.common_pb2 import JobSpec, Version
 
 log = logging.getLogger(__name__)
 
-# Ranks that an agent without orders has asked to stop get this long.
-_STOP_GRACE_S = 12.0
-_LOOK_AGAIN_S = 0.05
-_AT_LEISURE_S = 0.25
-_TIDY_S = 1.0
-_HAND_OVER_S = 3.0
-_EXIT_TERM = 128 + signal.SIGTERM
-_NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
-_SILENCES = {
+# Seconds for which an agent without orders waits for its ranks to stop.
+_RANK_EXIT_TIMEOUT_S = 12.0
+_POLL_S = 0.05
+_STEP_STATUS_DELAY_S = 0.25
+_CLOSE_TIMEOUT_S = 1.0
+_HANDOVER_TIMEOUT_S = 3.0
+_EXIT_SIGTERM = 128 + signal.SIGTERM
+_SIGTERM_NOTICE = "Slurm has sent SIGTERM: the job's time limit, a preemption, a requeue or scancel"
+_SILENCE_BY_REACHABILITY = {
     None: Silence.SILENCE_UNSPECIFIED,
     Reachability.ACCEPTED: Silence.SILENCE_KERNEL_ONLY,
     Reachability.REFUSED: Silence.SILENCE_CLOSED,
@@ -69,8 +69,8 @@ _SILENCES = {
 }
 
 
-class Keeper(ShardService, memory_handover.Keeper, Protocol):
-    """The memory store of this node (muster.checkpoint.store.checkpoint_service.Keeper)."""
+class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
+    """The memory store of this node (muster.checkpoint.store.checkpoint_service.CheckpointService)."""
 
     def rank_socket(self, rank: int, generation: int) -> socket.socket: ...
     def apply_order(self, order: Order) -> None: ...
@@ -87,8 +87,12 @@ class Keeper(ShardService, memory_handover.Keeper, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """All that an agent is started with. `listen`: "host:port"; `host`: the address that others reach it at;
-    `notice_s`: how long it waits for the coordinator's word after SIGTERM."""
+    """What an agent is started with.
+
+    listen: "host:port".
+    host: the address at which other processes reach this agent.
+    notice_s: seconds for which the agent waits for an order after SIGTERM.
+    """
 
     identity: AgentIdentity
     job: NodeJob
@@ -102,358 +106,371 @@ class AgentSettings:
     slurm_restart_count: int = 0
     batch_host: bool = False
     pool_serial: int = 0
-    """The request for a node of the shared pool that this agent comes of; 0: it is of the gang's own job."""
+    """The pool request for which this agent was started; 0: the agent belongs to the gang's own job."""
     memory_socket: str = ""
-    """Where musterd keeps memory until the job's next run; empty: nowhere."""
+    """The socket of musterd's kept memory; empty: memory is not kept over a requeue."""
     failure: str = ""
-    """Why the job can't run on this node, for the user; empty: it can."""
+    """Why the job can't run on this node, for the user; empty: the job can run."""
 
 
-MakeKeeper = Callable[[PeerChannels, Callable[[], None]], Keeper]
+MakeCheckpointService = Callable[[PeerChannels, Callable[[], None]], CheckpointService]
 MakePool = Callable[[Callable[[], None]], PoolRequests]
 
 
 class Agent:
     """One agent, from `run` to its exit code."""
 
-    def __init__(self, setting: AgentSettings, make_keeper: MakeKeeper, make_pool: MakePool) -> None:
-        self._setting = setting
-        self._attachment: AgentStream | None = None
-        self._channels = PeerChannels(setting.credentials)
-        self._keeper = make_keeper(self._channels, self._kept)
-        own = setting.identity
-        self._newest = 0
-        self._handover = MemoryHandover(own.gang, own.node, setting.slurm_job_id, setting.memory_socket)
-        self._hands_over = self._stopped = False
-        self._moving: frozenset[int] = frozenset()
-        self._withheld = False
-        self._pool = make_pool(self._changed)
-        self._stacks = StackDumps(setting.job.run_dir, setting.job.gang)
-        self._crew = RankSupervisor(setting.job, self._keeper.rank_socket, self._progressed)
+    def __init__(
+        self, settings: AgentSettings, make_checkpoint_service: MakeCheckpointService, make_pool: MakePool
+    ) -> None:
+        self._settings = settings
+        self._stream: AgentStream | None = None
+        self._channels = PeerChannels(settings.credentials)
+        self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)
+        own = settings.identity
+        self._newest_generation = 0
+        self._handover = MemoryHandover(own.gang, own.node, settings.slurm_job_id, settings.memory_socket)
+        self._keep_memory = self._stop_completed = False
+        self._ranks_with_steps: frozenset[int] = frozenset()
+        self._exit_withheld = False
+        self._pool = make_pool(self._status_changed)
+        self._stacks = StackDumps(settings.job.run_dir, settings.job.gang)
+        self._supervisor = RankSupervisor(settings.job, self._checkpoints.rank_socket, self._ranks_changed)
         self._order: Order | None = None
-        self._fenced = 0
-        self._killed = 0
-        self._flushed = (0, "")
-        self._flushing = 0
-        self._failure = setting.failure
-        self._notice = ""
-        self._told_to_stop = asyncio.Event()
+        self._fenced_generation = 0
+        self._killed_generation = 0
+        self._last_flush = (0, "")
+        self._flush_serial = 0
+        self._failure = settings.failure
+        self._sigterm_notice = ""
+        self._stop_requested = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._converging = False
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._service = PeerService(setting.identity, self._keeper, lambda: self._order)
-        self._neighbours = PeerMonitor(
-            setting.identity,
+        self._service = PeerService(settings.identity, self._checkpoints, lambda: self._order)
+        self._peer_monitor = PeerMonitor(
+            settings.identity,
             self._channels.open_link,
-            MonitorCallbacks(self._coordinator_contact, self._worried, self._accuse, self._end_ranks),
+            MonitorCallbacks(self._coordinator_contact, self._suspicion_changed, self._accuse, self._self_fence),
         )
 
     async def run(self) -> int:
-        """Serve until the coordinator says EXIT (or dismisses us, or SIGTERM ends us); returns the exit code."""
-        self._crew.start_zygotes()
-        server = make_server(self._setting.credentials)
+        """Serve until an EXIT order, a dismissal or SIGTERM ends the agent; return the exit code."""
+        self._supervisor.start_zygotes()
+        server = make_server(self._settings.credentials)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(self._service, server)
-        common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._setting.identity), server)
-        port = bind(server, self._setting.listen)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._settings.identity), server)
+        port = bind(server, self._settings.listen)
         await server.start()
-        # Before the first status: what it says is what the gang's next generation starts from.
-        self._newest = await self._handover.reclaim(self._keeper)
-        self._attachment = self._attach(port)
-        self._start(self._attachment.run())
-        self._start(self._neighbours.run())
+        # Reclaim before the first status: the gang's next generation starts from the shards in that status.
+        self._newest_generation = await self._handover.reclaim(self._checkpoints)
+        self._stream = self._attach(port)
+        self._spawn(self._stream.run())
+        self._spawn(self._peer_monitor.run())
         try:
             return await self._done
         finally:
-            # gRPC logs an error for every stream that a stop cuts.
+            # gRPC logs an error for each stream that a stop cuts.
             logging.getLogger("grpc").setLevel(logging.CRITICAL)
             for task in list(self._tasks):
                 task.cancel()
-            self._neighbours.stop()
+            self._peer_monitor.stop()
             self._stacks.close()
-            await self._crew.stop()
-            last = self._leave_memory() if self._hands_over else self._handover.withdraw()
+            await self._supervisor.stop()
+            last = self._deposit_memory() if self._keep_memory else self._handover.withdraw()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_HAND_OVER_S):
+                async with asyncio.timeout(_HANDOVER_TIMEOUT_S):
                     await last
-            # The end of the process does the same: none of it may hold that up.
-            for tidy in (self._keeper.close(), self._channels.close(), server.stop(grace=None)):
+            # The end of the process closes these as well, so none of them may delay the exit.
+            for tidy in (self._checkpoints.close(), self._channels.close(), server.stop(grace=None)):
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_TIDY_S):
+                    async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                         await tidy
 
     def terminate(self) -> None:
-        """SIGTERM has come: say so, and do as the coordinator orders; without its word wind down."""
-        if not self._notice and not self._done.done():
-            self._notice = _NOTICE
-            log.warning(self._notice)
-            self._changed()
-            self._start(self._wind_down_unless_told())
+        """SIGTERM has come: report it and follow the coordinator's orders. Without an order, wind down."""
+        if not self._sigterm_notice and not self._done.done():
+            self._sigterm_notice = _SIGTERM_NOTICE
+            log.warning(self._sigterm_notice)
+            self._status_changed()
+            self._spawn(self._wind_down_without_order())
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def _take_order(self, order: Order) -> None:
-        known = self._order
-        if known is None or order.SerializeToString() != known.SerializeToString():
-            log.info("order %d: %s", order.serial, _words(order))
+    def _handle_order(self, order: Order) -> None:
+        previous = self._order
+        if previous is None or order.SerializeToString() != previous.SerializeToString():
+            log.info("order %d: %s", order.serial, _describe(order))
         self._order = order
         self._handover.confirm()
-        self._newest = max(self._newest, order.generation)
-        self._neighbours.apply_order(order)
-        self._keeper.apply_order(order)
-        if order.HasField("flush") and order.flush.serial > max(self._flushing, self._flushed[0]):
-            self._flushing = order.flush.serial
+        self._newest_generation = max(self._newest_generation, order.generation)
+        self._peer_monitor.apply_order(order)
+        self._checkpoints.apply_order(order)
+        if order.HasField("flush") and order.flush.serial > max(self._flush_serial, self._last_flush[0]):
+            self._flush_serial = order.flush.serial
             self._flush(order.flush)
         for request in self._pool.new_requests(order.pool):
-            self._start(self._pool.submit(request), vital=False)
+            self._spawn(self._pool.submit(request), vital=False)
         self._converge()
         if order.keep_stacks and self._stacks.claim(order.generation):
-            self._start(self._keep_stacks(order.generation), vital=False)
+            self._spawn(self._keep_stacks(order.generation), vital=False)
         if order.stop:
-            self._ask_to_stop(order.stop)
-        if reconcile.is_carried_out(self._local(), order):
-            self._changed()  # nothing under way will say that the order is carried out
+            self._request_stop(order.stop)
+        if reconcile.is_carried_out(self._local_state(), order):
+            self._status_changed()  # no later change reports that the order is carried out
 
     def _converge(self) -> None:
-        """Take steps until none is left. Steps call back here: the outermost call does the work."""
+        """Carry out steps until none is left. A step may call this function again; only the outermost call works."""
         if self._converging or self._order is None or self._done.done():
             return
         self._converging = True
         try:
-            while steps := reconcile.next_steps(self._local(), self._order):
+            while steps := reconcile.next_steps(self._local_state(), self._order):
                 for step in steps:
-                    self._take(step, self._order)
+                    self._carry_out(step, self._order)
                 if any(isinstance(step, reconcile.ExitAgent) for step in steps):
                     return
         finally:
             self._converging = False
 
-    def _take(self, step: reconcile.Step, order: Order) -> None:
+    def _carry_out(self, step: reconcile.Step, order: Order) -> None:
         log.debug("step: %s", step)
         match step:
             case reconcile.KillRanks(generation):
-                self._killed = generation
-                self._crew.kill_ranks(generation)
+                self._killed_generation = generation
+                self._supervisor.kill_ranks(generation)
             case reconcile.ReportFenced(generation):
-                self._keeper.fence(generation)
-                self._fenced = generation
-                self._changed()
+                self._checkpoints.fence(generation)
+                self._fenced_generation = generation
+                self._status_changed()
             case reconcile.OpenStore(generation):
-                self._crew.open_store(generation)
+                self._supervisor.open_store(generation)
             case reconcile.CloseStore():
-                self._crew.close_store()
+                self._supervisor.close_store()
             case reconcile.StartRanks():
-                self._crew.start_ranks(step, order)
+                self._supervisor.start_ranks(step, order)
             case reconcile.ExitAgent(exit_code, reason):
-                self._hands_over = order.requeued
-                self._leave(exit_code, reason or "the coordinator says so")
+                self._keep_memory = order.requeued
+                self._exit(exit_code, reason or "the coordinator ordered it")
 
-    def _local(self) -> reconcile.LocalState:
+    def _local_state(self) -> reconcile.LocalState:
         return reconcile.LocalState(
-            node=self._setting.identity.node,
-            fenced_generation=self._fenced,
-            killed_generation=self._killed,
-            ranks=self._crew.ranks(),
-            store_generation=self._crew.store_generation(),
+            node=self._settings.identity.node,
+            fenced_generation=self._fenced_generation,
+            killed_generation=self._killed_generation,
+            ranks=self._supervisor.ranks(),
+            store_generation=self._supervisor.store_generation(),
         )
 
     def _flush(self, order: FlushOrder) -> None:
         def over(task: asyncio.Task[Any]) -> None:
-            if order.serial < self._flushing:
-                return  # a newer order has ended this flush, and that one's end is what counts
+            if order.serial < self._flush_serial:
+                return  # a newer order has cancelled this flush; only the newer flush is reported
             error = None if task.cancelled() else task.exception()
-            self._flushed = (order.serial, str(error) if error is not None else "")
-            self._changed()
+            self._last_flush = (order.serial, str(error) if error is not None else "")
+            self._status_changed()
 
-        # Whatever goes wrong with it is the coordinator's to judge; training goes on.
-        self._start(self._keeper.flush(order, self._setting.spec.durable_dir), vital=False).add_done_callback(over)
+        # The coordinator decides about a failed flush; training goes on.
+        self._spawn(self._checkpoints.flush(order, self._settings.spec.durable_dir), vital=False).add_done_callback(
+            over
+        )
 
     async def _keep_stacks(self, generation: int) -> None:
-        await self._stacks.write(generation, self._crew.pids(generation))
-        self._changed()
+        await self._stacks.write(generation, self._supervisor.pids(generation))
+        self._status_changed()
 
-    def _leave(self, code: int, reason: str) -> None:
+    def _exit(self, code: int, reason: str) -> None:
         if not self._done.done():
             log.info("leaving with exit code %d: %s", code, reason)
             self._done.set_result(code)
 
-    # --- saying how things stand -------------------------------------------------------------------------------------
+    # --- the status --------------------------------------------------------------------------------------------------
 
-    def _progressed(self) -> None:
+    def _ranks_changed(self) -> None:
         self._converge()
-        self._changed()
-        if self._told_to_stop.is_set() and not self._stopped and not self._any_alive():
-            self._stopped = True
-            # What follows may take longer than Slurm lets us live: its SIGKILL finds the memory with musterd.
-            self._start(self._leave_memory(), vital=False)
+        self._status_changed()
+        if self._stop_requested.is_set() and not self._stop_completed and not self._any_alive():
+            self._stop_completed = True
+            # Deposit now: what follows may last longer than Slurm allows, and SIGKILL must not lose the memory.
+            self._spawn(self._deposit_memory(), vital=False)
 
-    async def _leave_memory(self) -> None:
-        await self._handover.deposit(self._keeper, self._newest)
+    async def _deposit_memory(self) -> None:
+        await self._handover.deposit(self._checkpoints, self._newest_generation)
 
-    def _kept(self) -> None:
-        """Shards, commits and steps: news at every step, so told at leisure, but for a generation's first and last."""
-        moving = frozenset(self._keeper.progress())
-        if moving != self._moving or self._withheld:
-            self._moving = moving
-            self._changed()
-        elif self._attachment is not None:
-            self._attachment.schedule_status(within=_AT_LEISURE_S)
+    def _store_changed(self) -> None:
+        """Shards, commits or steps have changed, which happens at every step. Report it after a delay, except the first
+        and last step of a generation."""
+        ranks_with_steps = frozenset(self._checkpoints.progress())
+        if ranks_with_steps != self._ranks_with_steps or self._exit_withheld:
+            self._ranks_with_steps = ranks_with_steps
+            self._status_changed()
+        elif self._stream is not None:
+            self._stream.schedule_status(within=_STEP_STATUS_DELAY_S)
 
-    def _changed(self) -> None:
-        if self._attachment is not None:
-            self._attachment.schedule_status()
+    def _status_changed(self) -> None:
+        if self._stream is not None:
+            self._stream.schedule_status()
 
     def _status(self) -> AgentStatus:
-        store = self._crew.store
+        store = self._supervisor.store
         listening = store if store is not None and store.port else None
         order = self._order
-        done = order is not None and reconcile.is_carried_out(self._local(), order)
+        done = order is not None and reconcile.is_carried_out(self._local_state(), order)
         return AgentStatus(
-            fenced_generation=self._fenced,
+            fenced_generation=self._fenced_generation,
             ranks=self._ranks(),
-            shards=self._keeper.shards(),
-            committed=self._keeper.committed(),
+            shards=self._checkpoints.shards(),
+            committed=self._checkpoints.committed(),
             store_port=listening.port if listening is not None else 0,
             store_generation=listening.generation if listening is not None else 0,
-            warm=self._crew.ready_zygotes(),
-            heard_ms=self._neighbours.heard_ms(),
+            warm=self._supervisor.ready_zygotes(),
+            heard_ms=self._peer_monitor.heard_ms(),
             answered_ms=self._service.answered_ms(),
-            flushed_serial=self._flushed[0],
-            flush_error=self._flushed[1],
+            flushed_serial=self._last_flush[0],
+            flush_error=self._last_flush[1],
             order_serial=order.serial if order is not None and done else 0,
-            failure=self._failure or self._crew.failure,
-            notice=self._notice,
+            failure=self._failure or self._supervisor.failure,
+            notice=self._sigterm_notice,
             pool=self._pool.answers(),
             store_reserved=listening is not None and not listening.hosted,
             stacks_generation=self._stacks.generation,
         )
 
     def _ranks(self) -> list[RankStatus]:
-        """The ranks' statuses. An end in good order is told no sooner than what was kept before it: where it is the
-        gang's, the last checkpoint is chosen among what is known then. Ends that this agent brings about are told once
-        all ranks have ended, with the fence: the first of them is no crash. A fault never waits."""
-        ended = [rank for rank in self._crew.statuses({}) if _in_order(rank)]
-        behind = {(r.rank, r.generation) for r in ended if self._keeper.is_digesting(r.rank, r.generation)}
-        self._withheld = bool(behind)
-        ranks, phases = list(self._crew.statuses(self._keeper.progress())), self._keeper.phases()
+        """The statuses of the ranks.
+
+        A rank that exited with 0 is reported only after all that it kept is reported: if the gang ends with it, the
+        last checkpoint is chosen among the reported ones. Ends that this agent causes are reported with the fence,
+        after all ranks have ended, so that none looks like a crash. A fault is reported at once.
+        """
+        ended = [rank for rank in self._supervisor.statuses({}) if _exited_with_zero(rank)]
+        digesting = {(r.rank, r.generation) for r in ended if self._checkpoints.is_digesting(r.rank, r.generation)}
+        self._exit_withheld = bool(digesting)
+        ranks, phases = list(self._supervisor.statuses(self._checkpoints.progress())), self._checkpoints.phases()
         for rank in ranks:
             rank.declared_phase = phases.get(rank.rank, "")
-            if (rank.rank, rank.generation) in behind or self._fenced < rank.generation <= self._killed:
+            if (
+                rank.rank,
+                rank.generation,
+            ) in digesting or self._fenced_generation < rank.generation <= self._killed_generation:
                 rank.phase = RankPhase.RANK_PHASE_RUNNING
         return ranks
 
     def _attach(self, port: int) -> AgentStream:
-        setting = self._setting
+        settings = self._settings
         hello = AgentHello(
-            gang_id=setting.identity.gang,
-            slurm_job_id=setting.slurm_job_id,
-            slurm_restart_count=setting.slurm_restart_count,
-            node=setting.identity.node,
-            incarnation=setting.identity.incarnation,
-            peer_address=f"{setting.host}:{port}",
-            spec=setting.spec,
-            batch_host=setting.batch_host,
-            pool_serial=setting.pool_serial,
+            gang_id=settings.identity.gang,
+            slurm_job_id=settings.slurm_job_id,
+            slurm_restart_count=settings.slurm_restart_count,
+            node=settings.identity.node,
+            incarnation=settings.identity.incarnation,
+            peer_address=f"{settings.host}:{port}",
+            spec=settings.spec,
+            batch_host=settings.batch_host,
+            pool_serial=settings.pool_serial,
         )
-        again = self._neighbours.repeat_accusations
-        ears = StreamHandlers(hello, self._status, again, self._take_order, self._take_probe, self._dismissed)
-        return AgentStream(setting.coordinator, setting.credentials, ears)
+        repeat = self._peer_monitor.repeat_accusations
+        handlers = StreamHandlers(hello, self._status, repeat, self._handle_order, self._handle_probe, self._dismissed)
+        return AgentStream(settings.coordinator, settings.credentials, handlers)
 
-    # --- silence -----------------------------------------------------------------------------------------------------
+    # --- silence of others -------------------------------------------------------------------------------------------
 
     def _coordinator_contact(self) -> float:
-        return self._attachment.last_contact if self._attachment is not None else float("-inf")
+        return self._stream.last_contact if self._stream is not None else float("-inf")
 
-    def _worried(self, worried: bool) -> None:
-        if self._attachment is not None:
-            self._attachment.set_suspicion(worried)
+    def _suspicion_changed(self, worried: bool) -> None:
+        if self._stream is not None:
+            self._stream.set_suspicion(worried)
 
     def _accuse(self, accusation: Any) -> None:
-        self._say(AgentMessage(accusation=accusation))
+        self._send(AgentMessage(accusation=accusation))
 
-    def _end_ranks(self, why: str) -> None:
-        """Fence ourselves: no order is waited for."""
-        alive = [rank.generation for rank in self._crew.ranks() if rank.alive]
-        if alive and max(alive) > self._killed:
-            log.error("ending all ranks: %s", why)
-            self._killed = max(alive)
-            self._crew.kill_ranks(self._killed)
-            self._progressed()
+    def _self_fence(self, why: str) -> None:
+        """Kill this node's ranks without waiting for an order."""
+        alive = [rank.generation for rank in self._supervisor.ranks() if rank.alive]
+        if alive and max(alive) > self._killed_generation:
+            log.error("killing all ranks: %s", why)
+            self._killed_generation = max(alive)
+            self._supervisor.kill_ranks(self._killed_generation)
+            self._ranks_changed()
 
-    def _take_probe(self, order: ProbeOrder) -> None:
-        self._start(self._probe(order), vital=False)
+    def _handle_probe(self, order: ProbeOrder) -> None:
+        self._spawn(self._probe(order), vital=False)
 
     async def _probe(self, order: ProbeOrder) -> None:
         try:
-            met = await probe(order.peer_address, order.node, self._setting.credentials, order.deadline_ms / 1000)
+            reachability = await probe(
+                order.peer_address, order.node, self._settings.credentials, order.deadline_ms / 1000
+            )
         except IdentityUnavailable as error:
             log.error("can't probe %s: %s", order.node, error)
             return
-        if met is Reachability.NO_ANSWER and self._neighbours.closed_by_peer(order.node):
-            met = Reachability.REFUSED  # its kernel told us before it, too, went
+        if reachability is Reachability.NO_ANSWER and self._peer_monitor.closed_by_peer(order.node):
+            reachability = Reachability.REFUSED  # the peer's kernel closed our connection before it stopped answering
         result = ProbeResult(
             probe_id=order.probe_id,
             node=order.node,
-            answered=met is None,
-            silence=_SILENCES[met],
-            step=max(self._keeper.progress().values(), default=0),
+            answered=reachability is None,
+            silence=_SILENCE_BY_REACHABILITY[reachability],
+            step=max(self._checkpoints.progress().values(), default=0),
         )
-        self._say(AgentMessage(probe_result=result))
+        self._send(AgentMessage(probe_result=result))
 
-    def _say(self, message: AgentMessage) -> None:
-        if self._attachment is not None:
-            self._attachment.send(message)
+    def _send(self, message: AgentMessage) -> None:
+        if self._stream is not None:
+            self._stream.send(message)
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
     def _dismissed(self, reason: str) -> None:
-        self._leave(0, f"dismissed by the coordinator: {reason}")
+        self._exit(0, f"dismissed by the coordinator: {reason}")
 
-    def _ask_to_stop(self, reason: str) -> None:
-        """Ask the ranks, once, to finish their step and leave."""
-        if self._told_to_stop.is_set():
+    def _request_stop(self, reason: str) -> None:
+        """Ask the ranks, once, to finish their step and exit."""
+        if self._stop_requested.is_set():
             return
-        self._told_to_stop.set()
-        self._keeper.stop_ranks(reason)
-        if self._setting.spec.stop_signal:
-            self._crew.signal_ranks(self._setting.spec.stop_signal)
+        self._stop_requested.set()
+        self._checkpoints.stop_ranks(reason)
+        if self._settings.spec.stop_signal:
+            self._supervisor.signal_ranks(self._settings.spec.stop_signal)
 
-    async def _wind_down_unless_told(self) -> None:
+    async def _wind_down_without_order(self) -> None:
         try:
-            async with asyncio.timeout(self._setting.notice_s):
-                await self._told_to_stop.wait()
+            async with asyncio.timeout(self._settings.notice_s):
+                await self._stop_requested.wait()
         except TimeoutError:
             await self._wind_down()
 
     async def _wind_down(self) -> None:
-        self._failure = self._notice
-        self._changed()
-        self._ask_to_stop(self._failure)
-        spec = self._setting.spec
+        self._failure = self._sigterm_notice
+        self._status_changed()
+        self._request_stop(self._failure)
+        spec = self._settings.spec
         if spec.stop_signal or spec.memory_checkpoint:
-            await self._ranks_end(_STOP_GRACE_S)
-        self._end_ranks(self._failure)
-        await self._ranks_end(_STOP_GRACE_S)
-        self._hands_over = True  # nobody has had it written, or has said that the job doesn't come back
-        self._leave(_EXIT_TERM, self._failure)
+            await self._wait_for_ranks(_RANK_EXIT_TIMEOUT_S)
+        self._self_fence(self._failure)
+        await self._wait_for_ranks(_RANK_EXIT_TIMEOUT_S)
+        self._keep_memory = True  # no order has written the memory or ended the job
+        self._exit(_EXIT_SIGTERM, self._failure)
 
     def _any_alive(self) -> bool:
-        return any(rank.alive for rank in self._crew.ranks())
+        return any(rank.alive for rank in self._supervisor.ranks())
 
-    async def _ranks_end(self, timeout: float) -> None:
+    async def _wait_for_ranks(self, timeout: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout
         while asyncio.get_running_loop().time() < deadline:
             if not self._any_alive():
                 return
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
 
-    def _start(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
-        """Begin some work. A vital one that fails is a bug that ends the agent loudly, ranks and all."""
+    def _spawn(self, work: Coroutine[Any, Any, Any], *, vital: bool = True) -> asyncio.Task[Any]:
+        """Start a task. If a `vital` task fails, that is a bug: it ends the agent and its ranks."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, vital))
+        task.add_done_callback(partial(self._task_ended, vital))
         return task
 
-    def _ended(self, vital: bool, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, vital: bool, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -463,10 +480,10 @@ class Agent:
             self._done.set_exception(error)
 
 
-def _in_order(rank: RankStatus) -> bool:
+def _exited_with_zero(rank: RankStatus) -> bool:
     return rank.phase == RankPhase.RANK_PHASE_EXITED and rank.exit_code == 0
 
 
-def _words(order: Order) -> str:
+def _describe(order: Order) -> str:
     duty = Duty.Name(order.duty).removeprefix("DUTY_")
     return f"{duty} {order.generation}" + (f", {order.reason}" if order.reason else "")

@@ -41,7 +41,7 @@ _RETRY_S = 3.0
 _TAKEN: packets.Message = {"taken": {}}
 
 
-class Keeper(Protocol):
+class HandoverStore(Protocol):
     """The part of the checkpoint store that the handover uses (muster.checkpoint.store)."""
 
     def slot_shards(self) -> list[Shard]: ...
@@ -63,10 +63,10 @@ class MemoryHandover:
         self._deposited = False
         self._call_lock = Lock()
 
-    async def deposit(self, keeper: Keeper, generation: int) -> None:
+    async def deposit(self, store: HandoverStore, generation: int) -> None:
         """Deposit this node's shards with musterd, in place of an earlier deposit. If musterd is absent or refuses, log
         it. `generation`: the gang's newest."""
-        shards = newest_first(keeper.slot_shards())[:MAX_SHARDS]
+        shards = newest_first(store.slot_shards())[:MAX_SHARDS]
         if not self._path or not shards:
             return
         newest = max(generation, *(shard.version.generation for shard in shards))
@@ -132,7 +132,7 @@ class MemoryHandover:
         fcntl.fcntl(index, fcntl.F_ADD_SEALS, MEMFD_SEALS | fcntl.F_SEAL_WRITE)
         return index
 
-    async def reclaim(self, keeper: Keeper) -> int:
+    async def reclaim(self, store: HandoverStore) -> int:
         """Reclaim what the previous run has deposited on this node. Damaged shards are dropped. Until `confirm`,
         musterd takes everything back if this agent ends.
 
@@ -157,7 +157,7 @@ class MemoryHandover:
         limit_s = _verification_timeout_s(memfds)
         try:
             async with asyncio.timeout(limit_s):
-                await _verify_all(keeper, offers, memfds)
+                await _verify_all(store, offers, memfds)
         except TimeoutError:
             log.warning("not all memory of the previous run was verified within %.0f s", limit_s)
         return int(answer.get("generation", 0))
@@ -181,9 +181,9 @@ def _verification_timeout_s(memfds: Sequence[int]) -> float:
     return min(RECLAIM_BASE_S + size / VERIFY_BYTES_PER_S, RECLAIM_MAX_S)
 
 
-async def _verify_all(keeper: Keeper, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
+async def _verify_all(store: HandoverStore, offers: Sequence[ShardOffer], memfds: Sequence[int]) -> None:
     """Have the checkpoint store verify all shards at once: its threads share the work."""
-    tasks = (keeper.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
+    tasks = (store.adopt_shard(offer, fd) for offer, fd in zip(offers, memfds, strict=True))
     for offer, error in zip(offers, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
         version = transfer.version_of_offer(offer)
         if isinstance(error, CorruptShard):

@@ -152,7 +152,7 @@ def _address_towards(towards: str) -> str:
 
 
 async def _serve(setting: AgentSettings) -> int:
-    def make_keeper(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
+    def make_checkpoint_service(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
         refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
         return CheckpointService(setting.identity.gang, setting.identity.node, channels.stub_for, changed, refused)
 
@@ -161,7 +161,7 @@ async def _serve(setting: AgentSettings) -> int:
         job = PoolJob(setting.identity.gang, setting.spec, restarts, given, sys.argv[0])
         return PoolRequests(PoolRequestDefaults(job, job_end_time(), dict(os.environ)), CliSlurm(), changed)
 
-    agent = Agent(setting, make_keeper, make_pool)
+    agent = Agent(setting, make_checkpoint_service, make_pool)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.terminate)

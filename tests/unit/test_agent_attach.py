@@ -44,13 +44,8 @@ async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
     attaching = asyncio.create_task(_attachment(await coordinator.start(), credentials, faults=2).run())
     await coordinator.until(lambda: coordinator.status("n0").fenced_generation == 7)
     told = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
-    assert (
-        told
-        == [
-            "a bug of Muster: the messages to the coordinator can't be sent: ZeroDivisionError('nobody has thought of it')"
-        ]
-        * 2
-    )
+    bug = "ZeroDivisionError('nobody has thought of it')"
+    assert told == [f"a bug of Muster: the messages to the coordinator can't be sent: {bug}"] * 2
     attaching.cancel()
     await asyncio.wait({attaching}, timeout=5)
     assert attaching.cancelled()

@@ -80,9 +80,9 @@ class PeerChannels:
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
     """What this agent answers to the others of its gang. `order`: the newest one, None before the first."""
 
-    def __init__(self, own: AgentIdentity, keeper: ShardService, order: Callable[[], Order | None]) -> None:
+    def __init__(self, own: AgentIdentity, shards: ShardService, order: Callable[[], Order | None]) -> None:
         self._own = own
-        self._keeper = keeper
+        self._shards = shards
         self._order = order
         self._answered: dict[str, float] = {}
 
@@ -120,24 +120,24 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
         await self._admit(context)
-        return await self._keeper.Offer(request, context)
+        return await self._shards.Offer(request, context)
 
     async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
         await self._admit(context)
-        return await self._keeper.Put(request_iterator, context)
+        return await self._shards.Put(request_iterator, context)
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
         await self._admit(context)
-        async for data in self._keeper.Fetch(request, context):
+        async for data in self._shards.Fetch(request, context):
             yield data
 
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
         await self._admit(context)
-        return await self._keeper.Stored(request, context)
+        return await self._shards.Stored(request, context)
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
         await self._admit(context)
-        return await self._keeper.Committed(request, context)
+        return await self._shards.Committed(request, context)
 
     async def _admit(self, context: _Context) -> None:
         caller = current_caller()

@@ -111,7 +111,8 @@ class KeptMemoryStore:
         return ""
 
     def hand_out(self, uid: int, gang: str) -> KeptEntry[Memfds] | None:
-        """What this user's gang has left: to be given back, then to be `let_go` or, where that fails, `put_back`."""
+        """Remove and return what this user's gang has deposited. The caller gives it back to the gang, then calls
+        `release`; if that fails, `put_back`."""
         with self._lock:
             return self._custody.hand_out(uid, gang)
 
