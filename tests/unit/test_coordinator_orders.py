@@ -170,7 +170,7 @@ def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:
     assert [rank.declared_phase for rank in view.ranks] == ["evaluation", "", "", ""]
     text = Console(file=io.StringIO(), record=True, width=200)
     text.print(gang_details(view))
-    assert "evaluation, by 1 of 4 ranks: no hang is looked for" in text.export_text()
+    assert "evaluation, by 1 of 4 ranks: hangs are not detected" in text.export_text()
 
 
 def _view_words(story: tuple[facts.Fact, ...], fenced: dict[str, int] | None = None) -> str:

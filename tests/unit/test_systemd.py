@@ -43,9 +43,10 @@ class Unit:
 
 
 def _statuses(text: str) -> set[int]:
-    """The numbers of a sentence "Exit status ...: 0 told to stop; 69 the address ...; 70 a bug"."""
+    """The numbers of a sentence "Exit status ...: 0 told to stop; 69 the address ...; 70 a bug", or of a list with one
+    number a line."""
     sentence = text.partition("Exit status")[2].partition(":")[2]
-    return {int(found) for found in re.findall(r"(?:^|;)\s*(\d+) ", sentence)}
+    return {int(found) for found in re.findall(r"(?:^|;|\n)\s*(\d+) ", sentence)}
 
 
 @pytest.mark.parametrize("name", UNITS)
