@@ -155,7 +155,7 @@ class KeptMemoryStore:
         return [(kept.gang, kept.generation)] if kept is not None else []
 
     def mark_obsolete(self, gang: str, generation: int) -> None:
-        """The gang wants no more what it had left in this generation: the next `tidy` lets it go."""
+        """The gang does not need what it left in this generation any more: the next `release_expired` releases it."""
         with self._lock:
             if (kept := self._custody.remove_obsolete(gang, generation)) is not None:
                 self._outdated.append(kept)
