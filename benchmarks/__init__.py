@@ -1,1 +1,2 @@
-"""What Muster's figures are measured with. Run from the repository's root: ``python -m benchmarks.bench_recovery``."""
+"""The benchmarks behind Muster's figures. Run them from the repository's root: ``python -m
+benchmarks.bench_recovery``."""

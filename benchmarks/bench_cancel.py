@@ -1,13 +1,12 @@
-"""`make bench-cancel`: how long `muster cancel` takes to free everything, on a cluster of containers.
+"""`make bench-cancel`: measures how long `muster cancel` takes to free all resources, on a cluster of containers.
 
-A job of 8 ranks and 2 spares trains on 10 nodes, and its user calls `muster cancel`. The clock starts with that call.
-It stops when no process of the user's and no memory file of Muster's is left on any node, and the controller's
-`squeue` is empty: a job that is COMPLETING is still there. What is left is looked at from outside the nodes, every
-tenth of a second or two.
+A job with 8 ranks and 2 spares trains on 10 nodes. Its user calls `muster cancel`. The clock starts with that call. It
+stops when no process of the user and no memory file of Muster remains on any node, and `squeue` on the controller is
+empty. A COMPLETING job still counts. The check runs outside the nodes, every one or two tenths of a second.
 
-The ranks rest after each step, so that the command and the daemons do not queue behind ten nodes' work on the
-processors of one machine; `--pause 0` measures that as well. The last line is a JSON object: `{"median_s": …,
-"worst_s": …, "parts_s": {"command": …, "processes": …, "memory": …, "queue": …}}`, the parts as medians of when each
+The ranks sleep after each step. Otherwise the command and the daemons would wait for the processors of one host, which
+run ten nodes' work. `--pause 0` measures that case. The last output line is a JSON object: `{"median_s": …, "worst_s":
+…, "parts_s": {"command": …, "processes": …, "memory": …, "queue": …}}`. Each part is the median time at which that part
 was done.
 """
 
@@ -31,10 +30,12 @@ from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import Training, TrainingSpec
 from muster.slurm.cluster.waiting import WaitTimeout
 
-PROMISED_S = 5.0
-LONGEST_S = 120.0
-LOOK_EVERY_S = 0.05
+TARGET_S = 5.0
+"""Seconds: Muster's promise for the worst case."""
+TIMEOUT_S = 120.0
+POLL_S = 0.05
 WARM_STEPS = 20
+"""Steps that the job trains before the cancel."""
 
 PARTS = {
     "command": "command has returned s",
@@ -46,39 +47,41 @@ Run = dict[str, float]
 """Seconds from the start of the call until each part was done."""
 
 
-def cancel_once(cluster: Cluster, name: str, pause_s: float) -> Run:
-    """Train, cancel, and look until nothing is left."""
+def measure_cancel(cluster: Cluster, name: str, pause_s: float) -> Run:
+    """Trains, cancels, and waits until nothing remains."""
     with Training(cluster, TrainingSpec(name, arguments=("--pause", str(pause_s)))) as training:
         training.submit()
         training.wait_step(WARM_STEPS)
         seen = find_leftovers(cluster)
-        assert all((seen.processes, seen.memory, queued_jobs(cluster))), "what is to go can't be seen"
+        assert all((seen.processes, seen.memory, queued_jobs(cluster))), "the check does not see the job's resources"
         words = ("muster", "cancel", str(training.job))
         began = time.monotonic()
         command = cluster.popen(LOGIN, *words, user=training.spec.user)
-        run = until_all_gone(cluster, command, began)
+        run = wait_all_done(cluster, command, began)
         said = command.communicate()[0]
         assert command.returncode == 0, said
     return run
 
 
-def until_all_gone(cluster: Cluster, command: subprocess.Popen[str], began: float) -> Run:
-    """When each part was done, as of the first of the looks that all found it so; `began`: the call's start."""
+def wait_all_done(cluster: Cluster, command: subprocess.Popen[str], began: float) -> Run:
+    """Waits until all parts are done. Returns when each part was done, as of the first of the consecutive checks that
+    found it done. `began` is the start of the call.
+    """
     run: Run = {}
     while len(run) < len(PARTS):
-        for part, there in present(cluster, command):
+        for part, there in remaining_parts(cluster, command):
             if there:
                 run.pop(part, None)
             else:
                 run.setdefault(part, time.monotonic() - began)
-        if time.monotonic() - began > LONGEST_S:
-            raise WaitTimeout(f"not within {LONGEST_S:.0f} s: {', '.join(sorted(PARTS.keys() - run))}")
-        time.sleep(LOOK_EVERY_S)
+        if time.monotonic() - began > TIMEOUT_S:
+            raise WaitTimeout(f"not within {TIMEOUT_S:.0f} s: {', '.join(sorted(PARTS.keys() - run))}")
+        time.sleep(POLL_S)
     return run
 
 
-def present(cluster: Cluster, command: subprocess.Popen[str]) -> Iterator[tuple[str, bool]]:
-    """Each part, as it is looked at: whether it is still to be done."""
+def remaining_parts(cluster: Cluster, command: subprocess.Popen[str]) -> Iterator[tuple[str, bool]]:
+    """Yields each part as it is checked, and whether it is not done yet."""
     yield "command", command.poll() is None
     left = find_leftovers(cluster)
     yield "processes", bool(left.processes)
@@ -87,7 +90,7 @@ def present(cluster: Cluster, command: subprocess.Popen[str]) -> Iterator[tuple[
 
 
 def summary(runs: list[Run]) -> dict[str, Any]:
-    """The object of the last line."""
+    """The JSON object of the last line."""
     totals = [max(run.values()) for run in runs]
     return {
         "median_s": round(statistics.median(totals), 2),
@@ -97,7 +100,7 @@ def summary(runs: list[Run]) -> dict[str, Any]:
 
 
 def table(runs: list[Run]) -> Table:
-    """All figures for a person."""
+    """All figures as a table."""
     shown = Table("run", "all s", *PARTS.values())
     for number, run in enumerate(runs, 1):
         columns = (max(run.values()), *(run[part] for part in PARTS))
@@ -106,16 +109,18 @@ def table(runs: list[Run]) -> Table:
 
 
 def main() -> int:
-    """Measure, print, end the cluster that was started for it."""
+    """Measures, prints, and removes the cluster."""
     parser = argparse.ArgumentParser(description="How long `muster cancel` takes to free everything.")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--pause", type=float, default=0.5, metavar="SECONDS", help="a rank rests after each step")
+    parser.add_argument(
+        "--pause", type=float, default=0.5, metavar="SECONDS", help="each rank sleeps so long after a step"
+    )
     args = parser.parse_args()
     with Cluster.up(ClusterSpec(nodes=10)) as cluster:
-        runs = [cancel_once(cluster, f"cancel-{number}", args.pause) for number in range(args.runs)]
+        runs = [measure_cancel(cluster, f"cancel-{number}", args.pause) for number in range(args.runs)]
     console = Console(width=120)
     console.print(table(runs))
-    console.print(f"promised: {PROMISED_S:.0f} s; kept in {sum(max(r.values()) <= PROMISED_S for r in runs)} runs")
+    console.print(f"target: {TARGET_S:.0f} s; met in {sum(max(r.values()) <= TARGET_S for r in runs)} runs")
     print(json.dumps(summary(runs)))
     return 0
 

@@ -1,14 +1,14 @@
-"""`make bench-core`: what the coordinator's decisions and its journal cost.
+"""`make bench-core`: measures the cost of the coordinator's decisions and of its journal.
 
     python -m benchmarks.bench_core [--folder DIR]
 
-- the journal: one event of a node's loss (three facts), written as the coordinator does, beside 12,500 nodes in 1,000
-  gangs; `--folder` is where (default: a folder of its own in the current one, for /tmp may not be a disk);
-- the pure core: heartbeats a second, and an agent's report, a gang's start and a recovery at several sizes;
-- a restart: from the start of a process to its first answer, with 12,500 nodes and 1,000 gangs in the journal;
-- the simulator: seeds a second, on all processors.
+- The journal: one event of a node's loss (three facts), written as the coordinator writes it, with 12,500 nodes in
+  1,000 gangs. `--folder` is the place (default: a new folder in the current one, because /tmp may not be a disk).
+- The pure core: heartbeats per second; an agent's report, a gang's start and a recovery at several sizes.
+- A restart: from the start of a process to its first answer, with 12,500 nodes and 1,000 gangs in the journal.
+- The simulator: seeds per second, on all processors.
 
-A table of all figures, then the main ones as one JSON object, the last line; in the units that the names say.
+The output is a table of all figures. The last line is a JSON object with the main figures. Names contain the units.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fleet import Fleet, TrainingGang
-from benchmarks.restart import answered
+from benchmarks.restart import wait_serving
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import apply
 from muster.daemon.coordinator.core.state.state_tables import Verdict
@@ -49,14 +49,14 @@ REPORTS = 400
 SILENCE_S = 10.0
 SEEDS = 400
 
-PROMISED = ("heartbeats_per_s", "journal_p50_ms", "journal_p99_ms", "restart_12500_s", "seeds_per_s")
-"""What the last line holds."""
+REPORTED_FIGURES = ("heartbeats_per_s", "journal_p50_ms", "journal_p99_ms", "restart_12500_s", "seeds_per_s")
+"""The figures of the last line."""
 
 Figures = dict[str, float]
 
 
 def heartbeats(fleet: Fleet, gangs: list[TrainingGang]) -> Figures:
-    """Pings of agents and heartbeats of node daemons, in turn, that one core takes in a second."""
+    """Heartbeats of agents and of node daemons, alternating, that one processor core handles per second."""
     pings: list[events.Event] = [events.AgentHeard(gang.id, node) for gang in gangs for node in gang.nodes]
     beats: list[events.Event] = [events.NodeHeard(node) for gang in gangs for node in gang.nodes]
     received = list(islice(cycle([event for pair in zip(pings, beats, strict=True) for event in pair]), HEARTBEATS))
@@ -68,12 +68,12 @@ def heartbeats(fleet: Fleet, gangs: list[TrainingGang]) -> Figures:
 
 
 def journal(fleet: Fleet, folder: Path) -> Figures:
-    """Milliseconds for one event: its facts, and a snapshot where one is due."""
+    """Milliseconds for one event: its facts, and a snapshot if one is due."""
     kept = Journal(folder)
     state = fleet.core.state
     took = []
     for number, node in enumerate(islice(cycle(state.nodes), EVENTS)):
-        facts = _loss(node, number)
+        facts = _node_loss_facts(node, number)
         start = time.perf_counter()
         kept.append(facts, fleet.now, "Probed of a witness: the node did not answer")
         kept.snapshot_if_due(state)
@@ -88,7 +88,7 @@ def journal(fleet: Fleet, folder: Path) -> Figures:
     }
 
 
-def _loss(node: str, number: int) -> list[facts.Fact]:
+def _node_loss_facts(node: str, number: int) -> list[facts.Fact]:
     reason = f"{node} is lost: agent and daemon silent to the coordinator and to other nodes"
     return [
         facts.NodeJudged(node, Verdict.LOST, reason),
@@ -98,20 +98,23 @@ def _loss(node: str, number: int) -> list[facts.Fact]:
 
 
 def one_gang(nodes: int) -> Figures:
-    """One gang of `nodes` nodes: CPU time of its start, of an agent's report, of a node's loss, and of ten seconds in
-    which nobody hears a third of them."""
+    """The costs for one gang of `nodes` nodes.
+
+    They are CPU seconds of its start, of the loss of one node, and of ten seconds without contact to a third of the
+    nodes; and CPU microseconds of an agent's report.
+    """
     fleet = Fleet()
     gang = TrainingGang(fleet, "gang", 1, [f"node{number:05d}" for number in range(nodes)], spares=max(1, nodes // 64))
-    fleet.after = Telling(fleet)
+    fleet.on_outcome = OrderDelivery(fleet)
     gang.begin()
     start_s, fleet.cpu_s = fleet.cpu_s, 0.0
     reports = list(islice(cycle(gang.reports()), REPORTS))
     for event in reports:
         fleet.post(event)
     report_us, fleet.cpu_s = fleet.cpu_s / REPORTS * 1e6, 0.0
-    gang.lose(gang.nodes[nodes // 2])
+    gang.fail_node(gang.nodes[nodes // 2])
     recovery_s, fleet.cpu_s = fleet.cpu_s, 0.0
-    gang.lose_many(gang.nodes[: nodes // 3], SILENCE_S)
+    gang.fail_nodes(gang.nodes[: nodes // 3], SILENCE_S)
     return {
         f"start_{nodes}_cpu_s": round(start_s, 3),
         f"report_{nodes}_us": round(report_us, 1),
@@ -120,7 +123,7 @@ def one_gang(nodes: int) -> Figures:
     }
 
 
-class Telling:
+class OrderDelivery:
     """Puts orders into the agents' outboxes, as the coordinator does."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -130,7 +133,7 @@ class Telling:
         self._late: list[tuple[float, Callable[[str], None], str]] = []
 
     def __call__(self, event: events.Event, outcome: Outcome) -> None:
-        """What follows from one event."""
+        """Delivers the orders that follow from one event."""
         while self._late and self._late[0][0] <= self._fleet.now:
             _, action, gang = self._late.pop(0)
             action(gang)
@@ -145,10 +148,10 @@ class Telling:
 
 
 async def restart(fleet: Fleet, folder: Path) -> Figures:
-    """Seconds from a coordinator's start to its first answer, and what of that is the journal's part."""
+    """Seconds from a coordinator's start to its first answer, and the journal's part of this time."""
     kept = Journal(folder)
     state = kept.load()
-    for at, decided in fleet.written:
+    for at, decided in fleet.decided:
         for fact in decided:
             apply(state, fact, at)
         kept.append(decided, at, "a measurement")
@@ -163,7 +166,7 @@ async def restart(fleet: Fleet, folder: Path) -> Figures:
     assert process.stdout
     assert process.stdin
     port = int(await process.stdout.readline())
-    await answered(port, folder)
+    await wait_serving(port, folder)
     took = time.perf_counter() - start
     load_s = float(await process.stdout.readline())
     process.stdin.close()
@@ -171,11 +174,11 @@ async def restart(fleet: Fleet, folder: Path) -> Figures:
     return {"restart_12500_s": round(took, 2), "load_12500_s": round(load_s, 2)}
 
 
-def simulated() -> Figures:
-    """Simulated worlds a second.
+def simulator_rate() -> Figures:
+    """Simulated runs per second.
 
     Raises:
-        RuntimeError: one of them broke a law; what was measured is worth nothing then.
+        RuntimeError: a run broke an invariant, so the measurement is worthless.
     """
     outcome = parallel.run(0, SEEDS)
     if outcome.failures:
@@ -186,12 +189,12 @@ def simulated() -> Figures:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="What the coordinator's decisions and its journal cost.")
-    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the journals stand; a real disk")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="folder for the journals, on a real disk")
     return parser.parse_args()
 
 
 async def measure(folder: Path, say: Any) -> Figures:
-    """Everything, in turn."""
+    """Runs all measurements."""
     figures: Figures = {}
     for nodes in SIZES:
         figures |= one_gang(nodes)
@@ -208,14 +211,14 @@ async def measure(folder: Path, say: Any) -> Figures:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measures and prints."""
     args = arguments()
-    figures = asyncio.run(measure(args.folder, Console(stderr=True).print)) | simulated()
+    figures = asyncio.run(measure(args.folder, Console(stderr=True).print)) | simulator_rate()
     shown = Table("figure", "value")
     for name, value in figures.items():
         shown.add_row(name, f"{value:,}")
     Console().print(shown)
-    print(json.dumps({name: figures[name] for name in PROMISED}))
+    print(json.dumps({name: figures[name] for name in REPORTED_FIGURES}))
     return 0
 
 

@@ -1,13 +1,14 @@
-"""`make bench-recovery`: from a fault to the first finished optimizer step of the next generation.
+"""`make bench-recovery`: measures the time from a fault to the first finished optimizer step of the next generation.
 
-On a container cluster of 10 nodes: 8 ranks, one a node, and 2 spares, a model of 3.2 M parameters with AdamW, a
-snapshot at every step, heartbeats every 5 s. Each fault is struck `--runs` times, medians and worst are printed
-with the phases of each, then one JSON object as the last line. `--json FILE` writes that object to a file too, with
-the date and the machine; `make figures` makes the README's picture and table from benchmarks/recovery.json.
+The container cluster has 10 nodes: 8 ranks, one on each node, and 2 spares. The model has 3.2 M parameters and uses
+AdamW. A snapshot is taken at every step; heartbeats come every 5 s. Each fault is injected `--runs` times. The output
+is the median, the worst value and the phases of each fault; the last line is a JSON object. `--json FILE` also writes
+that object to a file, with the date and the machine. `make figures` makes the README's picture and table from
+benchmarks/recovery.json.
 
-The clock starts when the fault takes effect (the cluster tool's own stamp) and stops when the coordinator learns
-of the first step of the next generation; all containers share this host's clock. `steps_redone` counts, in rank
-0's own output, finished steps that were done again.
+The clock starts when the fault takes effect, as the cluster tool reports. It stops when the coordinator learns of the
+first step of the next generation. All containers share this host's clock. `steps_redone` counts the repeated steps in
+the output of rank 0.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from muster.slurm.cluster.training import FATAL_XID_LINE, Training, TrainingSpec
 
 PHASES = ("detect", "fence", "start", "first_step")
 
-Strike = Callable[[Cluster, str, Training], float]
+Inject = Callable[[Cluster, str, Training], float]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault. `node0`: strike the batch host, which carries rank 0; it can be struck once a job."""
+    """One kind of fault. `node0`: the target is the batch host, which runs rank 0; one job can lose it only once."""
 
     name: str
-    strike: Strike
+    inject: Inject
     target_s: tuple[float, float]
     node0: bool = False
-    a_job: int = 2
+    runs_per_job: int = 2
 
 
 @dataclass
 class Figures:
-    """Seconds from the fault to the first step, by run; phases likewise; steps done again."""
+    """For each run: seconds from the fault to the first step, seconds of each phase, and repeated steps."""
 
     total: list[float] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PHASES})
@@ -63,35 +64,35 @@ FAULTS = (
     Fault("power_loss", lambda c, n, _: c.power_off(n), (6.0, 8.0)),
     Fault("partition", lambda c, n, _: c.partition(n), (6.0, 8.0)),
     Fault("xid", lambda c, n, _: c.kmsg(n, FATAL_XID_LINE), (1.5, 2.5)),
-    Fault("rank_killed", lambda _, __, t: t.kill_rank(3), (1.5, 2.5), a_job=5),
-    Fault("node0_crash", lambda c, n, _: c.crash(n), (3.0, 5.0), node0=True, a_job=1),
-    Fault("node0_power_loss", lambda c, n, _: c.power_off(n), (7.0, 9.0), node0=True, a_job=1),
+    Fault("rank_killed", lambda _, __, t: t.kill_rank(3), (1.5, 2.5), runs_per_job=5),
+    Fault("node0_crash", lambda c, n, _: c.crash(n), (3.0, 5.0), node0=True, runs_per_job=1),
+    Fault("node0_power_loss", lambda c, n, _: c.power_off(n), (7.0, 9.0), node0=True, runs_per_job=1),
 )
 
 
 def measure(cluster: Cluster, fault: Fault, runs: int, say: Callable[[str], None]) -> Figures:
-    """Strike `fault` `runs` times, in as many jobs as that takes; the cluster is whole before each job."""
+    """Injects `fault` `runs` times, in as many jobs as necessary. The cluster is restored before each job."""
     figures = Figures()
     while len(figures.total) < runs:
         cluster.restore_all()
         name = f"{fault.name}-{len(figures.total)}"
         with Training(cluster, TrainingSpec(name)) as training:
             training.submit()
-            for _ in range(min(fault.a_job, runs - len(figures.total))):
-                strike_once(cluster, training, fault, figures)
+            for _ in range(min(fault.runs_per_job, runs - len(figures.total))):
+                measure_fault(cluster, training, fault, figures)
                 say(f"{fault.name}: {figures.total[-1]:.2f} s, {figures.redone[-1]} steps done again")
             figures.step_s.append(training.step_s())
             training.cancel()
     return figures
 
 
-def strike_once(cluster: Cluster, training: Training, fault: Fault, figures: Figures) -> None:
-    """One fault, from a gang that trains to one that trains again."""
+def measure_fault(cluster: Cluster, training: Training, fault: Fault, figures: Figures) -> None:
+    """Measures one fault: from a training gang to the next finished step."""
     began = int(training.view.get("step", 0))
     training.wait_step(began + 25)
     generation = training.generation
     node = training.node_of(0) if fault.node0 else training.node_of(3)
-    at = fault.strike(cluster, node, training)
+    at = fault.inject(cluster, node, training)
     recovery = training.wait_recovered(generation + 1)
     stamps = [at, *(float(recovery[key]) for key in ("detected_s", "fenced_s", "started_s", "first_step_s"))]
     figures.total.append(stamps[-1] - at)
@@ -102,7 +103,7 @@ def strike_once(cluster: Cluster, training: Training, fault: Fault, figures: Fig
 
 
 def table(results: dict[str, Figures]) -> Table:
-    """All figures for a person."""
+    """All figures as a table."""
     shown = Table("fault", "median s", "worst s", "target s", *(f"{p} s" for p in PHASES), "steps done again", "step s")
     targets = {fault.name: fault.target_s for fault in FAULTS}
     for name, figures in results.items():
@@ -119,7 +120,7 @@ def table(results: dict[str, Figures]) -> Table:
 
 
 def summary(results: dict[str, Figures]) -> dict[str, Any]:
-    """The object of the last line."""
+    """The JSON object of the last line."""
     out: dict[str, Any] = {
         name: {
             "median_s": round(statistics.median(figures.total), 3),
@@ -150,7 +151,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--faults", nargs="+", choices=[f.name for f in FAULTS], default=[f.name for f in FAULTS])
     parser.add_argument("--cluster", help="use this running cluster instead of a new one")
-    parser.add_argument("--no-peers", action="store_true", help="leave out Slurm's requeue and torchrun")
+    parser.add_argument("--no-peers", action="store_true", help="do not measure Slurm's requeue and torchrun")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     return parser.parse_args()
 

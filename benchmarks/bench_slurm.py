@@ -1,7 +1,7 @@
-"""`make bench-slurm`: what each call of the Slurm client costs, by backend, on a cluster of containers.
+"""`make bench-slurm`: measures each call of the Slurm client, with each backend, on a cluster of containers.
 
-A requeue or a drain that took seconds would be a recovery that takes seconds. The last line is a JSON object: the
-median milliseconds of each call, by backend.
+If a requeue or a drain took seconds, a recovery would take seconds. The last output line is a JSON object: the median
+milliseconds of each call, by backend.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from muster.slurm.cluster.spec import ClusterSpec
 
 CONTRACT = Path(__file__).resolve().parents[1] / "tests" / "contract"
 USER = "alice"
-LONGEST_S = 600.0
+TIMEOUT_S = 600.0
 
 Costs = dict[str, float]
 """Milliseconds by the name of a call."""
 
 
 def measure(cluster: Cluster, backend: str, rounds: int) -> Costs:
-    """Medians of `rounds` rounds through one backend."""
+    """Medians of `rounds` rounds with one backend."""
     target = cluster.shared / "contract"
     shutil.copytree(CONTRACT, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     script = "/shared/contract/measure_slurm_calls.py"
-    said = cluster.exec(CONTROLLER, "python3", script, backend, USER, str(rounds), timeout=LONGEST_S)
+    said = cluster.exec(CONTROLLER, "python3", script, backend, USER, str(rounds), timeout=TIMEOUT_S)
     costs: Costs = json.loads(said.stdout)
     return costs
 
 
 def table(costs: dict[str, Costs]) -> Table:
-    """All figures for a person."""
+    """All figures as a table."""
     shown = Table("call", *(f"{backend} ms" for backend in costs))
     for call in next(iter(costs.values())):
         shown.add_row(call, *(f"{each[call]:.1f}" for each in costs.values()))
@@ -45,8 +45,8 @@ def table(costs: dict[str, Costs]) -> Table:
 
 
 def main() -> int:
-    """Measure, print, end the cluster that was started for it."""
-    parser = argparse.ArgumentParser(description="What each call of the Slurm client costs.")
+    """Measures, prints, and removes the cluster."""
+    parser = argparse.ArgumentParser(description="Measures each call of the Slurm client.")
     parser.add_argument("--rounds", type=int, default=5)
     rounds: int = parser.parse_args().rounds
     with Cluster.up(ClusterSpec(nodes=4)) as cluster:

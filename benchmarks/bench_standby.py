@@ -1,8 +1,9 @@
-"""`make bench-standby`: how long nobody coordinates, where a standby takes over, on a cluster of containers.
+"""`make bench-standby`: measures a takeover by the standby coordinator, on a cluster of containers.
 
-A job trains meanwhile. For each way in which the coordinator that serves may go: seconds until a command is answered
-again, and until every agent and node daemon of the job is heard by the other coordinator. The last line is a JSON
-object: `{"killed": {"answers_median_s": …, "answers_worst_s": …, "heard_median_s": …, "heard_worst_s": …}, …}`.
+A job trains during the measurement. For each way to lose the leader, two times are measured: seconds until a command is
+answered again, and seconds until every agent and node daemon of the job is connected to the other coordinator. The last
+output line is a JSON object: `{"killed": {"answers_median_s": …, "answers_worst_s": …, "heard_median_s": …,
+"heard_worst_s": …}, …}`.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from muster.slurm.cluster.training import SLOW_STEPS, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=SLOW_STEPS)
-LONGEST_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` takes the coordinator of a host away, `mend` brings it back as the one that stands by."""
+    """`inject` stops the coordinator of a host. `repair` starts it again as the standby."""
 
-    strike: Callable[[Cluster, str], object]
-    mend: Callable[[Cluster, str], object]
+    inject: Callable[[Cluster, str], object]
+    repair: Callable[[Cluster, str], object]
 
 
 @dataclass
 class Seconds:
-    """Of each run: until a command is answered, until all are heard."""
+    """For each run: seconds until a command is answered, and until all agents and daemons are connected."""
 
     answers: list[float] = field(default_factory=list)
     heard: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
-        """Medians and worst."""
+        """Medians and worst values."""
         named = {"answers": self.answers, "heard": self.heard}
         return {
             f"{name}_{how}_s": round(of(values), 2)
@@ -71,14 +72,14 @@ FAULTS = {
 }
 
 
-def serving(cluster: Cluster) -> str:
-    """The host whose coordinator has the lease."""
+def lease_host(cluster: Cluster) -> str:
+    """The host whose coordinator holds the lease."""
     holder = (cluster.shared / "muster" / "lease").read_text().split()[2]
     return holder.partition("|")[0]
 
 
-def stands_by(cluster: Cluster, host: str) -> bool:
-    """The newest thing that the host's coordinator has said is that it does."""
+def is_standby(cluster: Cluster, host: str) -> bool:
+    """Whether the newest message in the log of the host's coordinator says that it is the standby."""
     last = cluster.sh(
         host, f"grep -o 'standing by\\|holds the lease, term' /var/log/muster/{COORDINATOR}.log | tail -n 1"
     )
@@ -86,25 +87,25 @@ def stands_by(cluster: Cluster, host: str) -> bool:
 
 
 def all_heard(cluster: Cluster, job: int) -> bool:
-    """Every agent and node daemon of the job is attached."""
+    """Whether every agent and node daemon of the job is connected."""
     said = cluster.exec(LOGIN, "muster", "status", "--json", str(job), user=JOB.user, check=False)
     nodes = json.loads(said.stdout).get("nodes", []) if said.rc == 0 else []
     return bool(nodes) and all(node.get("agent_attached") and node.get("musterd_attached") for node in nodes)
 
 
-def hand_over(cluster: Cluster, training: Training, fault: Fault) -> tuple[float, float]:
-    """Strike, and wait; both coordinators are there again afterwards."""
-    host = serving(cluster)
+def measure_failover(cluster: Cluster, training: Training, fault: Fault) -> tuple[float, float]:
+    """Injects the fault and waits for the takeover. Afterwards both coordinators run again."""
+    host = lease_host(cluster)
     began = time.monotonic()
-    fault.strike(cluster, host)
-    # What has changed hands answers; what has not is still what was struck.
-    wait_until(lambda: serving(cluster) not in (host, "-"), LONGEST_S, "the other one has the lease")
-    wait_until(lambda: cluster.exec(LOGIN, "muster", "nodes", check=False).rc == 0, LONGEST_S, "commands are answered")
+    fault.inject(cluster, host)
+    # Wait for the lease first: until then, an answer may come from the old leader.
+    wait_until(lambda: lease_host(cluster) not in (host, "-"), TIMEOUT_S, "the standby holds the lease")
+    wait_until(lambda: cluster.exec(LOGIN, "muster", "nodes", check=False).rc == 0, TIMEOUT_S, "commands are answered")
     answers = time.monotonic() - began
-    wait_until(lambda: all_heard(cluster, training.job), LONGEST_S, "all are heard")
+    wait_until(lambda: all_heard(cluster, training.job), TIMEOUT_S, "all agents and daemons are connected")
     heard = time.monotonic() - began
-    fault.mend(cluster, host)
-    wait_until(lambda: stands_by(cluster, host), LONGEST_S, f"{host} stands by")
+    fault.repair(cluster, host)
+    wait_until(lambda: is_standby(cluster, host), TIMEOUT_S, f"{host} stands by")
     return answers, heard
 
 
@@ -116,9 +117,9 @@ def measure(cluster: Cluster, runs: int) -> dict[str, Seconds]:
         training.wait_step(10)
         for name, fault in FAULTS.items():
             for _ in range(runs):
-                if name == "power_lost" and serving(cluster) != STANDBY:
-                    hand_over(cluster, training, FAULTS["stopped"])  # the other host has slurmctld on it
-                answers, heard = hand_over(cluster, training, fault)
+                if name == "power_lost" and lease_host(cluster) != STANDBY:
+                    measure_failover(cluster, training, FAULTS["stopped"])  # the other host runs slurmctld
+                answers, heard = measure_failover(cluster, training, fault)
                 found[name].answers.append(answers)
                 found[name].heard.append(heard)
         assert training.generation == 1, "the job was disturbed"
@@ -127,7 +128,7 @@ def measure(cluster: Cluster, runs: int) -> dict[str, Seconds]:
 
 
 def table(found: dict[str, Seconds]) -> Table:
-    """All figures for a person."""
+    """All figures as a table."""
     shown = Table("coordinator", "answers s, median", "worst", "all heard s, median", "worst")
     for name, seconds in found.items():
         shown.add_row(name, *(f"{value:.2f}" for value in seconds.summary().values()))
@@ -135,8 +136,8 @@ def table(found: dict[str, Seconds]) -> Table:
 
 
 def main() -> int:
-    """Measure, print, end the cluster that was started for it."""
-    parser = argparse.ArgumentParser(description="How long nobody coordinates, where a standby takes over.")
+    """Measures, prints, and removes the cluster."""
+    parser = argparse.ArgumentParser(description="Measures a takeover by the standby coordinator.")
     parser.add_argument("--runs", type=int, default=3)
     runs: int = parser.parse_args().runs
     with Cluster.up(ClusterSpec(nodes=4, standby=True)) as cluster:

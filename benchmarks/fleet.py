@@ -1,6 +1,7 @@
-"""Gangs that train, for measurements of the coordinator: the events of their agents, given to a real core.
+"""Training gangs for measurements of the coordinator: the events of their agents, passed to a real core.
 
-Nothing is sent anywhere: agents report what their orders ask of them, at the moment the measurement says. Virtual time.
+Nothing is sent over a network. The measurement decides when agents report, and agents report what their orders require.
+Time is virtual.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ LEAF_NODES = 32
 
 @dataclass
 class Fleet:
-    """One core and all that it decided. `after` is called with each event and its outcome: what a shell would do."""
+    """One core and all its decisions. `on_outcome` gets each event and its outcome, as the coordinator's shell
+    would."""
 
     core: Core = field(default_factory=lambda: Core(DurableState(), 1000.0))
     now: float = 1000.0
-    written: list[tuple[float, list[facts.Fact]]] = field(default_factory=list)
-    after: Callable[[events.Event, Outcome], None] = lambda event, outcome: None
+    decided: list[tuple[float, list[facts.Fact]]] = field(default_factory=list)
+    on_outcome: Callable[[events.Event, Outcome], None] = lambda event, outcome: None
     cpu_s: float = 0.0
-    """CPU time of this process in the core and in `after`."""
+    """CPU seconds of this process in the core and in `on_outcome`."""
 
     def post(self, event: events.Event) -> Outcome:
-        """Give the core an event now."""
+        """Passes an event to the core, at the current virtual time."""
         start = time.process_time()
         outcome = self.core.decide(event, self.now)
-        self.after(event, outcome)
+        self.on_outcome(event, outcome)
         self.cpu_s += time.process_time() - start
         if outcome.facts:
-            self.written.append((self.now, outcome.facts))
+            self.decided.append((self.now, outcome.facts))
         return outcome
 
     def train(self, nodes: int, gangs: int) -> list[TrainingGang]:
-        """`gangs` gangs on `nodes` nodes, each with one spare; all of them train."""
+        """Starts `gangs` gangs on `nodes` nodes, each with one spare, and lets all of them train."""
         names = [f"node{number:05d}" for number in range(nodes)]
         share = [names[nodes * i // gangs : nodes * (i + 1) // gangs] for i in range(gangs)]
         made = [TrainingGang(self, f"gang{i:04d}", 10_000 + i, own) for i, own in enumerate(share)]
@@ -54,7 +56,7 @@ class Fleet:
 
 @dataclass
 class TrainingGang:
-    """The agents of one gang on `nodes`; the last `spares` of them carry no rank at first."""
+    """The agents of one gang on `nodes`. At first, the last `spares` nodes have no ranks."""
 
     fleet: Fleet
     id: str
@@ -62,7 +64,7 @@ class TrainingGang:
     nodes: Sequence[str]
     spares: int = 1
     version: Version = field(default_factory=lambda: Version(1, 0))
-    """Of the newest snapshot: generation and finished steps."""
+    """The newest snapshot: generation and finished steps."""
     silent: set[str] = field(default_factory=set)
 
     @property
@@ -90,23 +92,23 @@ class TrainingGang:
         self.fleet.post(event)
 
     def report_all(self) -> None:
-        """Every agent that can tells its status, once for each order that changed it."""
+        """Every responsive agent reports its status, once for each order that changed it."""
         for phase in (Phase.PREFLIGHT, Phase.RECOVERING, Phase.STARTING, Phase.RUNNING):
             if self.gang.phase is phase:
                 for event in self.reports():
                     self.fleet.post(event)
 
     def reports(self) -> list[events.Event]:
-        """What the agents that can would report now."""
+        """The reports that responsive agents would send now."""
         return [events.AgentReported(self.id, n, "a1", self.status(n)) for n in self.nodes if n not in self.silent]
 
     def advance(self, steps: int) -> None:
-        """Every rank finishes `steps` steps, and snapshots."""
+        """Every rank finishes `steps` steps and takes a snapshot."""
         self.version = Version(self.gang.generation, self.version.step + steps)
         self.report_all()
 
     def status(self, node: str) -> Status:
-        """What the agent on `node` has, now."""
+        """The current status of the agent on `node`."""
         gang = self.fleet.core.state.gangs.get(self.id)
         if gang is None or gang.phase is Phase.GATHERING:
             return Status()
@@ -128,7 +130,7 @@ class TrainingGang:
         )
 
     def _shards(self, gang: Gang, seat: facts.Seat | None) -> tuple[Shard, ...]:
-        """Own shards and the buddy's copies of the newest step."""
+        """The node's own shards and its copies of the buddy's shards, of the newest step."""
         if seat is None or not self.version.step:
             return ()
         count = len(gang.seats)
@@ -139,10 +141,10 @@ class TrainingGang:
             for local in range(RANKS_PER_NODE)
         )
 
-    # -- a node that dies without a word --
+    # Silent failures
 
-    def lose(self, node: str) -> None:
-        """From the accusations to the order that starts the next generation."""
+    def fail_node(self, node: str) -> None:
+        """A node fails silently: from the accusations to the order that starts the next generation."""
         self.silent.add(node)
         watchers = [seat.node for seat in self.gang.seats if node in seat.neighbours]
         asks = [ask for w in watchers for ask in self._accuse(w, node)]
@@ -157,8 +159,8 @@ class TrainingGang:
     def _starting(self) -> bool:
         return self.gang.phase is Phase.STARTING
 
-    def lose_many(self, nodes: Sequence[str], seconds: float) -> None:
-        """A switch dies: the streams of `nodes` break, and nobody hears them for so long."""
+    def fail_nodes(self, nodes: Sequence[str], seconds: float) -> None:
+        """A switch fails: the streams of `nodes` break, and nobody has contact to them for `seconds`."""
         self.silent.update(nodes)
         asks = [ask for node in nodes for ask in self.fleet.post(events.AgentGone(self.id, node, "a1")).asks]
         end = self.fleet.now + seconds
@@ -183,7 +185,7 @@ class TrainingGang:
         return self.fleet.post(events.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).asks
 
     def _answer(self, ask: ProbeRequest) -> None:
-        """All witnesses find the node silent, at the probe's deadline."""
+        """All witnesses report no answer, at the deadline of the probe."""
         self.fleet.now += ask.deadline_s
         for witness in ask.witnesses:
             self.fleet.post(events.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER))

@@ -1,9 +1,9 @@
-"""A coordinator on a journal that stands already, in a process of its own: what a restart takes.
+"""A coordinator that starts with an existing journal, in a process of its own: measures a restart.
 
     python -m benchmarks.restart FOLDER
 
-Prints its port once it serves, then the seconds that the journal took of that; ends when its standard input does.
-Slurm does not answer, so that nothing follows but the start itself.
+The program prints its port when it serves, then the seconds that the journal took. It ends when its standard input
+ends. Slurm does not answer, so nothing but the start happens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 
 
-async def answered(port: int, folder: Path) -> None:
-    """Returns once the coordinator says that it serves."""
+async def wait_serving(port: int, folder: Path) -> None:
+    """Returns when the coordinator reports that it serves."""
     async with open_channel(f"127.0.0.1:{port}", SecretCredentials(folder / "secret")) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         await stub.Check(health_pb2.HealthCheckRequest(), timeout=30, wait_for_ready=True)

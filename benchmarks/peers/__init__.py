@@ -1,4 +1,4 @@
-"""What a user has without Muster, struck by the same faults in the same cluster: Slurm's requeue and torchrun."""
+"""The alternatives without Muster, Slurm's requeue and torchrun, measured with the same faults on the same cluster."""
 
 from benchmarks.peers.measure import measure_peers
 

@@ -1,4 +1,4 @@
-"""The peers, quick ones first: what is left when the time for them is spent comes last."""
+"""The alternatives, fast ones first, so that the time limit cuts the slow ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from benchmarks.peers.peer import (
     under_torchrun,
 )
 
-_ENDPOINT = "Node 0 carries srun and torchrun's store: both die with it, and no agent has another place to meet."
+_ENDPOINT = "Node 0 runs srun and torchrun's store: both die with the node, and agents have no other rendezvous."
 _CHILDREN = (
-    "The old step's slurmstepd on the first node waits 60 s and more for word from the dead node's (a constant of "
-    "Slurm's) before the job may start again."
+    "The old step's slurmstepd on the first node waits 60 s and more for the dead node's slurmstepd (a constant of "
+    "Slurm) before the job may start again."
 )
-_NO_CHILDREN = "The slurmstepd that waits for the others died too: the job starts again sooner than after another node."
-_NODE_DOWN = "Slurm does nothing before the node is DOWN, though all ranks have died of the reset long before."
+_NO_CHILDREN = (
+    "The slurmstepd that waits died as well: the job starts again sooner than after the loss of another node."
+)
+_NODE_DOWN = "Slurm does nothing before the node is DOWN, although all ranks died much earlier of the connection reset."
 
 PEERS = (
     Peer(

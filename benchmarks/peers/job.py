@@ -1,4 +1,4 @@
-"""A peer's job on the cluster, as its user sees it: a folder on shared disk, `sbatch`, the log of the training."""
+"""An alternative's job on the cluster, as its user sees it: a shared folder, `sbatch`, the log of the training."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ FILES = [
     *(EXAMPLE / name for name in ("model.py", "text.py", "keepers_log.txt")),
     *(HERE / name for name in ("train_plain.py", "no_libuv.py")),
 ]
-ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+ENDED_STATES = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 
 
 class Job:
-    """One submission of `peer`'s script. A context manager: leaving it cancels the job."""
+    """One submission of `peer`'s script. A context manager: its exit cancels the job."""
 
     def __init__(self, cluster: Cluster, peer: Peer, name: str) -> None:
         self.cluster, self.peer, self.name, self.id = cluster, peer, name, ""
 
     @property
     def folder(self) -> Path:
-        """The job's folder, seen from this host."""
+        """The job's folder, as seen from this host."""
         return self.cluster.shared / "peers" / self.name
 
     @property
     def log(self) -> Path:
-        """What the training writes: `steplog` reads it."""
+        """The training's log, which `steplog` reads."""
         return self.folder / "steps.log"
 
     def __enter__(self) -> Job:
@@ -53,31 +53,31 @@ class Job:
         self.cluster.sh(CONTROLLER, f"scancel {self.id} 2>/dev/null || true")
 
     def state(self) -> str:
-        """Slurm's state of the job, RUNNING and the like."""
+        """Slurm's state of the job, for example RUNNING."""
         return self._ask("%T")
 
     def reason(self) -> str:
-        """Why the job is in that state, in Slurm's word."""
+        """Slurm's reason for the state."""
         return self._ask("%r")
 
     def first_node(self) -> str:
-        """The batch host, where srun runs, and torchrun's store."""
+        """The batch host, which runs srun and torchrun's store."""
         return self._ask("%B")
 
     def other_node(self) -> str:
-        """A node that carries a rank and is not the first: that of rank 3, or of rank 4."""
+        """A node that runs a rank and is not the first node: that of rank 3 or of rank 4."""
         text = self.log.read_text(errors="replace")
         return next(host for rank in (3, 4) if (host := steplog.host_of(text, rank)) != self.first_node())
 
     def wait_step(self, number: int, timeout: float) -> None:
-        """Until the training has finished step `number`.
+        """Waits until the training has finished step `number`.
 
         Raises:
             WaitTimeout: not within `timeout` seconds, or the job ended before.
         """
 
         def there() -> bool:
-            if self.state() in ENDED:
+            if self.state() in ENDED_STATES:
                 raise WaitTimeout(f"{self.name} ended before step {number}")
             runs = steplog.read(self.log)
             return bool(runs and runs[-1][1] and runs[-1][1][-1].number >= number)
@@ -88,7 +88,9 @@ class Job:
             raise WaitTimeout(f"{late}; the job is {self.state()}, its output ends: {self.output()[-600:]}") from late
 
     def wait_recovery(self, fault: float, deadline_s: float) -> tuple[steplog.Recovery | None, str]:
-        """The recovery from the fault at `fault`, or None and why there is none by `deadline_s` seconds after it."""
+        """Returns the recovery from the fault at time `fault`. If there is none within `deadline_s` seconds: None and
+        the reason.
+        """
         asked = time.monotonic()
         while time.time() < fault + deadline_s:
             found = steplog.recovery_after(steplog.read(self.log), fault)
@@ -97,13 +99,13 @@ class Job:
             if time.monotonic() - asked > 1:
                 asked = time.monotonic()
                 state = self.state()
-                if state in ENDED:
+                if state in ENDED_STATES:
                     return None, f"Slurm ended the job {state} within {time.time() - fault:.0f} s of the fault"
             time.sleep(0.05)
         return None, f"no step within {deadline_s:.0f} s; the job is {self.state()} ({self.reason()})"
 
     def output(self) -> str:
-        """What the batch script and its steps wrote."""
+        """The output of the batch script and its steps."""
         path = self.folder / "slurm.out"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -1,7 +1,8 @@
-"""Strikes each peer with each fault and times it: from the fault's effect to the first step finished after a restart.
+"""Injects each fault into each alternative, and measures the time to the first step finished after the restart.
 
-One run is one job: submitted, trained past step 25, struck once, watched until it trains again or its deadline passes.
-A fault that a peer doesn't survive is struck once; the others as often as was asked for and as fits `CELL_S`.
+One run is one job: it is submitted, trains past step 25, gets one fault, and is watched until it trains again or its
+deadline passes. If an alternative does not survive a fault, that fault is measured once. Other faults are measured as
+often as requested and as fits into `CASE_S`.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from muster.slurm.image.engine import EngineError
 
 Say = Callable[[object], None]
 
-CELL_S = 60.0  # no further run of a peer and a fault starts after this many seconds
-BUDGET_S = 1500.0  # nothing starts that could end later than this many seconds after the beginning
+CASE_S = 60.0  # no further run of a peer and a fault starts after this many seconds
+TIME_LIMIT_S = 1500.0  # nothing starts that could end later than this many seconds after the beginning
 START_S = 200.0  # until a fresh job has finished step 25; some 10 s on a machine that does nothing else
 STEPS_BEFORE = 25
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`first`: strike the job's first node, which is the batch host and has torchrun's store, instead of another."""
+    """`first_node`: the target is the job's first node, which is the batch host and runs torchrun's store."""
 
     name: str
-    strike: Callable[[Cluster, str], float]
-    first: bool = False
+    inject: Callable[[Cluster, str], float]
+    first_node: bool = False
 
 
 FAULTS = (
     Fault("node_crash", Cluster.crash),
     Fault("power_loss", Cluster.power_off),
-    Fault("node0_crash", Cluster.crash, first=True),
+    Fault("node0_crash", Cluster.crash, first_node=True),
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """One fault: the recovery, or None and why there was none."""
+    """The result of one fault: the recovery, or None and the reason."""
 
     recovery: Recovery | None
     why: str = ""
@@ -63,18 +64,18 @@ def measure_peers(
     *,
     peers: Collection[str] = (),
     faults: Collection[str] = (),
-    budget_s: float = BUDGET_S,
+    budget_s: float = TIME_LIMIT_S,
 ) -> dict[str, Any]:
-    """`{peer: {fault: {"median_s", "worst_s", "runs", "recovered", "steps_redone", "note"}}}`.
+    """Returns `{peer: {fault: {"median_s", "worst_s", "runs", "recovered", "steps_redone", "note"}}}`.
 
-    Seconds; null where the peer did not recover, with the reason in the note. `peers` and `faults` choose by name, all
-    when empty. What could not end within `budget_s` is left out with a note that says so: the long ones come last.
-    The cluster gets each peer's Slurm settings, and its own back at the end.
+    Times are in seconds; null if the alternative did not recover, with the reason in the note. `peers` and `faults`
+    select by name; empty selects all. Cases that could exceed `budget_s` are left out, with a note. The cluster gets
+    each alternative's Slurm settings, and its own settings back at the end.
     """
     deadline = time.monotonic() + budget_s
     found: dict[str, Any] = {}
     chosen = [f for f in FAULTS if not faults or f.name in faults]
-    with borrowed(cluster) as spec:
+    with muster_stopped(cluster) as spec:
         for peer in (p for p in PEERS if not peers or p.name in peers):
             cluster.reconfigure(dataclasses.replace(spec, **peer.settings))
             for fault in chosen:
@@ -84,8 +85,10 @@ def measure_peers(
 
 
 @contextmanager
-def borrowed(cluster: Cluster) -> Iterator[ClusterSpec]:
-    """The cluster without Muster's coordinator, which would see the dead nodes too; as it was afterwards."""
+def muster_stopped(cluster: Cluster) -> Iterator[ClusterSpec]:
+    """The cluster without Muster's coordinator, which would react to the dead nodes too. Restores the cluster
+    afterwards.
+    """
     spec = cluster.spec
     if spec.daemons:
         cluster.stop_service(CONTROLLER, COORDINATOR)
@@ -99,41 +102,41 @@ def borrowed(cluster: Cluster) -> Iterator[ClusterSpec]:
 
 
 def measure(cluster: Cluster, peer: Peer, fault: Fault, runs: int, say: Say, deadline: float) -> dict[str, Any]:
-    """The cell of `peer` and `fault`; `deadline` is a time of `time.monotonic`."""
+    """The figures of `peer` and `fault`. `deadline` is a time of `time.monotonic`."""
     done: list[Run] = []
     began = time.monotonic()
-    while len(done) < runs and (not done or time.monotonic() - began < CELL_S):
+    while len(done) < runs and (not done or time.monotonic() - began < CASE_S):
         if time.monotonic() + peer.deadline_s > deadline:
             break
-        done.append(strike_once(cluster, peer, fault, f"{peer.name}-{fault.name}-{len(done)}"))
-        say(f"{peer.name}, {fault.name}: {told(done[-1])}")
+        done.append(measure_fault(cluster, peer, fault, f"{peer.name}-{fault.name}-{len(done)}"))
+        say(f"{peer.name}, {fault.name}: {describe_run(done[-1])}")
         if done[-1].recovery is None:
             break
-    return cell(done, runs, f"{peer.about}. {peer.notes.get(fault.name, '')}".strip())
+    return summarize(done, runs, f"{peer.about}. {peer.notes.get(fault.name, '')}".strip())
 
 
-def strike_once(cluster: Cluster, peer: Peer, fault: Fault, name: str) -> Run:
-    """One job, one fault. What keeps it from being measured is told, and ends nothing else."""
+def measure_fault(cluster: Cluster, peer: Peer, fault: Fault, name: str) -> Run:
+    """One job, one fault. An error is part of the result and does not stop the other measurements."""
     try:
         cluster.restore_all()
         with Job(cluster, peer, name) as job:
             job.wait_step(STEPS_BEFORE, START_S)
-            at = fault.strike(cluster, job.first_node() if fault.first else job.other_node())
+            at = fault.inject(cluster, job.first_node() if fault.first_node else job.other_node())
             return Run(*job.wait_recovery(at, peer.deadline_s))
     except (EngineError, WaitTimeout) as error:
         return Run(None, f"not measured: {error}")
 
 
-def told(run: Run) -> str:
-    """A run for a person."""
+def describe_run(run: Run) -> str:
+    """A run in words."""
     if run.recovery is None:
         return f"no recovery: {run.why}"
     recovery = run.recovery
     return f"{recovery.after_s:.1f} s, {recovery.redone} steps done again, {recovery.ranks} ranks"
 
 
-def cell(done: list[Run], wanted: int, note: str) -> dict[str, Any]:
-    """The figures of `done`; a run without a recovery counts as endless."""
+def summarize(done: list[Run], wanted: int, note: str) -> dict[str, Any]:
+    """The figures of `done`. A run without a recovery counts as infinitely long."""
     times = [run.recovery.after_s if run.recovery else math.inf for run in done]
     recoveries = [run.recovery for run in done if run.recovery]
     why = [run.why for run in done if run.why]

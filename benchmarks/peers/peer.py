@@ -1,8 +1,8 @@
-"""What a user would have otherwise, as data: the site's Slurm settings and the user's sbatch script for each.
+"""The alternatives as data: the site's Slurm settings and the user's sbatch script for each.
 
-"Defaults" are those of Slurm and of torchrun's documentation; "tuned" is what a careful site and user can set without
-writing a program of their own. All have 8 ranks (torchrun's documented elastic way: 8 to 10), one a node, a
-checkpoint file on shared disk every 10 steps, and a scheduler that looks every second (a plain site's: every 60 s).
+"Defaults" are those of Slurm and of torchrun's documentation. "Tuned" is what a careful site and user can set without
+writing a program. All alternatives have 8 ranks (torchrun's documented elastic mode: 8 to 10), one on each node, and a
+checkpoint file on shared storage every 10 steps. The scheduler runs every second (on a default site: every 60 s).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ TRAIN = "train_plain.py"
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to train through a node's loss.
+    """One way to continue training after the loss of a node.
 
-    `settings` are fields of `ClusterSpec`. A run that has not recovered after `deadline_s` seconds has not recovered.
-    `notes` say, by fault, what happens there and why, in words.
+    `settings` are fields of `ClusterSpec`. A run that has not recovered after `deadline_s` seconds counts as not
+    recovered. `notes` explain what happens, by fault.
     """
 
     name: str
@@ -31,7 +31,9 @@ class Peer:
 
 
 def under_srun(requeue: str, srun: str = "", train: str = "") -> str:
-    """A batch script of 8 ranks that srun starts; `requeue`, `srun` and `train` are options of each."""
+    """A batch script with 8 ranks under srun. `requeue`, `srun` and `train` are options of sbatch, srun and the
+    training.
+    """
     return f"""#!/bin/bash
 #SBATCH --job-name=train --nodes=8 --ntasks-per-node=1 --exclusive {requeue}
 #SBATCH --output=slurm.out --open-mode=append
@@ -42,7 +44,9 @@ srun {srun} python3 {TRAIN} {train}
 
 
 def under_torchrun(agents: int, torchrun: str, train: str = "", environment: str = "OMP_NUM_THREADS=1") -> str:
-    """A batch script of elastic agents, one a node, that meet at the first; agents and job outlive a node."""
+    """A batch script with elastic agents, one on each node, whose rendezvous is on the first node. Job and agents
+    survive the loss of a node.
+    """
     return f"""#!/bin/bash
 #SBATCH --job-name=train --nodes={agents} --ntasks-per-node=1 --exclusive --no-kill
 #SBATCH --output=slurm.out --open-mode=append

@@ -1,4 +1,4 @@
-"""The log that train_plain.py writes: starts and finished steps with the wall clock. Pure but for `read`."""
+"""The log that train_plain.py writes: starts and finished steps with wall-clock times. Pure, except `read`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP = re.compile(r"^step (\d+) loss \S+ (\S+) s at (\S+)$")
 
 @dataclass(frozen=True)
 class Start:
-    """An incarnation of the training: `after` is the step of the checkpoint that it loaded, 0 for none."""
+    """One start of the training. `after` is the step of the checkpoint that was loaded; 0 for none."""
 
     after: int
     ranks: int
@@ -22,7 +22,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Step:
-    """A finished optimizer step: its number, how long it took (seconds), when it was finished (seconds, wall clock)."""
+    """A finished optimizer step: its number, its duration in seconds, its end in wall-clock seconds."""
 
     number: int
     seconds: float
@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recovery:
-    """`after_s`: seconds from the fault to the first step of the next incarnation; `redone`: steps done again."""
+    """`after_s`: seconds from the fault to the first finished step of the next start. `redone`: repeated steps."""
 
     after_s: float
     started_s: float
@@ -40,7 +40,7 @@ class Recovery:
 
 
 def parse(text: str) -> list[tuple[Start, list[Step]]]:
-    """Every incarnation with its steps, in order. A line that is torn (its writer was killed) is left out."""
+    """All starts with their steps, in order. An incomplete line is ignored: its writer was killed."""
     found: list[tuple[Start, list[Step]]] = []
     for line in text.splitlines():
         if start := _START.match(line):
@@ -51,18 +51,18 @@ def parse(text: str) -> list[tuple[Start, list[Step]]]:
 
 
 def read(path: Path) -> list[tuple[Start, list[Step]]]:
-    """`parse` of the file at `path`; nothing where there is none yet."""
+    """Parses the file at `path`. Empty if there is no file."""
     return parse(path.read_text(errors="replace")) if path.exists() else []
 
 
 def host_of(text: str, rank: int) -> str:
-    """Where `rank` of the newest incarnation runs; `KeyError` where it did not say."""
+    """The host of `rank` in the newest start. `KeyError` if the rank did not report it."""
     hosts: dict[int, str] = {int(number): host for number, host in _RANK.findall(text)}
     return hosts[rank]
 
 
 def recovery_after(incarnations: list[tuple[Start, list[Step]]], fault: float) -> Recovery | None:
-    """The first incarnation that started after `fault` (wall clock) and finished a step; None while there is none."""
+    """The first start after `fault` (wall clock) that finished a step. None if there is none."""
     before = max((s.number for _, steps in incarnations for s in steps if s.at <= fault), default=0)
     for start, steps in incarnations:
         if start.at > fault and steps:

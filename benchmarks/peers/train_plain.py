@@ -1,10 +1,10 @@
-"""The example's training as a user of plain PyTorch writes it: DDP, and a checkpoint file on shared disk.
+"""The example's training with plain PyTorch: DDP, and a checkpoint file on shared storage.
 
-Model, data, optimizer and loop are those of examples/tiny_transformer (whose model.py and text.py lie beside this file
-in the job's folder). Rank 0 writes model, optimizer, sampler and step every `--every` steps, aside and then renamed;
-every rank reads the newest one at the start. Starts under srun and under torchrun alike.
+Model, data, optimizer and loop are those of examples/tiny_transformer, whose model.py and text.py are copied into the
+job's folder. Every `--every` steps, rank 0 writes model, optimizer, sampler and step to a new file and then renames it.
+At the start, every rank reads the newest checkpoint. The script runs under srun and under torchrun.
 
-Each start and each finished step is a line of `--log`, with the wall clock; each rank says where it is:
+Each start and each finished step is a line of `--log` with the wall-clock time. Each rank writes its host:
 
     rank 3 on n4
     start after step 40 of 8 ranks at 1700000000.123456
@@ -43,14 +43,14 @@ def arguments() -> argparse.Namespace:
 
 
 def join(timeout: float | None) -> None:
-    """Join the process group, with the ranks that torchrun or else srun gave."""
+    """Joins the process group, with the rank numbers of torchrun or, without torchrun, of srun."""
     for name, slurm in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS")):
         os.environ.setdefault(name, os.environ.get(slurm, ""))
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout) if timeout else None)
 
 
 def main() -> None:
-    """Train up to `--steps` finished steps from the newest checkpoint."""
+    """Trains up to `--steps` finished steps, from the newest checkpoint."""
     args = arguments()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -62,9 +62,9 @@ def main() -> None:
     training = {"model": model.module, "optimizer": optimizer, "sampler": windows}
     start = load(args.checkpoint, training)
     with args.log.open("a") as log:
-        say(log, f"rank {rank} on {os.uname().nodename}")
+        write_line(log, f"rank {rank} on {os.uname().nodename}")
         if rank == 0:
-            say(log, f"start after step {start} of {world} ranks at {time.time():.6f}")
+            write_line(log, f"start after step {start} of {world} ranks at {time.time():.6f}")
         for step in range(start + 1, args.steps + 1):
             began = time.monotonic()
             text, target = windows.next()
@@ -74,19 +74,19 @@ def main() -> None:
             optimizer.step()
             if rank == 0:
                 took = time.monotonic() - began
-                say(log, f"step {step} loss {loss.item():.4f} {took:.3f} s at {time.time():.6f}")
+                write_line(log, f"step {step} loss {loss.item():.4f} {took:.3f} s at {time.time():.6f}")
                 if step % args.every == 0:
                     save(args.checkpoint, training, step)
     dist.destroy_process_group()
 
 
-def say(log: TextIO, line: str) -> None:
-    """One line, at once."""
+def write_line(log: TextIO, line: str) -> None:
+    """Writes one line and flushes."""
     print(line, file=log, flush=True)
 
 
 def save(path: Path, training: dict[str, object], step: int) -> None:
-    """Write a checkpoint aside, then rename it: a reader finds a whole one or the one before."""
+    """Writes a checkpoint to a new file, then renames it: a reader always finds a complete checkpoint."""
     state = {name: part.state_dict() for name, part in training.items()}  # type: ignore[attr-defined]
     aside = path.with_suffix(".new")
     torch.save({**state, "step": step}, aside)
@@ -94,7 +94,7 @@ def save(path: Path, training: dict[str, object], step: int) -> None:
 
 
 def load(path: Path, training: dict[str, object]) -> int:
-    """Load the newest checkpoint where there is one; the step that it was written after, else 0."""
+    """Loads the newest checkpoint. Returns its step; 0 if there is none."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)

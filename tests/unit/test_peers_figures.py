@@ -60,15 +60,15 @@ def test_steps_of_the_old_start_and_a_start_without_a_step_are_no_recovery(peers
 def test_a_run_without_recovery_counts_as_endless(peers: ModuleType) -> None:
     run, recovery = peers.measure.Run, peers.steplog.Recovery
     good = [run(recovery(seconds, 1.0, redone, 8)) for seconds, redone in ((10.0, 3), (20.0, 7), (12.0, 0))]
-    cell = peers.measure.cell(good, 3, "about.")
+    cell = peers.measure.summarize(good, 3, "about.")
     assert (cell["median_s"], cell["worst_s"], cell["steps_redone"], cell["note"]) == (12.0, 20.0, 7, "about.")
-    cell = peers.measure.cell([good[0], run(None, "no step")], 5, "about.")
+    cell = peers.measure.summarize([good[0], run(None, "no step")], 5, "about.")
     assert (cell["median_s"], cell["worst_s"], cell["recovered"], cell["runs"]) == (None, None, 1, 2)
     assert cell["note"] == "about. Measured: no step."
 
 
 def test_runs_that_there_was_no_time_for_are_told(peers: ModuleType) -> None:
-    cell = peers.measure.cell([], 5, "about.")
+    cell = peers.measure.summarize([], 5, "about.")
     assert cell["median_s"] is None
     assert "0 of 5 runs" in cell["note"]
 
