@@ -1,6 +1,6 @@
 """The deterministic simulator: the real core, journal, orders and agents' rules in a world of virtual time and faults.
 
-Real are the core, the journal, `turnover.take`, the `OrderBook`, the agents' `reconcile.next_steps` and
+Real are the core, the journal, `process_event`, the `OrderDispatcher`, the agents' `reconcile.next_steps` and
 `silence_rules.evaluate`, the checkpoint's `CommitTracker`, the watch on Slurm and the rules of the in-memory Slurm.
 Played are processes, kernels, wires, the training itself and what an asyncio shell does in between.
 

@@ -23,8 +23,8 @@ from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.shell.engine import SUSPENDED_S
 from muster.daemon.coordinator.shell.event_processing import process_event
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
-from muster.daemon.coordinator.slurm.owed_calls import give
-from muster.daemon.coordinator.slurm.watch import JOBS_EVERY_S, NODES_EVERY_S, SlurmWatch
+from muster.daemon.coordinator.slurm.owed_calls import make_call
+from muster.daemon.coordinator.slurm.watch import JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S, SlurmWatch
 from muster.simulator.environment.machine import Process
 from muster.simulator.environment.network import COORDINATOR, STREAM_END, Stream
 from muster.simulator.environment.unreliable_slurm import DelayedSlurm, run_without_waiting
@@ -95,8 +95,8 @@ class Coordinator(Process):
         """Carry out what is owed, and begin to look at Slurm."""
         self._run_guarded(self.start_slurm_calls)
         self.post_event(events.Tick())
-        self.call_later(0.1, self._start_lookup, self._watch.look_at_jobs, JOBS_EVERY_S)
-        self.call_later(0.2, self._start_lookup, self._watch.look_at_nodes, NODES_EVERY_S)
+        self.call_later(0.1, self._start_lookup, self._watch.poll_jobs, JOB_POLL_INTERVAL_S)
+        self.call_later(0.2, self._start_lookup, self._watch.poll_nodes, NODE_POLL_INTERVAL_S)
 
     def listens(self) -> bool:
         """It takes new connections."""
@@ -239,7 +239,7 @@ class Coordinator(Process):
         """Try one call; the answer takes a while."""
         slurm = self.world.slurm
         try:
-            run_without_waiting(slurm.run_unreliably(give(slurm, call, self.core.state)))
+            run_without_waiting(slurm.run_unreliably(make_call(slurm, call, self.core.state)))
         except SlurmRefused as refused:
             self.call_later(self._slurm_delay_s(), self._call_answered, call, str(refused))
         except SlurmUnavailable:

@@ -216,12 +216,12 @@ async def test_no_standby_where_calls_could_outlive_it(tmp_path: Path) -> None:
 async def test_a_cluster_made_of_whoever_attaches() -> None:
     slurm = LocalSlurm()
     for node in ("a", "b", "c", "b"):
-        slurm.meet(7, node, 1000)
+        slurm.add_node(7, node, 1000)
     found = slurm.cluster.jobs()[7]
     assert (found.user_id, found.nodes, found.batch_host, found.state) == (1000, ("a", "b", "c"), "a", JobState.RUNNING)
     await slurm.remove_node(7, "b")
-    slurm.meet(7, "b", 1000)
+    slurm.add_node(7, "b", 1000)
     assert slurm.cluster.jobs()[7].nodes == ("a", "c")
     await slurm.complete_job(7, 3)
-    slurm.meet(7, "d", 1000)
+    slurm.add_node(7, "d", 1000)
     assert slurm.cluster.jobs()[7].state is JobState.FAILED

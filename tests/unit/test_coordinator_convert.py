@@ -1,4 +1,4 @@
-"""From the wire to the core: what no job can mean is refused before the journal has it."""
+"""Conversion: an impossible spec is rejected before it reaches the journal."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def spec(**more: object) -> common_pb2.JobSpec:
         ("durable_dir", "/" * 4097, "durable_dir has 4097 characters: 4096 at most"),
     ],
 )
-def test_a_job_that_can_not_be_is_refused_in_words(field: str, value: object, words: str) -> None:
-    with pytest.raises(conversion.Nonsense) as refused:
+def test_an_impossible_spec_is_rejected_with_its_reason(field: str, value: object, words: str) -> None:
+    with pytest.raises(conversion.InvalidMessage) as error:
         conversion.submitted("g", 1, 1000, spec(**{field: value}))
-    assert str(refused.value) == words
+    assert str(error.value) == words
 
 
-def test_a_spec_that_would_fill_the_journal_is_refused() -> None:
-    with pytest.raises(conversion.Nonsense, match="environment included"):
+def test_an_overlong_spec_is_rejected() -> None:
+    with pytest.raises(conversion.InvalidMessage, match="environment included"):
         conversion.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.MAX_SPEC_CHARS}))
-    with pytest.raises(conversion.Nonsense, match="gang_id has"):
+    with pytest.raises(conversion.InvalidMessage, match="gang_id has"):
         conversion.submitted("g" * 1000, 1, 1000, spec())
 
 
-def test_the_largest_job_is_taken() -> None:
+def test_the_largest_job_is_accepted() -> None:
     largest = spec(nodes=31_250, spares=100_000, gather_timeout_s=7 * 86400.0, stop_before_s=86400.0)
     assert conversion.submitted("g", 1, 1000, largest).spec.nodes == 31_250
 
 
-def test_an_agents_words_are_cut_to_what_somebody_reads() -> None:
+def test_overlong_texts_of_an_agent_are_cut() -> None:
     rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}the end")
     status = conversion.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]))
     assert len(status.failure) == job_limits.MAX_TEXT_CHARS + 3
@@ -65,8 +65,8 @@ def test_an_agents_words_are_cut_to_what_somebody_reads() -> None:
     assert len(status.ranks[0].stderr_tail) == job_limits.MAX_TEXT_CHARS
 
 
-def test_a_number_that_is_none_can_be_read_back(tmp_path: Path) -> None:
-    """Nobody should write one; if somebody does, the site's coordinator starts again all the same."""
+def test_nan_in_a_stored_spec_can_be_replayed(tmp_path: Path) -> None:
+    """No spec should hold NaN. If one does, the coordinator must still be able to start."""
     fact = facts.GangRegistered("g", 1, 1000, "", GangSpec(1, 0, gather_timeout_s=math.inf), "{}")
     state = DurableState()
     apply(state, fact, 1.0)

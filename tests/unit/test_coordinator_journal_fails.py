@@ -63,7 +63,7 @@ async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: World)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await world.signal("n1", 79)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert refused.value.details() == "the coordinator is on its way down: the last message was not taken in"
+    assert refused.value.details() == "the coordinator is stopping: it did not process the last message"
     assert world.coordinator
     with pytest.raises(JournalError, match="disk is full"):
         await world.coordinator.wait()

@@ -1,4 +1,4 @@
-"""Orders and views are pure functions of the durable state and of what is seen."""
+"""Orders and views: pure functions of the durable state and the observed state."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_duty_of_every_node(story: tuple[facts.Fact, ...], duties: list[str]
     assert _duties(*story) == duties
 
 
-def test_a_run_names_places_store_and_sources() -> None:
+def test_a_run_order_names_places_store_and_sources() -> None:
     order = _order(_state(*UNFIT, SWAP), "n3")
     assert [(p.rank, p.node, p.local_rank) for p in order.places] == [
         (0, "n1", 0), (1, "n1", 1), (2, "n3", 0), (3, "n3", 1)
@@ -108,14 +108,14 @@ def test_a_start_from_durable_storage_names_the_folder() -> None:
     assert not _order(_state(*STARTED), "n1").HasField("restore")
 
 
-def test_the_end_carries_code_and_reason() -> None:
+def test_an_exit_order_carries_code_and_reason() -> None:
     order = _order(_state(*RUNNING, facts.GangEnded("g", Phase.FAILED, 93, "again and again")), "n2")
     assert (order.exit_code, order.reason) == (93, "again and again")
     order = _order(_state(*LOST), "n2")
     assert (order.exit_code, order.reason) == (0, "lost")
 
 
-def test_who_comes_back_with_the_job_leaves_its_memory_and_nobody_else() -> None:
+def test_only_the_agents_of_a_requeued_job_leave_their_memory() -> None:
     def leave(*story: facts.Fact) -> list[tuple[int, bool]]:
         orders = [_order(_state(*story), node) for node in NODES]
         return [(order.duty, order.requeued) for order in orders]
@@ -127,14 +127,14 @@ def test_who_comes_back_with_the_job_leaves_its_memory_and_nobody_else() -> None
         assert leave(*RUNNING, requeued, facts.GangEnded("g", phase, 1, "over")) == [(pb.DUTY_EXIT, False)] * 3
 
 
-def test_a_flush_is_carried_until_it_is_over() -> None:
+def test_orders_carry_a_flush_until_it_has_ended() -> None:
     order = _order(_state(*RUNNING, FLUSH), "n1")
     assert (order.flush.serial, order.flush.version.step, order.flush.reason) == (1, 8, "asked for")
     assert not _order(_state(*RUNNING, FLUSH, facts.Flushed("g", 1, "", "no space")), "n1").HasField("flush")
 
 
 @pytest.mark.parametrize("length", range(len(UNFIT) + 3))
-def test_an_order_that_is_shared_is_the_nodes_own(length: int) -> None:
+def test_a_shared_order_equals_a_nodes_own_order(length: int) -> None:
     story = (*UNFIT, SWAP, facts.FirstStep("g", 2, 9))[:length]
     state = _state(*story)
     for gang in state.gangs.values():
@@ -143,7 +143,7 @@ def test_an_order_that_is_shared_is_the_nodes_own(length: int) -> None:
             assert orders.for_node(node) == Orders(gang).for_node(node)
 
 
-def test_nodes_of_one_duty_share_one_order() -> None:
+def test_nodes_with_one_duty_share_one_order() -> None:
     orders = Orders(_state(*RUNNING).gangs["g"])
     assert orders.for_node("n1") is orders.for_node("n2")
     assert orders.for_node("n1") is not orders.for_node("n3")
@@ -152,7 +152,7 @@ def test_nodes_of_one_duty_share_one_order() -> None:
 HANG = facts.HangFound("g", 1, "hang: no step", 5.0)
 
 
-def test_who_runs_ranks_that_hang_is_told_to_keep_their_stacks_until_they_are_fenced() -> None:
+def test_orders_ask_for_stacks_of_hanging_ranks_until_the_fence() -> None:
     orders = Orders(_state(*RUNNING, HANG).gangs["g"])
     assert [orders.for_node(node).keep_stacks for node in ("n1", "n2", "n3")] == [True, True, False]
     assert orders.for_node("n1").serial > Orders(_state(*RUNNING).gangs["g"]).for_node("n1").serial
@@ -160,13 +160,13 @@ def test_who_runs_ranks_that_hang_is_told_to_keep_their_stacks_until_they_are_fe
     assert not Orders(fenced).for_node("n1").keep_stacks
 
 
-def test_a_view_shows_a_stall_and_what_ranks_have_declared() -> None:
+def test_a_view_shows_a_stall_and_declared_phases() -> None:
     state, observed = _state(*RUNNING), ObservedState(since=0.0)
     status = Status(ranks=(RankState(0, 1, running=True, declared="evaluation"),))
     observed.gang("g").agents["n1"] = ObservedAgent("n1", "n1-i", True, 1.0, status)
     observed.gang("g").stall = Stall(90.0, {"n1", "n2"})
     view = gang_view(state, observed, state.gangs["g"], 100.0)
-    assert view.waiting_for == "a step: there was none for long; 2 agents have not answered"
+    assert view.waiting_for == "a step: no rank finished one for long; 2 agents have not answered"
     assert [rank.declared_phase for rank in view.ranks] == ["evaluation", "", "", ""]
     text = Console(file=io.StringIO(), record=True, width=200)
     text.print(gang_details(view))
@@ -184,20 +184,20 @@ def _view_words(story: tuple[facts.Fact, ...], fenced: dict[str, int] | None = N
     ("story", "words"),
     [
         (GATHERED[:1], "Slurm to start job 7"),
-        ((*GATHERED, facts.JobChanged("g", (*NODES, "n4"))), "agents: 1 of 3 are here, missing n2 n3 n4"),
-        (PREFLIGHT, "the rendezvous store on n1"),
+        ((*GATHERED, facts.JobChanged("g", (*NODES, "n4"))), "agents: 1 of 3 are attached, missing n2 n3 n4"),
+        (PREFLIGHT, "n1 to open the rendezvous store"),
         (STARTED, "ranks to start on n1 n2"),
         (RUNNING, ""),
-        (FENCED, "the end of generation 1 on n2 n3"),
-        ((*RUNNING, HANG), "ranks that hang: no step"),
-        ((*RUNNING, facts.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: let job 7 go of n3"),
+        (FENCED, "the ranks of generation 1 to end on n2 n3"),
+        ((*RUNNING, HANG), "the fence of the hanging generation: hang: no step"),
+        ((*RUNNING, facts.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: remove n3 from job 7"),
     ],
 )
 def test_what_a_gang_waits_for(story: tuple[facts.Fact, ...], words: str) -> None:
     assert _view_words(story, {"n1": 1}) == words
 
 
-def test_a_view_shows_verdicts_and_recoveries() -> None:
+def test_a_view_shows_node_health_and_recoveries() -> None:
     state = _state(*LOST, facts.NodeJudged("n2", Verdict.LOST, "silent"), SWAP, facts.FirstStep("g", 2, 9))
     observed = ObservedState(since=0.0)
     observed.gang("g").suspected["n3"] = 99.0
@@ -219,7 +219,9 @@ def test_a_view_shows_verdicts_and_recoveries() -> None:
 def test_every_fact_has_a_line() -> None:
     lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, facts.Flushed("g", 1, "", "no space"))]
     assert all(line and "\n" not in line and not line.startswith("{") for line in lines)
-    assert describe(SWAP) == "generation 2 starts from memory at step 8 (generation 1) (swap) on n1 n3; spares: none"
+    assert describe(SWAP) == (
+        "generation 2 starts from memory at step 8 (generation 1), swap; ranks on n1 n3; spares: none"
+    )
     assert describe(facts.SlurmOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
-        "Slurm call 4: requeue job 7, without n2: no spare"
+        "Slurm call 4: requeue job 7, excluding n2: no spare"
     )

@@ -71,7 +71,7 @@ async def test_a_fatal_signal_swaps_the_node_and_drains_it(world: World) -> None
         await world.agents[name].keep(1, 5, [rank])
     await world.signal("n2", 79)
     await world.ordered("RUN 2", ["n1", "n3"])
-    # n2 has the only copy of rank 1: it is kept until that has served.
+    # n2 has the only copy of rank 1's shard, so n2 stays until the restore is complete.
     assert [s.node for s in world.agents["n3"].orders[-1].restore.sources] == ["n1", "n2"]
     assert "n2" in [member.node for member in world.agents["n3"].orders[-1].members]
     await world.ordered("HOLD 2", ["n2"])
@@ -102,11 +102,11 @@ async def test_a_dead_node_is_swapped_and_downed(world: World) -> None:
 
 
 class PowerCut(Exception):
-    """The coordinator's process ends here."""
+    """Raised in place of the end of the coordinator's process."""
 
 
-class MortalJournal(Journal):
-    """Ends its coordinator at the write that reaches `position`: before it is on the disk, or right after."""
+class CrashingJournal(Journal):
+    """Crashes its coordinator at the write that reaches `position`: before the write, or after it (`written`)."""
 
     def __init__(self, folder: Path, position: int, written: bool) -> None:
         super().__init__(folder)
@@ -120,8 +120,8 @@ class MortalJournal(Journal):
         return records
 
 
-async def _revive(world: World) -> None:
-    """Start the coordinator again whenever it has died."""
+async def _restart_after_crashes(world: World) -> None:
+    """Restart the coordinator after each crash."""
     while True:
         assert world.coordinator
         try:
@@ -131,20 +131,20 @@ async def _revive(world: World) -> None:
             await world.begin()
 
 
-async def _signal_until_judged(world: World, node: str) -> None:
-    """As the node's daemon does: it tells again after each new stream."""
+async def _signal_until_removed(world: World, node: str) -> None:
+    """Send the signal on each new stream, as the node daemon does, until the node is removed."""
     while not (await world.live()).engine.core.state.gangs["g1"].members[node].out:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await world.signal(node, 79)
 
 
-async def _whole_story(world: World) -> None:
-    """Gather, run, lose n2 to a fatal signal, run, lose a rank, run, be done."""
+async def _run_scenario(world: World) -> None:
+    """Gather, run, lose n2 to a fatal signal, run, lose a rank, run, end as DONE."""
     await world.ordered("RUN 1", ["n1", "n2"])
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(5)
         await world.agents[name].keep(1, 5, [rank, 1 - rank])
-    await _signal_until_judged(world, "n2")
+    await _signal_until_removed(world, "n2")
     await world.ordered("RUN 2", ["n1", "n3"])
     for rank, name in enumerate(["n1", "n3"]):
         await world.agents[name].step(5)
@@ -158,25 +158,25 @@ async def _whole_story(world: World) -> None:
     await world.ordered("EXIT 3", ["n1", "n3"])
 
 
-LENGTH = 40
-"""Facts of the story, about; a position behind its end is a run without a fault."""
+FACT_COUNT = 40
+"""More than the facts of the scenario: a position beyond its end is a run without a crash."""
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("position", range(1, LENGTH))
-async def test_killed_at_any_write_the_recovery_completes(world: World, position: int, written: bool) -> None:
-    await world.begin(MortalJournal(world.folder, position, written))
-    reviving = asyncio.create_task(_revive(world))
+@pytest.mark.parametrize("position", range(1, FACT_COUNT))
+async def test_a_recovery_completes_after_a_crash_at_any_write(world: World, position: int, written: bool) -> None:
+    await world.begin(CrashingJournal(world.folder, position, written))
+    restarting = asyncio.create_task(_restart_after_crashes(world))
     await world.join(NODES)
     try:
         async with asyncio.timeout(DEADLINE_S):
-            await _whole_story(world)
+            await _run_scenario(world)
     finally:
-        reviving.cancel()
-        await asyncio.gather(reviving, return_exceptions=True)
+        restarting.cancel()
+        await asyncio.gather(restarting, return_exceptions=True)
     coordinator = await world.live()
     await world.settled()
-    assert coordinator.engine.journal.position < LENGTH
+    assert coordinator.engine.journal.position < FACT_COUNT
     gang = coordinator.engine.core.state.gangs["g1"]
     assert (gang.phase, gang.generation, gang.exit_code) == (Phase.DONE, 3, 0)
     assert [(r.generation, r.action, r.step_restored) for r in gang.recoveries] == [

@@ -1,4 +1,4 @@
-"""Who may attach and ask, and what they are told: the three services on loopback."""
+"""The three services on loopback: who may attach and call, and what the replies say."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _running(world: World) -> None:
 
 
 async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Code and words with which a call ends."""
+    """Status code and message with which a call ends."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), caught.value.details() or ""
@@ -61,7 +61,7 @@ async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
 # -- agents ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_of_another_user_is_refused(tmp_path: Path) -> None:
+async def test_an_agent_of_another_users_job_is_rejected(tmp_path: Path) -> None:
     world = World.make(tmp_path, owner_uid=os.getuid() + 1)
     await world.begin()
     agent = ScriptedAgent("n1", spec(), world.credentials)
@@ -79,7 +79,7 @@ async def test_a_job_of_another_user_is_refused(tmp_path: Path) -> None:
     await world.close()
 
 
-async def test_a_gang_of_another_user_is_refused(world: World) -> None:
+async def test_an_agent_of_another_users_gang_is_rejected(world: World) -> None:
     assert world.coordinator
     owner = os.getuid() + 1
     world.coordinator.engine.post(events.GangSubmitted("g1", 1, owner, "train", events.GangSpec(2, 1), "{}"))
@@ -98,7 +98,7 @@ async def test_a_gang_of_another_user_is_refused(world: World) -> None:
         ("n1", 1, 5, "no node of the pool is wanted any more"),
     ],
 )
-async def test_an_agent_that_nothing_is_wanted_of_is_dismissed(
+async def test_an_agent_that_does_not_belong_to_the_gang_is_dismissed(
     world: World, node: str, job: int, pool: int, words: str
 ) -> None:
     agent = ScriptedAgent(node, spec(), world.credentials, job=job, pool=pool)
@@ -108,7 +108,7 @@ async def test_an_agent_that_nothing_is_wanted_of_is_dismissed(
     assert agent.dismissed == words
 
 
-async def test_an_agent_with_a_name_that_is_no_name_is_refused(world: World) -> None:
+async def test_an_agent_with_an_overlong_name_is_rejected(world: World) -> None:
     agent = ScriptedAgent("n1", spec(), world.credentials, incarnation="x" * 300)
     await agent.open()
     code, words = await _refusal(agent.attach(world.address))
@@ -124,10 +124,10 @@ async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: World) 
     await agent.open()
     await agent.attach(world.address)
     await agent.die()
-    assert "this run of it is over" in agent.dismissed
+    assert "the run of this process has ended" in agent.dismissed
 
 
-async def test_agents_come_back_to_a_restarted_coordinator_although_slurm_is_silent(world: World) -> None:
+async def test_agents_attach_to_a_restarted_coordinator_while_slurm_is_silent(world: World) -> None:
     await _running(world)
     world.slurm.unavailable_reason = "slurmctld does not answer"
     await world.end()
@@ -136,7 +136,7 @@ async def test_agents_come_back_to_a_restarted_coordinator_although_slurm_is_sil
     await world.ordered("RUN 1", ["n1", "n2"])
 
 
-async def test_a_spec_that_can_not_be_meant_is_refused(world: World) -> None:
+async def test_an_impossible_spec_is_rejected(world: World) -> None:
     agent = ScriptedAgent("n1", spec(nodes=0), world.credentials)
     await agent.open()
     code, words = await _refusal(agent.attach(world.address))
@@ -177,8 +177,8 @@ def _stream(world: World, node: str) -> AgentStream:
     return stream
 
 
-async def _speak_until(agent: ScriptedAgent, over: Callable[[], bool]) -> None:
-    """Ping again and again, each once the one before is answered."""
+async def _ping_until(agent: ScriptedAgent, over: Callable[[], bool]) -> None:
+    """Ping repeatedly. Each ping waits for the answer to the one before."""
     async with asyncio.timeout(DEADLINE_S):
         while not over():
             seq = len(agent.pongs)
@@ -186,22 +186,22 @@ async def _speak_until(agent: ScriptedAgent, over: Callable[[], bool]) -> None:
             await agent.until(lambda seq=seq: seq in agent.pongs)  # type: ignore[misc]
 
 
-async def test_an_agent_that_is_started_twice_on_a_node_is_dismissed_while_the_first_lives(world: World) -> None:
+async def test_a_second_agent_on_a_node_is_dismissed_while_the_first_lives(world: World) -> None:
     await _running(world)
     first, fenced = _stream(world, "n1"), await world.facts(facts.GenerationFenced, 0)
     second = ScriptedAgent("n1", spec(), world.credentials, incarnation="b")
     await second.open()
     attaching = asyncio.create_task(second.attach(world.address))
-    await _speak_until(world.agents["n1"], attaching.done)
+    await _ping_until(world.agents["n1"], attaching.done)
     await second.die()
-    assert second.dismissed == "an agent of this job runs on n1 already: incarnation n1-a; this one is n1-b"
+    assert second.dismissed == "another agent of this job runs on n1: incarnation n1-a; this agent is n1-b"
     assert _stream(world, "n1") is first
     assert await world.facts(facts.GenerationFenced, 0) == fenced
     assert world.gang.generation == 1
 
 
 @pytest.mark.parametrize("first", ["ended", "mute"])
-async def test_an_agent_that_was_restarted_gets_in(world: World, first: str) -> None:
+async def test_a_restarted_agent_may_attach(world: World, first: str) -> None:
     await _running(world)
     if first == "ended":
         await world.agents["n3"].die()
@@ -232,7 +232,7 @@ async def test_a_stream_is_heard_or_closed_or_silent() -> None:
 # -- node daemons ----------------------------------------------------------------------------------------------------
 
 
-async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World) -> None:
+async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: World) -> None:
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
         call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
@@ -246,7 +246,7 @@ async def test_heartbeats_are_answered_with_the_term_and_the_pause(world: World)
     await world.facts(facts.NodeRegistered)
 
 
-async def test_a_daemon_is_told_of_gangs_that_want_their_memory_no_more(world: World) -> None:
+async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: World) -> None:
     assert world.coordinator
     core_spec = events.GangSpec(nodes=1, spares=0, min_nodes=1)
     world.coordinator.engine.post(events.GangSubmitted("ended", 9, 1000, "job", core_spec, "{}"))
@@ -261,7 +261,7 @@ async def test_a_daemon_is_told_of_gangs_that_want_their_memory_no_more(world: W
         assert [gang.gang_id for gang in (await call.read()).over] == ["ended"]
 
 
-async def test_a_daemon_that_calls_from_elsewhere_is_refused(tmp_path: Path) -> None:
+async def test_a_daemon_that_calls_from_another_address_is_rejected(tmp_path: Path) -> None:
     async def elsewhere(name: str) -> set[str]:
         return {"192.0.2.7"}
 
@@ -275,10 +275,10 @@ async def test_a_daemon_that_calls_from_elsewhere_is_refused(tmp_path: Path) -> 
     await world.close()
 
 
-# -- people ----------------------------------------------------------------------------------------------------------
+# -- users ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_describe_tells(world: World, api: Any) -> None:
+async def test_describe(world: World, api: Any) -> None:
     await _running(world)
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
@@ -300,7 +300,7 @@ async def test_what_describe_tells(world: World, api: Any) -> None:
     assert [gang.gang_id for gang in (await api.List(api_pb2.ListRequest())).gangs] == ["g1"]
 
 
-async def test_a_batch_process_is_heard_and_told_what_describe_tells(world: World, api: Any) -> None:
+async def test_attend_notes_the_batch_process_and_returns_the_view(world: World, api: Any) -> None:
     await _running(world)
     assert world.coordinator
     seen = world.coordinator.engine.core.observed.gang("g1")
@@ -348,24 +348,24 @@ async def test_watch_ends_with_the_gang(world: World, api: Any) -> None:
     assert phases[-1] == "DONE"
 
 
-async def test_a_job_that_nobody_knows(api: Any) -> None:
+async def test_describe_of_an_unknown_job(api: Any) -> None:
     code, words = await _refusal(api.Describe(api_pb2.GangRef(slurm_job_id=42)))
     assert code is grpc.StatusCode.NOT_FOUND
-    assert words == "Slurm job 42 is not known here: was it submitted with muster submit?"
+    assert words == "Slurm job 42 is not known to Muster: was it submitted with muster submit?"
 
 
-async def test_registering_is_for_the_owner_of_the_job(world: World, api: Any) -> None:
+async def test_only_the_owner_of_the_job_may_register_a_gang(world: World, api: Any) -> None:
     request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
     await api.Register(request)
     await api.Register(request)  # twice changes nothing
     assert [r.text for r in await world.facts(facts.GangRegistered)] == [
-        f"train registered: job 1 of uid {os.getuid()}, 2 nodes and 1 spares, 1 ranks each"
+        f"gang train is registered: job 1 of uid {os.getuid()}; nodes: 2, spares: 1, ranks per node: 1"
     ]
     gone = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=9, spec=spec())
     assert await _refusal(api.Register(gone)) == (grpc.StatusCode.NOT_FOUND, "Slurm has no job 9")
 
 
-async def test_history_a_sentinel_then_live_events_until_the_end(world: World, api: Any) -> None:
+async def test_events_are_history_then_a_sentinel_then_live_events(world: World, api: Any) -> None:
     await _running(world)
     names: list[str] = []
     live = asyncio.Event()
@@ -392,7 +392,7 @@ async def test_history_a_sentinel_then_live_events_until_the_end(world: World, a
     assert only_new[-1].sentinel
 
 
-async def test_events_are_told_of_a_job_that_has_left_the_ledger(world: World, api: Any) -> None:
+async def test_events_of_a_forgotten_job_are_readable(world: World, api: Any) -> None:
     assert world.coordinator
     engine = world.coordinator.engine
     engine.post(events.GangSubmitted("old", 7, os.getuid(), "old", events.GangSpec(1, 0), "{}"))
@@ -420,21 +420,21 @@ async def _phase(api: Any, wanted: str) -> None:
                 return
 
 
-async def test_no_flush_of_a_gang_that_does_not_run(world: World, api: Any, tmp_path: Path) -> None:
+async def test_a_gang_that_is_not_running_can_not_be_flushed(world: World, api: Any, tmp_path: Path) -> None:
     await world.join(["n1"], durable_dir=str(tmp_path))
     await world.facts(facts.MemberJoined)
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "the gang is GATHERING: a checkpoint can be asked for while it is RUNNING" in words
+    assert "the gang is GATHERING: a checkpoint can be requested only while the gang is RUNNING" in words
 
 
-async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: Path) -> None:
+async def test_flush_writes_the_committed_version(world: World, api: Any, tmp_path: Path) -> None:
     await world.join(NODES, durable_dir=str(tmp_path))
     await world.ordered("RUN 1", ["n1", "n2"])
     await _phase(api, "RUNNING")
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "no step stands whole" in words
+    assert "no version is committed in memory" in words
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
         await world.agents[name].keep(1, 3, [rank])
@@ -445,16 +445,16 @@ async def test_flush_writes_what_stands_whole(world: World, api: Any, tmp_path: 
                 break
     assert (await api.Flush(REF)).serial == 1
     flushed = (await world.facts(facts.Flushed))[0]
-    assert flushed.text.startswith("flush 1 is done: ")
+    assert flushed.text.startswith("flush 1 is complete: ")
     flush = next(order.flush for order in world.agents["n2"].orders if order.HasField("flush"))
     assert [(s.rank, s.node) for s in flush.sources] == [(0, "n1"), (1, "n2")]
 
 
-async def test_nodes_are_listed(world: World, api: Any) -> None:
+async def test_nodes_lists_the_roll_call(world: World, api: Any) -> None:
     assert world.coordinator
     await world.signal("n2", 79)
     await world.settled()
-    await world.coordinator.roster.ask()
+    await world.coordinator.roster.refresh()
     reply = await api.Nodes(api_pb2.ListRequest())
     assert [(n.node, n.verdict) for n in reply.nodes] == [("n1", "UNHEARD"), ("n2", "UNFIT"), ("n3", "UNHEARD")]
     assert reply.nodes[0].reason == "no musterd was ever heard; in service in Slurm (ALLOCATED)"
@@ -462,12 +462,12 @@ async def test_nodes_are_listed(world: World, api: Any) -> None:
     assert world.cluster.nodes()["n2"].drained
 
 
-async def test_a_node_whose_daemon_was_heard_before_a_restart_is_no_stranger(world: World, api: Any) -> None:
+async def test_a_node_whose_daemon_was_heard_before_a_restart_is_not_unheard(world: World, api: Any) -> None:
     await world.signal("n2", 13)
     await world.end()
     await world.begin()
     assert world.coordinator
-    await world.coordinator.roster.ask()
+    await world.coordinator.roster.refresh()
     async with open_channel(world.address, world.credentials) as channel:
         nodes = (await api_pb2_grpc.MusterStub(channel).Nodes(api_pb2.ListRequest())).nodes
     assert [(n.node, n.verdict) for n in nodes] == [("n1", "UNHEARD"), ("n2", "FIT"), ("n3", "UNHEARD")]
@@ -480,7 +480,7 @@ async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None
     other = events.GangSubmitted("other", 5, os.getuid() + 1, "other", events.GangSpec(1, 0), "{}")
     for event in (other, events.JobSeen("other", 5, ("n3",), 0, None), events.JobSeen("g1", 1, NODES, 0, None)):
         world.coordinator.engine.post(event)
-    await world.coordinator.roster.ask()
+    await world.coordinator.roster.refresh()
     nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
     assert [(n.node, n.leaf, list(n.slurm_job_ids)) for n in nodes] == [
         ("n1", "s0", [1]),
@@ -497,7 +497,7 @@ async def test_a_roll_call_while_slurm_is_silent_says_that_nodes_are_missing(tmp
     world.slurm.unavailable_reason = "slurmctld is away"
     await world.begin()
     assert world.coordinator
-    await world.coordinator.roster.ask()
+    await world.coordinator.roster.refresh()
     async with open_channel(world.address, world.credentials) as channel:
         reply = await api_pb2_grpc.MusterStub(channel).Nodes(api_pb2.ListRequest())
     assert (list(reply.nodes), reply.slurm_unknown) == ([], "slurmctld is away")
@@ -517,7 +517,7 @@ async def test_health_and_reflection_need_no_credential(world: World) -> None:
         assert {"muster.v1.Muster", "muster.v1.AgentService", "muster.v1.NodeService"} <= names
 
 
-async def test_a_journal_that_can_not_be_written_ends_the_coordinator(tmp_path: Path) -> None:
+async def test_a_coordinator_that_can_not_write_its_journal_stops(tmp_path: Path) -> None:
     class Full(Journal):
         def append(self, facts: Any, at: float, cause: str) -> Any:
             raise JournalError("can't write the journal: database or disk is full")
@@ -533,7 +533,7 @@ async def test_a_journal_that_can_not_be_written_ends_the_coordinator(tmp_path: 
     await world.close()
 
 
-def test_the_wire_has_a_word_for_every_silence() -> None:
+def test_the_wire_has_a_value_for_every_silence() -> None:
     words = {value for value in agent_pb2.Silence.values() if value}
     assert len(words) == len(events.Silence)
 
@@ -541,7 +541,7 @@ def test_the_wire_has_a_word_for_every_silence() -> None:
 # -- streams that a cut link leaves open -----------------------------------------------------------------------------
 
 
-async def test_the_stream_of_a_lost_node_is_ended_and_is_no_news(world: World) -> None:
+async def test_the_stream_of_a_lost_node_is_closed_without_an_event(world: World) -> None:
     await _running(world)
     assert world.coordinator
     engine = world.coordinator.engine
@@ -579,7 +579,7 @@ async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: Worl
 
 
 class Skipping(SteadyClock):
-    """A clock that jumps ahead by a minute at its second look, as for a process that was stopped."""
+    """A clock that jumps ahead by a minute at its second reading, as in a suspended process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -593,7 +593,7 @@ class Skipping(SteadyClock):
         return super().now() + (60.0 if self.looks > 1 else 0.0)
 
 
-async def test_a_coordinator_that_stood_still_blames_nobody(tmp_path: Path) -> None:
+async def test_a_coordinator_that_was_suspended_calls_no_node_lost(tmp_path: Path) -> None:
     world = World.make(tmp_path)
     await world.begin()
     assert world.coordinator
@@ -607,7 +607,7 @@ async def test_a_coordinator_that_stood_still_blames_nobody(tmp_path: Path) -> N
 
 
 class Clocks:
-    """The two clocks of a machine."""
+    """The wall clock and the monotonic clock of a machine."""
 
     def __init__(self) -> None:
         self.wall, self.monotonic = 1_000_000.0, 50.0
@@ -617,7 +617,7 @@ class Clocks:
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_a_wall_clock_that_is_set_moves_nothing(step: float) -> None:
+def test_setting_the_wall_clock_does_not_move_the_steady_clock(step: float) -> None:
     clocks = Clocks()
     steady = clocks.steady()
     assert steady.now() == 1_000_000.0

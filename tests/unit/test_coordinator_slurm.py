@@ -1,4 +1,4 @@
-"""What is owed to Slurm is carried out; what Slurm shows becomes events; who is asked about is asked once."""
+"""Slurm: owed calls are made, changes in Slurm become events, simultaneous look-ups share one call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, app
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
-from muster.daemon.coordinator.slurm.owed_calls import BUG_TRIES, SlurmCalls, give
+from muster.daemon.coordinator.slurm.owed_calls import BUG_ATTEMPTS, OwedCalls, make_call
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch, job_seen
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
@@ -26,7 +26,7 @@ NODES = ("n1", "n2", "n3")
 
 
 class Clock:
-    """Time that stands still until it is moved."""
+    """A clock that the test sets."""
 
     now = 1000.0
 
@@ -48,12 +48,12 @@ def slurm(clock: Clock) -> FakeSlurm:
 
 
 class Owing:
-    """A durable state with one gang (job 1) that owes calls, and the events that come of them."""
+    """A durable state with one gang (job 1) and owed calls, and the events that follow."""
 
     def __init__(self, slurm: FakeSlurm, phase: Phase = Phase.GATHERING) -> None:
         self.state = DurableState()
         self.answers: asyncio.Queue[events.Event] = asyncio.Queue()
-        self.calls = SlurmCalls(slurm, self._post)
+        self.calls = OwedCalls(slurm, self._post)
         for fact in (
             facts.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
             facts.PhaseChanged("g", Phase.GATHERING, ""),
@@ -69,11 +69,11 @@ class Owing:
         self.answers.put_nowait(event)
 
     async def answer(self, verb: facts.SlurmVerb, node: str = "", **more: object) -> str | None:
-        """Owe this call, and wait until it is settled. The error, or None."""
+        """Owe this call and wait until it is settled. Returns the error, or None."""
         call = facts.SlurmOwed("g", self.state.calls + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
         apply(self.state, call, 1.0)
         self.calls.start_owed(self.state)
-        self.calls.start_owed(self.state)  # one that is under way is not started twice
+        self.calls.start_owed(self.state)  # a call that is under way is not started twice
         async with asyncio.timeout(120):
             answered = await self.answers.get()
         assert isinstance(answered, events.SlurmAnswered)
@@ -81,7 +81,7 @@ class Owing:
         return answered.error
 
 
-async def test_every_verb_is_carried_out(slurm: FakeSlurm) -> None:
+async def test_every_verb_makes_its_call(slurm: FakeSlurm) -> None:
     owing, cluster = Owing(slurm), slurm.cluster
     assert await owing.answer("drain", "n2") is None
     assert cluster.nodes()["n2"].drained
@@ -99,14 +99,14 @@ async def test_every_verb_is_carried_out(slurm: FakeSlurm) -> None:
     assert owing.answers.empty()
 
 
-async def test_a_refusal_is_settled_with_slurms_words(slurm: FakeSlurm) -> None:
+async def test_a_refusal_is_settled_with_slurms_error(slurm: FakeSlurm) -> None:
     error = await Owing(slurm).answer("let_go", "n1")
     assert error
     assert "You cannot remove the batch host" in error
 
 
 class Away(FakeSlurm):
-    """Tells when a drain was given, though nobody heard it."""
+    """Signals each drain call, also those that Slurm does not answer."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__(cluster)
@@ -119,7 +119,7 @@ class Away(FakeSlurm):
             self.asked.set()
 
 
-async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) -> None:
+async def test_a_call_is_retried_until_slurm_answers(slurm: FakeSlurm) -> None:
     away = Away(slurm.cluster)
     away.unavailable_reason = "slurmctld is away"
     owing = Owing(away)
@@ -133,7 +133,7 @@ async def test_a_silent_slurm_is_asked_again_until_it_answers(slurm: FakeSlurm) 
 
 
 class Buggy(FakeSlurm):
-    """Drains end in an error that is none of SlurmError, the first `faults` times."""
+    """The first `faults` drain calls fail with an error that is no SlurmError."""
 
     faults = 0
     drains = 0
@@ -145,27 +145,27 @@ class Buggy(FakeSlurm):
         await super().drain(node, reason, timeout_s=timeout_s)
 
 
-async def test_an_error_that_nobody_thought_of_is_settled_and_the_queue_goes_on(
+async def test_an_unexpected_error_is_settled_and_the_queue_continues(
     slurm: FakeSlurm, caplog: pytest.LogCaptureFixture
 ) -> None:
     buggy = Buggy(slurm.cluster)
-    buggy.faults = BUG_TRIES
+    buggy.faults = BUG_ATTEMPTS
     owing = Owing(buggy)
-    assert await owing.answer("drain", "n2") == "a bug of Muster, not Slurm's word: KeyError: 'node_state'"
-    assert buggy.drains == BUG_TRIES
+    assert await owing.answer("drain", "n2") == "a bug of Muster, not an answer of Slurm: KeyError: 'node_state'"
+    assert buggy.drains == BUG_ATTEMPTS
     assert "Traceback" in caplog.text
     assert await owing.answer("down", "n2") is None
     assert slurm.cluster.nodes()["n2"].down
 
 
-async def test_an_error_that_nobody_thought_of_may_pass(slurm: FakeSlurm) -> None:
+async def test_a_call_with_an_unexpected_error_is_retried(slurm: FakeSlurm) -> None:
     buggy = Buggy(slurm.cluster)
-    buggy.faults = BUG_TRIES - 1
+    buggy.faults = BUG_ATTEMPTS - 1
     assert await Owing(buggy).answer("drain", "n2") is None
     assert slurm.cluster.nodes()["n2"].drained
 
 
-async def test_a_requeued_job_says_why_in_its_comment_after_its_users_own_words(slurm: FakeSlurm) -> None:
+async def test_the_reason_of_a_requeue_follows_the_users_own_comment(slurm: FakeSlurm) -> None:
     cluster = slurm.cluster
     assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
     assert cluster.jobs()[1].comment == "muster: why"
@@ -175,20 +175,20 @@ async def test_a_requeued_job_says_why_in_its_comment_after_its_users_own_words(
 
 
 class Wordless(FakeSlurm):
-    """No comment may be changed."""
+    """Slurm refuses every change of a comment."""
 
     async def set_comment(self, job: int, text: str, *, timeout_s: float = 5.0) -> None:
         raise SlurmRefused("set the comment", "Access/permission denied")
 
 
-async def test_a_requeue_does_not_hang_on_its_comment(slurm: FakeSlurm, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_requeue_succeeds_without_its_comment(slurm: FakeSlurm, caplog: pytest.LogCaptureFixture) -> None:
     wordless = Wordless(slurm.cluster)
     assert await Owing(wordless, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
     assert slurm.cluster.jobs()[1].excluded == ("n1",)
     assert "Access/permission denied" in caplog.text
 
 
-async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slurm: FakeSlurm) -> None:
+async def test_a_requeue_from_before_a_restart_is_not_repeated(slurm: FakeSlurm) -> None:
     assert await Owing(slurm, Phase.GATHERING).answer("requeue", exclude=("n1",)) is None
     assert slurm.cluster.jobs()[1].restart_count == 0
     assert await Owing(slurm, Phase.REQUEUED).answer("requeue", exclude=("n1",)) is None
@@ -198,8 +198,8 @@ async def test_a_requeue_that_was_done_before_the_restart_is_not_done_twice(slur
     assert slurm.cluster.jobs()[1].restart_count == 1
 
 
-async def test_nodes_are_not_admitted_to_a_job_that_starts_until_it_is_known_to_run(slurm: FakeSlurm) -> None:
-    """Should it go back into the queue, they would be excluded still."""
+async def test_nodes_are_not_admitted_to_a_job_that_is_starting(slurm: FakeSlurm) -> None:
+    """If the job were requeued now, the nodes would still be excluded."""
     state, call = DurableState(), facts.SlurmOwed("g", 1, "admit", 1, "", "muster: why", admit=("n1",))
     for fact in (
         facts.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
@@ -208,17 +208,17 @@ async def test_nodes_are_not_admitted_to_a_job_that_starts_until_it_is_known_to_
     ):
         apply(state, fact, 1.0)
     with pytest.raises(SlurmUnavailable):
-        await give(slurm, call, state)
+        await make_call(slurm, call, state)
     apply(state, facts.MemberJoined("g", "n1", 1, "i", "n1:1", True, ""), 1.0)
-    await give(slurm, call, state)
+    await make_call(slurm, call, state)
 
 
-async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_later_call(slurm: FakeSlurm) -> None:
+async def test_nodes_are_not_admitted_to_a_job_that_a_later_call_requeues(slurm: FakeSlurm) -> None:
     owing = Owing(slurm, Phase.REQUEUED)
     verbs: tuple[facts.SlurmVerb, ...] = (
         "admit",
         "requeue",
-    )  # Slurm has started the job on its own: it does not wait now
+    )  # Slurm has started the job: it is not pending now
     for call, verb in enumerate(verbs, 1):
         apply(owing.state, facts.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
         owing.calls.start_owed(owing.state)
@@ -229,26 +229,26 @@ async def test_nodes_are_not_admitted_to_a_job_that_goes_back_to_the_queue_by_a_
     assert slurm.cluster.jobs()[1].restart_count == 1
 
 
-async def test_the_watch_tells_of_changes_only(slurm: FakeSlurm, clock: Clock) -> None:
+async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> None:
     owing, seen = Owing(slurm), list[events.Event]()
     watch = SlurmWatch(slurm, owing.state, seen.append)
-    await watch.look_at_jobs()
-    await watch.look_at_jobs()
+    await watch.poll_jobs()
+    await watch.poll_jobs()
     assert seen == [events.JobSeen("g", 1, NODES, 0, None)]
-    await watch.look_at_nodes()
-    await watch.look_at_nodes()
+    await watch.poll_nodes()
+    await watch.poll_nodes()
     assert seen[1:] == [events.NodeSeen(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
     slurm.cluster.drain("n2", "a fan")
     slurm.unavailable_reason = "slurmctld is away"
-    await watch.look_at_nodes()
-    await watch.look_at_jobs()
+    await watch.poll_nodes()
+    await watch.poll_jobs()
     assert len(seen) == 4
     slurm.unavailable_reason = ""
-    await watch.look_at_nodes()
+    await watch.poll_nodes()
     assert seen[4:] == [events.NodeSeen("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
     slurm.cluster.fail_node("n3")
     clock.now += 60
-    await watch.look_at_jobs()
+    await watch.poll_jobs()
     assert seen[5:] == [events.JobSeen("g", 1, ("n1", "n2"), 0, None)]
 
 
@@ -256,50 +256,50 @@ async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
     slurm.cluster.topology = Topology({"n4": "s1"})
     slurm.unavailable_reason = "slurmctld is away"
     roster = SlurmRoster(slurm)
-    await roster.ask()
+    await roster.refresh()
     assert (dict(roster.nodes), roster.unknown, roster.leaf("n4")) == ({}, "slurmctld is away", "")
     slurm.unavailable_reason = ""
-    await roster.ask()
+    await roster.refresh()
     assert (sorted(roster.nodes), roster.unknown) == ([*NODES, "n4"], "")
     assert (roster.leaf("n4"), roster.leaf("n1")) == ("s1", "")
     slurm.unavailable_reason = "slurmctld is away again"
-    await roster.ask()
+    await roster.refresh()
     assert (sorted(roster.nodes), roster.unknown, roster.leaf("n4")) == ([*NODES, "n4"], "", "s1")
 
 
-async def test_the_end_of_a_time_limit_is_told_by_the_cores_clock_and_told_anew_once_the_clock_is_mended(
+async def test_a_time_limit_is_posted_on_the_cores_clock_and_again_after_the_wall_clock_was_set(
     slurm: FakeSlurm, clock: Clock
 ) -> None:
-    """The coordinator was started with a clock two hours ahead, which somebody has set right since."""
+    """The coordinator was started with a wall clock two hours ahead, which an operator has corrected since."""
     slurm.cluster.submit(JobRequest(nodes=1, time_limit_s=5400))
     owing, seen, ahead = Owing(slurm), list[events.Event](), [0.0]
     owing.state.gangs["g"].job = 2
     watch = SlurmWatch(slurm, owing.state, seen.append, lambda: ahead[0])
-    await watch.look_at_jobs()
+    await watch.poll_jobs()
     ahead[0] = 7200.0
-    await watch.look_at_jobs()
+    await watch.poll_jobs()
     ahead[0] = 7200.5
-    await watch.look_at_jobs()
+    await watch.poll_jobs()
     limits = [event.limit_at for event in seen if isinstance(event, events.JobSeen)]
     assert limits == [clock.now + 5400, clock.now + 5400 + 7200]
 
 
-async def test_a_node_resumed_while_it_was_lost_is_told_of_again_when_it_returns(slurm: FakeSlurm) -> None:
+async def test_a_node_that_was_resumed_while_lost_is_posted_again_when_it_returns(slurm: FakeSlurm) -> None:
     owing, seen = Owing(slurm), list[events.Event]()
     watch = SlurmWatch(slurm, owing.state, seen.append)
     apply(owing.state, facts.NodeRegistered("n2", "boot", "host:1"), 1.0)
     apply(owing.state, facts.NodeJudged("n2", Verdict.LOST, "power"), 1.0)
-    await watch.look_at_nodes()  # in service already: to a lost node that says nothing
+    await watch.poll_nodes()  # in service already: this does not make a lost node fit
     apply(owing.state, facts.NodeJudged("n2", Verdict.RETURNING, "heard"), 2.0)
     seen.clear()
-    await watch.look_at_nodes()
+    await watch.poll_nodes()
     assert [event.node for event in seen if isinstance(event, events.NodeSeen) and event.in_service] == ["n2"]
 
 
-async def test_a_node_that_is_being_drained_is_not_looked_at(slurm: FakeSlurm) -> None:
+async def test_a_node_that_is_being_drained_is_not_polled(slurm: FakeSlurm) -> None:
     owing, seen = Owing(slurm), list[events.Event]()
     apply(owing.state, facts.SlurmOwed("g", 1, "drain", 1, "n2", "why"), 1.0)
-    await SlurmWatch(slurm, owing.state, seen.append).look_at_nodes()
+    await SlurmWatch(slurm, owing.state, seen.append).poll_nodes()
     assert [event.node for event in seen if isinstance(event, events.NodeSeen)] == ["n1", "n3"]
 
 
@@ -315,12 +315,12 @@ async def test_a_node_that_is_being_drained_is_not_looked_at(slurm: FakeSlurm) -
         (Job(1, JobState.UNRECOGNISED), None),
     ],
 )
-def test_how_a_job_has_ended(slurm: FakeSlurm, found: Job | Gone, ended: str | None) -> None:
+def test_the_end_state_of_a_job(slurm: FakeSlurm, found: Job | Gone, ended: str | None) -> None:
     assert job_seen(Owing(slurm).state.gangs["g"], found).ended == ended
 
 
 class Counting(FakeSlurm):
-    """Counts the questions about jobs."""
+    """Counts the calls about jobs."""
 
     asked = 0
 
@@ -330,7 +330,7 @@ class Counting(FakeSlurm):
         return await super().jobs(ids, timeout_s=timeout_s)
 
 
-async def test_questions_at_the_same_time_are_one_question(slurm: FakeSlurm) -> None:
+async def test_simultaneous_lookups_share_one_call(slurm: FakeSlurm) -> None:
     counting = Counting(slurm.cluster)
     lookup = SlurmLookup(counting)
     answers = await asyncio.gather(*(lookup.job(1) for _ in range(50)))
@@ -338,9 +338,9 @@ async def test_questions_at_the_same_time_are_one_question(slurm: FakeSlurm) -> 
     assert counting.asked == 1
 
 
-async def test_the_answer_of_a_silent_slurm_is_unknown_never_gone(slurm: FakeSlurm) -> None:
+async def test_a_silent_slurm_is_unknown_and_never_gone(slurm: FakeSlurm) -> None:
     slurm.unavailable_reason = "slurmctld is away"
-    lookup = SlurmLookup(slurm, patience_s=0.0)
+    lookup = SlurmLookup(slurm, retry_for_s=0.0)
     assert await lookup.job(1) == Unknown("slurmctld is away")
     assert await lookup.leaf("n1") == ""
     slurm.unavailable_reason = ""

@@ -307,7 +307,7 @@ async def test_stacks_of_every_generation_are_shown_on_request(
 
 
 async def test_a_job_that_nobody_knows(world: World) -> None:
-    with pytest.raises(WrongInput, match="Slurm job 4711 is not known here"):
+    with pytest.raises(WrongInput, match="Slurm job 4711 is not known to Muster"):
         await muster(world, "status", "4711")
 
 
@@ -325,7 +325,7 @@ async def test_nodes_that_no_daemon_was_ever_heard_from(world: World, capsys: py
     world.cluster.topology = Topology({"n1": "s0", "n3": "s1"})
     await world.signal("n2", 79)
     await world.settled()
-    await world.coordinator.roster.ask()
+    await world.coordinator.roster.refresh()
     assert await muster(world, "nodes") == 0
     table = [line.split() for line in outputs(capsys)[0].splitlines()]
     assert table[0] == ["node", "verdict", "job", "musterd", "heard", "leaf", "why"]

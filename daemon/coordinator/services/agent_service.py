@@ -1,11 +1,11 @@
 """AgentService: one stream for the life of an agent.
 
-Who attaches is checked once: the credential's uid owns the Slurm job, the node belongs to the job, the run of the job
-is the newest. What the journal has of an agent already need not be asked of Slurm again, so that agents come back to a
-restarted coordinator although Slurm is down. After that nothing on the stream waits for anything but the network.
+An agent is checked once, when it attaches: the credential's uid owns the Slurm job, the node belongs to the job, and
+the run of the job is the newest. An agent that the journal knows is not checked with Slurm again, so agents attach to a
+restarted coordinator although Slurm is down. After the check, the stream waits for nothing but the network.
 
-An agent that is started a second time on its node is dismissed while the first one lives: each of them would take the
-other's place, and each change of place ends a generation.
+A second agent of the same job on the same node is dismissed while the first one lives: each would replace the other,
+and each replacement ends a generation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion
-from muster.daemon.coordinator.services.refusal import Refused, nonsense, not_permitted, run_over, try_again
+from muster.daemon.coordinator.services.rpc_errors import (
+    RpcAbort,
+    invalid_argument,
+    permission_denied,
+    run_has_ended,
+    unavailable,
+)
 from muster.daemon.coordinator.shell.agent_streams import AgentStream
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -40,12 +46,12 @@ _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.CoordinatorMessage]
 
 
-class Dismissed(Exception):
-    """The coordinator will never have anything for this agent; the words are sent to it."""
+class AgentDismissed(Exception):
+    """The agent must end: the coordinator will never have an order for it. The message is sent to the agent."""
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
-    """The servicer. Everything that arrives becomes an event of `engine`."""
+    """The servicer. Every message of an agent becomes an event of `engine`."""
 
     def __init__(self, engine: Engine, lookup: SlurmLookup, slurm: Slurm, rights: Rights) -> None:
         self._rights = rights
@@ -58,65 +64,65 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         """See agent.proto."""
         try:
-            hello, status = await _greeting(request_iterator)
-        except Refused as refused:
-            await refused.abort(context)
+            hello, status = await _read_hello(request_iterator)
+        except RpcAbort as abort:
+            await abort.abort(context)
         try:
             leaf = await self._admit(hello)
-            await self._yield_to_another(hello)
-        except Refused as refused:
-            _log.warning("%s: the agent on %s is refused: %s", hello.gang_id, hello.node, refused)
-            await refused.abort(context)
-        except Dismissed as reason:
+            await self._wait_for_earlier_agent(hello)
+        except RpcAbort as abort:
+            _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, abort)
+            await abort.abort(context)
+        except AgentDismissed as reason:
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
             await context.write(self._message(dismissed=str(reason)))
             return
         await self._serve(hello, status, leaf, request_iterator, context)
 
     async def _admit(self, hello: pb.AgentHello) -> str:
-        """Make sure that the agent may attach and that its gang is known. The leaf switch of its node.
+        """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
 
         Raises:
-            Refused: it may not attach, or Slurm doesn't tell.
-            Dismissed: it may go home.
+            RpcAbort: the agent has no right to attach, or Slurm doesn't answer.
+            AgentDismissed: the agent must end.
         """
         caller = current_caller()
         if isinstance(self._slurm, LocalSlurm):
-            self._slurm.meet(hello.slurm_job_id, hello.node, caller.uid)
+            self._slurm.add_node(hello.slurm_job_id, hello.node, caller.uid)
         gang = self._engine.core.state.gangs.get(hello.gang_id)
         if gang:
-            self._must_be_agent(caller, gang.owner_uid, f"gang {gang.id}")
+            self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             _check_gang(gang, hello)
         _check_pool(gang, hello)
         _check_node(self._engine.core.state.node(hello.node), hello)
-        if not gang or not _known(gang, hello):
+        if not gang or not _is_known(gang, hello):
             await self._check_job(hello, caller)
         member = gang.members.get(hello.node) if gang else None
         leaf = member.leaf if member else await self._lookup.leaf(hello.node)
         self._register(hello, caller.uid)
         return leaf
 
-    def _must_be_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
+    def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
         if not self._rights.is_agent(caller, owner_uid):
-            raise not_permitted(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
+            raise permission_denied(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
 
-    async def _yield_to_another(self, hello: pb.AgentHello) -> None:
-        """Wait until no other agent of this run of the job, on this node, can be alive.
+    async def _wait_for_earlier_agent(self, hello: pb.AgentHello) -> None:
+        """Wait until no other agent of this run of the job can be alive on this node.
 
         Raises:
-            Dismissed: one is. What counts is what it says from now on: one that has just died says nothing more.
+            AgentDismissed: another agent is alive: it has sent a message since this call began.
         """
-        while other := self._other(hello):
+        while other := self._other_stream(hello):
             if await other.wait_until_heard():
-                raise Dismissed(
-                    f"an agent of this job runs on {hello.node} already: incarnation {other.incarnation}; "
-                    f"this one is {hello.incarnation}"
+                raise AgentDismissed(
+                    f"another agent of this job runs on {hello.node}: incarnation {other.incarnation}; "
+                    f"this agent is {hello.incarnation}"
                 )
-            if self._other(hello) is other:
-                return  # a cut link has left its stream open
+            if self._other_stream(hello) is other:
+                return  # the other agent is gone; a cut link left its stream open
 
-    def _other(self, hello: pb.AgentHello) -> AgentStream | None:
-        """The stream of another incarnation of this agent, in the same run of the job."""
+    def _other_stream(self, hello: pb.AgentHello) -> AgentStream | None:
+        """The stream of another incarnation of this agent in the same run of the job."""
         stream = self._engine.streams.get(hello.gang_id, hello.node)
         if (
             stream is None
@@ -127,30 +133,30 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return stream
 
     def _register(self, hello: pb.AgentHello, uid: int) -> None:
-        """Make the gang known, of which this may be the first sign."""
+        """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang."""
         if hello.gang_id in self._engine.core.state.gangs:
             return
         try:
             event = conversion.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
-        except conversion.Nonsense as error:
-            raise nonsense(str(error)) from None
+        except conversion.InvalidMessage as error:
+            raise invalid_argument(str(error)) from None
         self._engine.post(event)
 
     async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
         asked_at = clock.monotonic()
         try:
-            self._judge_job(await self._lookup.job(hello.slurm_job_id), hello, caller)
-        except (Dismissed, Refused):
-            # That answer may be older than the job's last change.
-            self._judge_job(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, caller)
+            self._check_job_answer(await self._lookup.job(hello.slurm_job_id), hello, caller)
+        except (AgentDismissed, RpcAbort):
+            # The answer may be older than the job's last change: ask again.
+            self._check_job_answer(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, caller)
 
-    def _judge_job(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
+    def _check_job_answer(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
         match found:
             case Unknown():
-                raise try_again(f"Slurm doesn't tell about job {hello.slurm_job_id}: {found.reason}")
+                raise unavailable(f"can't get job {hello.slurm_job_id} from Slurm: {found.reason}")
             case Gone():
-                raise Dismissed(f"Slurm has no job {hello.slurm_job_id}")
-        self._must_be_agent(caller, found.user_id, f"job {found.id}")
+                raise AgentDismissed(f"Slurm has no job {hello.slurm_job_id}")
+        self._check_is_agent(caller, found.user_id, f"job {found.id}")
         _check_run(found, hello)
 
     async def _serve(
@@ -186,53 +192,54 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
 
 
-async def _greeting(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, events.Status]:
+async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, events.Status]:
     first, second = await anext(messages, None), await anext(messages, None)
     if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
-        raise nonsense("the first message is hello, the second is status")
+        raise invalid_argument("the first message must be hello, the second one status")
     hello = first.hello
     if not hello.gang_id or not hello.node or not hello.incarnation or not hello.peer_address:
-        raise nonsense("hello needs gang_id, node, incarnation and peer_address")
+        raise invalid_argument("hello needs gang_id, node, incarnation and peer_address")
     try:
         for field in ("gang_id", "node", "incarnation", "peer_address"):
             conversion.check_length(field, getattr(hello, field), job_limits.MAX_NAME_CHARS)
-    except conversion.Nonsense as error:
-        raise nonsense(str(error)) from None
+    except conversion.InvalidMessage as error:
+        raise invalid_argument(str(error)) from None
     return hello, conversion.status(second.status)
 
 
 def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:
-    refused = shared_pool.refusal(gang, hello.pool_serial, hello.slurm_job_id, hello.node) if hello.pool_serial else ""
-    if refused:
-        raise Dismissed(refused)
+    refusal = shared_pool.refusal(gang, hello.pool_serial, hello.slurm_job_id, hello.node) if hello.pool_serial else ""
+    if refusal:
+        raise AgentDismissed(refusal)
 
 
 def _check_node(node: Node, hello: pb.AgentHello) -> None:
     if hello.pool_serial and node.verdict in OUT_OF_SERVICE:
-        # Slurm has given it away again, so somebody has put it back into service: that will be seen soon.
-        raise try_again(f"{hello.node} is {node.verdict}, as far as is known: {node.reason}")
+        # Slurm allocates the node again, so an operator has resumed it: the watch on Slurm will see that soon.
+        raise unavailable(f"{hello.node} is still {node.verdict} here: {node.reason}")
 
 
 def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
     if not hello.pool_serial and hello.slurm_job_id != gang.job:
-        raise Dismissed(
-            f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: submit anew with muster"
+        raise AgentDismissed(
+            f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: "
+            "submit the job again with muster submit"
         )
     if hello.slurm_restart_count < gang.restart_count:
-        raise Dismissed(run_over(gang.job, gang.restart_count))
+        raise AgentDismissed(run_has_ended(gang.job, gang.restart_count))
 
 
-def _known(gang: Gang, hello: pb.AgentHello) -> bool:
+def _is_known(gang: Gang, hello: pb.AgentHello) -> bool:
     member = gang.members.get(hello.node)
-    of_that_job = member is not None and member.job == hello.slurm_job_id
-    return of_that_job and hello.slurm_restart_count == gang.restart_count
+    is_of_job = member is not None and member.job == hello.slurm_job_id
+    return is_of_job and hello.slurm_restart_count == gang.restart_count
 
 
 def _check_run(found: Job, hello: pb.AgentHello) -> None:
     if hello.slurm_restart_count < found.restart_count:
-        raise Dismissed(run_over(found.id, found.restart_count))
+        raise AgentDismissed(run_has_ended(found.id, found.restart_count))
     if hello.node not in found.nodes:
-        raise Dismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
+        raise AgentDismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 
 
 def _attached(hello: pb.AgentHello, status: events.Status, leaf: str) -> events.AgentAttached:
@@ -264,7 +271,7 @@ def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None
             silence = None if result.answered else conversion.silence(result.silence)
             return events.Probed(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
         case _:
-            return None  # a newer agent's message, or a second hello
+            return None  # a message of a newer agent, or a second hello
 
 
 async def _send(stream: AgentStream, context: _Context) -> None:
@@ -273,7 +280,7 @@ async def _send(stream: AgentStream, context: _Context) -> None:
 
 
 async def _until_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-    """Until the agent ends its side, or nothing is left to send and the stream was closed."""
+    """Wait until the agent ends its side, or the stream was closed and all messages were sent."""
     try:
         await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
     finally:

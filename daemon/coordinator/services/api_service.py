@@ -1,4 +1,4 @@
-"""The public API: what `muster` and anyone entitled asks of the coordinator."""
+"""The public API: the requests of the `muster` command and of any authorized client."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import JournalError, Record
 from muster.daemon.coordinator.services import conversion, views
-from muster.daemon.coordinator.services.refusal import (  # fmt: skip
-    Refused,
-    answers,
-    nonsense,
-    not_found,
-    not_permitted,
-    streams,
-    try_again,
-)
 from muster.daemon.coordinator.services.roll_call import roll_call
+from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
+    RpcAbort,
+    invalid_argument,
+    not_found,
+    permission_denied,
+    stream_handler,
+    unary_handler,
+    unavailable,
+)
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
@@ -36,18 +36,18 @@ from muster.v1 import api_pb2_grpc
 
 _Context = grpc.aio.ServicerContext[object, object]
 
-PAGE = 500
-"""Records of history read at once: some milliseconds."""
+HISTORY_PAGE_RECORDS = 500
+"""Records of history that are read at once. Reading them takes some milliseconds."""
 
-WATCH_S = 0.1
-"""Seconds between two views for one watcher, at least."""
+MIN_VIEW_INTERVAL_S = 0.1
+"""Minimum of seconds between two views that are sent to one client."""
 
-NODES_A_TURN = 200
-"""Nodes of a roll call between two turns of the event loop."""
+NODES_PER_LOOP_TURN = 200
+"""Nodes of a roll call that are built before the event loop runs again."""
 
 
 class MusterService(api_pb2_grpc.MusterServicer):
-    """The servicer; it reads the engine's durable state and posts what people ask for."""
+    """The servicer. It reads the engine's durable state and posts the requests of users as events."""
 
     def __init__(self, engine: Engine, lookup: SlurmLookup, roster: SlurmRoster, rights: Rights) -> None:
         self._engine = engine
@@ -55,46 +55,46 @@ class MusterService(api_pb2_grpc.MusterServicer):
         self._roster = roster
         self._rights = rights
 
-    @answers
+    @unary_handler
     async def Register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
-        """See api.proto. Twice changes nothing."""
+        """See api.proto. Idempotent."""
         caller = current_caller()
         try:
             event = conversion.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)
-        except conversion.Nonsense as error:
-            raise nonsense(str(error)) from None
+        except conversion.InvalidMessage as error:
+            raise invalid_argument(str(error)) from None
         await self._must_own(request.slurm_job_id, caller)
         known = self._engine.core.state.gangs.get(request.gang_id)
         if known and (known.owner_uid, known.job) != (caller.uid, request.slurm_job_id):
-            raise Refused(
+            raise RpcAbort(
                 grpc.StatusCode.ALREADY_EXISTS,
-                f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: give the new job another gang id",
+                f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: use another id for the new gang",
             )
         if not known:
             self._post(event)
         return pb.RegisterReply()
 
-    @answers
+    @unary_handler
     async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:
         """See api.proto."""
         return self._view(self._find(request))
 
-    @answers
+    @unary_handler
     async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
         """See api.proto."""
         ref = pb.GangRef(gang_id=request.gang_id)
         gang = self._find(ref)
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
-            raise not_permitted(f"{_words(ref)} is attended by processes of its own job alone")
+            raise permission_denied(f"only processes of its own job may attend {_describe(ref)}")
         if not gang.outlived(request.slurm_job_id, request.slurm_restart_count):
             self._post(events.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
         view.final = self._engine.core.may_leave(gang, request.slurm_job_id, request.slurm_restart_count)
         return view
 
-    @streams
+    @stream_handler
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
-        """See api.proto. Ages alone are no change."""
+        """See api.proto. A view in which only ages differ is not sent."""
         gang, before = self._find(request), b""
         with self._engine.gang_subscribers.subscribe(gang.id) as changed:
             while True:
@@ -105,84 +105,87 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 if gang.final or not self._engine.running:
                     return
                 await changed.wait()
-                await asyncio.sleep(WATCH_S)
+                await asyncio.sleep(MIN_VIEW_INTERVAL_S)
                 changed.clear()
 
-    @answers
+    @unary_handler
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
         """See api.proto."""
         caller = current_caller()
         gangs = self._engine.core.state.gangs.values()
-        seen = [gang for gang in gangs if self._rights.may_read(caller, gang.owner_uid)]
-        return pb.ListReply(gangs=map(self._view, seen))
+        readable = [gang for gang in gangs if self._rights.may_read(caller, gang.owner_uid)]
+        return pb.ListReply(gangs=map(self._view, readable))
 
-    @streams
+    @stream_handler
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
-        """See api.proto. Live events of one gang end when nothing more can come."""
+        """See api.proto. The live events of one gang end when no more can follow."""
         id, position = self._whose_events(request.gang), request.after
         gang = self._engine.core.state.gangs.get(id)
         with self._engine.journal_subscribers.subscribe() as live:
             while page := self._history(id, position):
                 for record in page:
                     position = record.position
-                    yield _record(record)
+                    yield _record_message(record)
             yield pb.EventRecord(sentinel=True, position=position)
-            while request.follow and not self._over(id, live):
+            while request.follow and not self._has_no_more_events(id, live):
                 fresh = await live.get()
                 if fresh is None:
-                    raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too slow: go on after position {position}")
+                    raise RpcAbort(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        f"too slow: ask again for the events after position {position}",
+                    )
                 if fresh.position > position and _concerns(fresh, gang):
                     position = fresh.position
-                    yield _record(fresh)
+                    yield _record_message(fresh)
 
-    @answers
+    @unary_handler
     async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
         """See api.proto."""
         gang = self._find(request, steer=True)
         if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
-        over = gang.final
-        self._post(events.CancelAsked(gang.id, _name(current_caller())))
-        if over:
-            words = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
-            return pb.CancelReply(text=words)
+        was_final = gang.final
+        self._post(events.CancelAsked(gang.id, _login_name(current_caller())))
+        if was_final:
+            text = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
+            return pb.CancelReply(text=text)
         return pb.CancelReply(text=f"{gang.name or gang.id} (job {gang.job}) is {gang.phase}: {gang.reason}")
 
-    @answers
+    @unary_handler
     async def Flush(self, request: pb.GangRef, context: _Context) -> pb.FlushReply:
         """See api.proto."""
         gang = self._find(request, steer=True)
         if not gang.spec.durable_dir:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "this job has no durable_dir to flush to")
+            raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, "this job has no durable_dir to flush to")
         if gang.phase is not Phase.RUNNING:
-            words = f"the gang is {gang.phase}: a checkpoint can be asked for while it is RUNNING"
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, words)
+            text = f"the gang is {gang.phase}: a checkpoint can be requested only while the gang is RUNNING"
+            raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, text)
         before = gang.flush.serial if gang.flush else 0
-        self._post(events.FlushAsked(gang.id, _name(current_caller())))
+        self._post(events.FlushAsked(gang.id, _login_name(current_caller())))
         if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
-            raise Refused(
+            raise RpcAbort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "there is nothing to flush: no step stands whole in memory (see committed in muster status)",
+                "there is nothing to flush: no version is committed in memory (see committed in muster status)",
             )
         return pb.FlushReply(serial=gang.flush.serial)
 
-    @answers
+    @unary_handler
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
-        """See api.proto. Open to everyone, as sinfo is."""
+        """See api.proto. Every user may call it, as sinfo."""
         core, now, caller = self._engine.core, self._engine.clock.now(), current_caller()
         gangs = [gang for gang in core.state.gangs.values() if self._rights.may_read(caller, gang.owner_uid)]
         reply = pb.NodesReply(slurm_unknown=self._roster.unknown)
         for count, view in enumerate(roll_call(core.state, core.observed, self._roster, gangs, now)):
             reply.nodes.append(view)
-            if count % NODES_A_TURN == NODES_A_TURN - 1:
+            if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
                 await asyncio.sleep(0)
         return reply
 
     def _find(self, ref: pb.GangRef, *, steer: bool = False) -> Gang:
-        """The gang meant by `ref`, the newest of a job, if the caller may see (or steer) it."""
+        """The gang that `ref` names (the newest one of a job), if the caller may read (or steer) it."""
         gang = self._known(ref)
         if gang is None:
-            raise _unknown(ref)
+            raise _unknown_gang(ref)
         self._allow(ref, gang.owner_uid, steer=steer)
         return gang
 
@@ -194,15 +197,19 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return max(of_job, key=lambda gang: gang.registered_at, default=None)
 
     def _whose_events(self, ref: pb.GangRef) -> str:
-        """The id of the gang meant by `ref`, be it long over; empty for all, if the caller may see them."""
+        """The id of the gang that `ref` names, which may have ended long ago; empty for all gangs.
+
+        Raises:
+            RpcAbort: there is no such gang, or the caller has no right to read its events.
+        """
         if not ref.WhichOneof("ref"):
             if not self._rights.is_operator(current_caller()):
-                raise not_permitted("the events of all gangs are for operators: name a job")
+                raise permission_denied("only operators may read the events of all gangs: name a job")
             return ""
         gang = self._known(ref)
         found = (gang.id, gang.owner_uid) if gang else self._registered(ref)
         if found is None:
-            raise _unknown(ref)
+            raise _unknown_gang(ref)
         self._allow(ref, found[1])
         return found[0]
 
@@ -210,22 +217,22 @@ class MusterService(api_pb2_grpc.MusterServicer):
         caller = current_caller()
         allowed = self._rights.may_steer if steer else self._rights.may_read
         if not allowed(caller, owner_uid):
-            raise not_permitted(f"{_words(ref)} belongs to uid {owner_uid}; you are uid {caller.uid}")
+            raise permission_denied(f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {caller.uid}")
 
     async def _must_own(self, job: int, caller: Caller) -> None:
         found = await self._lookup.job(job, since=clock.monotonic())
         match found:
             case Unknown():
-                raise try_again(f"Slurm doesn't tell about job {job}: {found.reason}")
+                raise unavailable(f"can't get job {job} from Slurm: {found.reason}")
             case Gone():
                 raise not_found(f"Slurm has no job {job}")
             case Job() if not self._rights.may_register(caller, found.user_id):
-                raise not_permitted(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
+                raise permission_denied(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
 
     def _post(self, event: events.Event) -> None:
         self._engine.post(event)
         if not self._engine.running:
-            raise try_again("the coordinator is on its way down: nothing was done")
+            raise unavailable("the coordinator is stopping: nothing was done")
 
     def _view(self, gang: Gang) -> pb.GangView:
         core = self._engine.core
@@ -233,38 +240,38 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _history(self, gang: str, after: int) -> list[Record]:
         try:
-            return self._engine.journal.history(gang, after, PAGE)
+            return self._engine.journal.history(gang, after, HISTORY_PAGE_RECORDS)
         except JournalError as error:
-            raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
+            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
 
     def _registered(self, ref: pb.GangRef) -> tuple[str, int] | None:
         """Id and owner of a gang that has left the durable state."""
         try:
             return self._engine.journal.find_owner(ref.gang_id, ref.slurm_job_id)
         except JournalError as error:
-            raise Refused(grpc.StatusCode.INTERNAL, str(error)) from None
+            raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
 
-    def _over(self, id: str, live: asyncio.Queue[Record | None]) -> bool:
-        """Nothing more can come: the gang is final and owes nothing."""
+    def _has_no_more_events(self, id: str, live: asyncio.Queue[Record | None]) -> bool:
+        """Whether no more events can follow: the gang is final and owes Slurm nothing."""
         state = self._engine.core.state
         gang = state.gangs.get(id)
         if gang is None:
-            return bool(id)  # it has left the durable state; what comes concerns others
+            return bool(id)  # the gang has left the durable state; later events concern other gangs
         if not gang.final or not live.empty():
             return False
         return all(call.gang != id for call in state.owed.values())
 
 
-def _words(ref: pb.GangRef) -> str:
+def _describe(ref: pb.GangRef) -> str:
     return f"gang {ref.gang_id}" if ref.WhichOneof("ref") == "gang_id" else f"Slurm job {ref.slurm_job_id}"
 
 
-def _unknown(ref: pb.GangRef) -> Refused:
-    return not_found(f"{_words(ref)} is not known here: was it submitted with muster submit?")
+def _unknown_gang(ref: pb.GangRef) -> RpcAbort:
+    return not_found(f"{_describe(ref)} is not known to Muster: was it submitted with muster submit?")
 
 
-def _name(caller: Caller) -> str:
-    """The caller's login name, where this host knows it."""
+def _login_name(caller: Caller) -> str:
+    """The caller's login name, where this host knows the uid."""
     try:
         return pwd.getpwuid(caller.uid).pw_name
     except KeyError:
@@ -277,7 +284,7 @@ def _concerns(record: Record, gang: Gang | None) -> bool:
     return record.name == "NodeJudged" and record.node in gang.members
 
 
-def _record(record: Record) -> pb.EventRecord:
+def _record_message(record: Record) -> pb.EventRecord:
     return pb.EventRecord(
         position=record.position,
         at_s=record.at,
@@ -289,10 +296,10 @@ def _record(record: Record) -> pb.EventRecord:
 
 
 def _without_ages(view: pb.GangView) -> bytes:
-    bare = pb.GangView()
-    bare.CopyFrom(view)
-    for node in bare.nodes:
+    copy = pb.GangView()
+    copy.CopyFrom(view)
+    for node in copy.nodes:
         node.ClearField("heard_s_ago")
         if node.verdict == "SUSPECT":
-            node.ClearField("reason")  # says for how long
-    return bare.SerializeToString(deterministic=True)
+            node.ClearField("reason")  # contains a duration
+    return copy.SerializeToString(deterministic=True)

@@ -1,4 +1,4 @@
-"""From the wire to the core: messages into events' plain data. Pure; refuses what makes no sense."""
+"""Conversion of messages on the wire into the core's events. Pure. A message with impossible values is an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SILENCES = {
     agent_pb2.SILENCE_CLOSED: events.Silence.CLOSED,
 }
 
-_MOST = {
+_MAXIMA = {
     "nodes": job_limits.MAX_NODES,
     "spares": job_limits.MAX_NODES,
     "pool_nodes": job_limits.MAX_NODES,
@@ -26,17 +26,17 @@ _MOST = {
 }
 
 
-class Nonsense(ValueError):
-    """The sender's fault: a message that can't be meant. The words say which field, and what would be right."""
+class InvalidMessage(ValueError):
+    """The sender's fault: a field has an impossible value. Says which field, and what would be right."""
 
 
 def silence(value: agent_pb2.Silence.ValueType) -> events.Silence:
-    """How a node was silent; an unknown or newer word is taken for the one that proves least."""
+    """How a node was silent. A value that this version lacks becomes NO_ANSWER, the one that proves least."""
     return _SILENCES.get(value, events.Silence.NO_ANSWER)
 
 
 def status(message: agent_pb2.AgentStatus) -> events.Status:
-    """An agent's whole status."""
+    """The whole status of an agent."""
     return events.Status(
         fenced=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
@@ -50,28 +50,28 @@ def status(message: agent_pb2.AgentStatus) -> events.Status:
         answered_s={node: ms / 1000 for node, ms in message.answered_ms.items()},
         order_serial=message.order_serial,
         flushed_serial=message.flushed_serial,
-        flush_error=_words(message.flush_error),
-        failure=_words(message.failure),
-        notice=_words(message.notice),
+        flush_error=_limit_text(message.flush_error),
+        failure=_limit_text(message.failure),
+        notice=_limit_text(message.notice),
         stacks=message.stacks_generation,
         pool=tuple(
-            events.PoolAnswer(answer.serial, answer.slurm_job_id, _words(answer.error)) for answer in message.pool
+            events.PoolAnswer(answer.serial, answer.slurm_job_id, _limit_text(answer.error)) for answer in message.pool
         ),
     )
 
 
 def spec(message: common_pb2.JobSpec) -> events.GangSpec:
-    """What the core needs of a job spec.
+    """The part of a job spec that the core needs.
 
     Raises:
-        Nonsense: a count or a time is impossible.
+        InvalidMessage: a count or a time is impossible.
     """
     if message.nodes < 1:
-        raise Nonsense(f"nodes = {message.nodes}: a gang needs at least 1 node")
+        raise InvalidMessage(f"nodes = {message.nodes}: a gang needs at least 1 node")
     if message.ranks_per_node < 1:
-        raise Nonsense(f"ranks_per_node = {message.ranks_per_node}: a node carries at least 1 rank")
+        raise InvalidMessage(f"ranks_per_node = {message.ranks_per_node}: a node carries at least 1 rank")
     if message.min_nodes > message.nodes:
-        raise Nonsense(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
+        raise InvalidMessage(f"min_nodes = {message.min_nodes} is more than nodes = {message.nodes}")
     _check_size(message)
     return events.GangSpec(
         nodes=message.nodes,
@@ -90,43 +90,43 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
 
 
 def _check_size(message: common_pb2.JobSpec) -> None:
-    for field, most in _MOST.items():
+    for field, maximum in _MAXIMA.items():
         value = getattr(message, field)
-        if not 0 <= value <= most:  # so is what is no number
-            raise Nonsense(f"{field} = {value:.15g} must be 0 to {most:.15g}")
+        if not 0 <= value <= maximum:  # false for NaN, too
+            raise InvalidMessage(f"{field} = {value:.15g} must be 0 to {maximum:.15g}")
     if (ranks := message.nodes * message.ranks_per_node) > job_limits.MAX_RANKS:
-        raise Nonsense(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
+        raise InvalidMessage(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
     check_length("name", message.name, job_limits.MAX_NAME_CHARS)
     check_length("durable_dir", message.durable_dir, job_limits.MAX_PATH_CHARS)
 
 
-def check_length(field: str, text: str, most: int) -> None:
-    """Refuse what is longer than any such text is.
+def check_length(field: str, text: str, maximum: int) -> None:
+    """Check that `text` has at most `maximum` characters.
 
     Raises:
-        Nonsense: it is.
+        InvalidMessage: the text is longer.
     """
-    if len(text) > most:
-        raise Nonsense(f"{field} has {len(text)} characters: {most} at most")
+    if len(text) > maximum:
+        raise InvalidMessage(f"{field} has {len(text)} characters: {maximum} at most")
 
 
 def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> events.GangSubmitted:
     """The event that registers a gang.
 
     Raises:
-        Nonsense: no id, no job, or an impossible spec.
+        InvalidMessage: no id, no job, or an impossible spec.
     """
     if not gang or not job:
-        raise Nonsense("a gang is registered with its gang_id and the id of its Slurm job")
+        raise InvalidMessage("a gang is registered with its gang_id and the id of its Slurm job")
     check_length("gang_id", gang, job_limits.MAX_NAME_CHARS)
-    wanted = spec(message)
+    gang_spec = spec(message)
     text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
     check_length("the job spec, its environment included,", text, job_limits.MAX_SPEC_CHARS)
-    return events.GangSubmitted(gang, job, owner_uid, message.name, wanted, text)
+    return events.GangSubmitted(gang, job, owner_uid, message.name, gang_spec, text)
 
 
-def _words(text: str) -> str:
-    """An agent's own words: the journal keeps them with every decision that they are the reason of."""
+def _limit_text(text: str) -> str:
+    """`text` cut to the longest text of an agent that the journal keeps with each decision."""
     return text if len(text) <= job_limits.MAX_TEXT_CHARS else f"{text[: job_limits.MAX_TEXT_CHARS]}..."
 
 

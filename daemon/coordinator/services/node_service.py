@@ -1,7 +1,7 @@
-"""NodeService: one stream for the life of a node's daemon: heartbeats, and hardware signals at once.
+"""NodeService: one stream for the life of a node daemon. It carries heartbeats and hardware signals.
 
-A node daemon is root, calling from an address that Slurm knows as that node's. What the journal knows of the node
-already is believed while Slurm doesn't answer.
+A node daemon is root and calls from the address that Slurm has for its node. While Slurm doesn't answer, the address in
+the journal counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc.aio
 from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.daemon.coordinator.services.refusal import Refused, nonsense, not_permitted, try_again
+from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
@@ -30,14 +30,14 @@ from muster.v1 import node_pb2_grpc
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
 
-_RESOLVE_S = 5.0
+_RESOLVE_TIMEOUT_S = 5.0
 
 Resolve = Callable[[str], Awaitable[set[str]]]
-"""From a host's name or address to its IP addresses."""
+"""Resolves a host name or an address to IP addresses."""
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
-    """The servicer. `heartbeat_s`: seconds between heartbeats that every daemon is told to keep."""
+    """The servicer. `heartbeat_s`: the heartbeat interval, in seconds, that every daemon is told."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         """See node.proto."""
         try:
-            hello = await _greeting(request_iterator)
+            hello = await _read_hello(request_iterator)
             await self._admit(hello)
-        except Refused as refused:
-            _log.warning("a node daemon at %s is refused: %s", context.peer(), refused)
-            await refused.abort(context)
+        except RpcAbort as abort:
+            _log.warning("a node daemon at %s is rejected: %s", context.peer(), abort)
+            await abort.abort(context)
         serving = asyncio.create_task(self._serve(hello, request_iterator, context))
         if before := self._streams.get(hello.node):
-            before.cancel()  # a cut link may have left it open
+            before.cancel()  # a cut link may have left the earlier stream open
         self._streams[hello.node] = serving
         try:
             await asyncio.gather(serving, return_exceptions=True)
@@ -84,8 +84,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._engine.post(events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
         await self._answer(context, 0)
         async for message in messages:
-            seq = self._take(hello.node, message)
-            await self._answer(context, seq, self._over(message.heartbeat.kept))
+            seq = self._post_message(hello.node, message)
+            await self._answer(context, seq, self._unneeded_memory(message.heartbeat.kept))
 
     async def _answer(self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = ()) -> None:
         """Confirm the newest message: the daemon then forgets the signal that the message carried.
@@ -94,23 +94,23 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         journal. The stream ends instead, and the daemon sends the signal again to the next coordinator.
         """
         if not self._engine.running:
-            await try_again("the coordinator is on its way down: the last message was not taken in").abort(context)
+            await unavailable("the coordinator is stopping: it did not process the last message").abort(context)
         await context.write(self._order(seq, over))
 
-    def _over(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
+    def _unneeded_memory(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
         gangs = self._engine.core.state.gangs
         return [one for one in kept if wants_no_memory(gangs.get(one.gang_id), one.generation)]
 
-    def _take(self, node: str, message: pb.NodeMessage) -> int:
-        """Hand on what a daemon says. The seq to be echoed, 0 for none."""
+    def _post_message(self, node: str, message: pb.NodeMessage) -> int:
+        """Post the event of a daemon's message. Returns the sequence number to confirm; 0 for none."""
         if message.HasField("heartbeat"):
             self._engine.post(events.NodeHeard(node))
             return message.heartbeat.seq
         if message.HasField("signal"):
-            self._engine.post(self._judge(node, message.signal))
+            self._engine.post(self._signal_event(node, message.signal))
         return 0
 
-    def _judge(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
+    def _signal_event(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
         decision = self._policy.decide(signal.kind, signal.code)
         where = f" on {signal.device}" if signal.device else ""
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
@@ -129,34 +129,34 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         caller = current_caller()
         if not self._rights.is_node_daemon(caller, addresses):
             known = " ".join(sorted(addresses)) or "no address"
-            raise not_permitted(
+            raise permission_denied(
                 f"the daemon of {hello.node} is root at {known} (Slurm's address for it); "
                 f"this call is from uid {caller.uid} at {caller.address}"
             )
 
     def _names(self, node: str, found: Node | Gone | Unknown) -> set[str]:
-        """Names under which the node's address may be looked up."""
+        """Host names or addresses of the node, to be resolved."""
         if isinstance(found, Node):
             return {name for name in (found.address, found.hostname) if name} or {node}
         if isinstance(found, Gone):
-            raise not_permitted(f"Slurm has no node {node}: --node must be the node's name in slurm.conf")
+            raise permission_denied(f"Slurm has no node {node}: --node must be the node's name in slurm.conf")
         known = self._engine.core.state.nodes.get(node)
         if known is None or not known.probe_address:
-            raise try_again(f"Slurm doesn't tell about node {node}: {found.reason}")
+            raise unavailable(f"can't get node {node} from Slurm: {found.reason}")
         return {known.probe_address.rpartition(":")[0].strip("[]")}
 
 
-async def _greeting(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
+async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
     first = await anext(messages, None)
     if first is None or not first.HasField("hello") or not first.hello.node:
-        raise nonsense("the first message is hello, with the node's name")
+        raise invalid_argument("the first message must be hello with the node's name")
     return first.hello
 
 
 async def addresses_of(name: str) -> set[str]:
-    """The addresses that this host finds under a name; none where nobody answers."""
+    """The IP addresses that this host resolves `name` to; none where no server answers."""
     try:
-        async with asyncio.timeout(_RESOLVE_S):
+        async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
             answers = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError):
         return set()

@@ -1,6 +1,6 @@
-"""The roll call: every node that Slurm has, or that Muster has heard from: verdict, leaf switch, jobs. Pure.
+"""The roll call: health, leaf switch and jobs of every node that Slurm has or that Muster has heard from. Pure.
 
-A node that Slurm has and from which no musterd was ever heard is UNHEARD: Muster gets no hardware signal from it.
+A node of Slurm is UNHEARD where no musterd of it was ever heard: Muster gets no hardware signals from the node.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from muster.slurm.client.types import GONE
 from muster.v1 import api_pb2
 
 UNHEARD = "UNHEARD"
-"""What the roll call says of a node instead of FIT where no musterd was ever heard from it."""
+"""Shown in place of FIT for a node whose musterd was never heard."""
 
 
 def roll_call(
     state: DurableState, observed: ObservedState, roster: SlurmRoster, gangs: Iterable[Gang], now: float
 ) -> Iterator[api_pb2.NodeView]:
-    """One view a node, in the order of the names. The jobs shown are those of `gangs`. `now` is the core's time.
+    """One view per node, ordered by name. The views show the jobs of `gangs`. `now` is the core's time in seconds.
 
-    Durable state, sight and roster may change between two views.
+    Durable state, observed state and roster may change between two views.
     """
-    jobs, leaves = _held(gangs, observed)
-    heard = (name for name, seen in observed.nodes.items() if seen.incarnation)  # Slurm's answers make entries, too
+    jobs, leaves = _jobs_and_leaves(gangs, observed)
+    heard = (
+        name for name, seen in observed.nodes.items() if seen.incarnation
+    )  # an answer of Slurm creates an entry, too
     names = {*state.nodes, *heard, *roster.nodes, *jobs}
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now)
@@ -45,19 +47,21 @@ def _ever_heard(state: DurableState, observed: ObservedState, name: str) -> bool
     return bool(node.boot_id or node.probe_address or (seen and seen.incarnation))
 
 
-def _held(gangs: Iterable[Gang], observed: ObservedState) -> tuple[Mapping[str, Collection[int]], Mapping[str, str]]:
-    """By node: the jobs of `gangs` that hold it now, and its leaf switch as its agents' admission found it."""
+def _jobs_and_leaves(
+    gangs: Iterable[Gang], observed: ObservedState
+) -> tuple[Mapping[str, Collection[int]], Mapping[str, str]]:
+    """By node: the jobs of `gangs` that hold the node now, and the leaf switch that was looked up for its agents."""
     jobs: dict[str, set[int]] = {}
     leaves: dict[str, str] = {}
     for gang in gangs:
         leaves.update({member.node: member.leaf for member in gang.members.values() if member.leaf})
-        for name, job in _held_by(gang, observed.gangs.get(gang.id, ObservedGang())):
+        for name, job in _nodes_held_by(gang, observed.gangs.get(gang.id, ObservedGang())):
             jobs.setdefault(name, set()).add(job)
     return jobs, leaves
 
 
-def _held_by(gang: Gang, seen: ObservedGang) -> Iterator[tuple[str, int]]:
-    """The nodes that the gang's job and its small jobs hold, as Slurm or, for small jobs, their agents have told."""
+def _nodes_held_by(gang: Gang, seen: ObservedGang) -> Iterator[tuple[str, int]]:
+    """The nodes of the gang's job, as Slurm reports them, and of its pool jobs, as their agents report them."""
     if gang.job_over or seen.job_ended:
         return
     if not seen.queued:

@@ -1,4 +1,4 @@
-"""What people see of a gang and of nodes: built from the durable state and from what is seen at the moment. Pure."""
+"""Views: what users see of a gang and of nodes, built from the durable state and the observed state. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from muster.daemon.coordinator.core.state.observed_state import ObservedGang, Ob
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, SILENT, Phase, Verdict
 from muster.v1 import api_pb2, common_pb2
 
-_UNPROVEN = (Verdict.FIT, Verdict.DEGRADED)
+_MAY_BE_SUSPECT = (Verdict.FIT, Verdict.DEGRADED)
 
 
 def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: float) -> api_pb2.GangView:
-    """One gang, whole."""
+    """The view of one gang."""
     seen = observed.gangs.get(gang.id, ObservedGang())
     committed = max((c for a in seen.agents.values() if (c := a.status.committed)), default=None)
     view = api_pb2.GangView(
@@ -42,7 +42,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
 
 
 def node_view(state: DurableState, observed: ObservedState, name: str, now: float) -> api_pb2.NodeView:
-    """One node, whatever gangs it carries."""
+    """The view of one node, without regard to gangs."""
     node, seen = state.node(name), observed.nodes.get(name)
     return api_pb2.NodeView(
         node=name,
@@ -55,9 +55,9 @@ def node_view(state: DurableState, observed: ObservedState, name: str, now: floa
 
 
 def waiting_for(state: DurableState, seen: ObservedGang, gang: Gang) -> str:
-    """What has to happen before the gang goes on, in words; empty while it waits for nothing."""
+    """What has to happen before the gang continues, in words; empty while it waits for nothing."""
     waits = [words for words in (_phase_words(seen, gang), _stall_words(seen, gang)) if words]
-    waits += [f"verdict on {node}" for node in sorted(seen.suspected) if gang.phase in ACTIVE]
+    waits += [f"the probes of {node}" for node in sorted(seen.suspected) if gang.phase in ACTIVE]
     owed = [call_words(call) for call in state.owed.values() if call.gang == gang.id]
     return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
 
@@ -68,37 +68,41 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
         case Phase.SUBMITTED | Phase.REQUEUED:
             return f"Slurm to start job {gang.job}" + (f" ({seen.waits})" if seen.waits else "")
         case Phase.GATHERING:
-            here = sum(seen.attached(member.node) for member in gang.present())
+            attached = sum(seen.attached(member.node) for member in gang.present())
             late = sorted(name for name in gang.job_nodes if not seen.attached(name))
-            return f"agents: {here} of {spec.nodes + spec.spares} are here" + _listed(", missing ", late)
+            return f"agents: {attached} of {spec.nodes + spec.spares} are attached" + _listed(", missing ", late)
         case Phase.PREFLIGHT:
-            return f"the rendezvous store on {gang.store_node}"
+            return f"{gang.store_node} to open the rendezvous store"
         case Phase.STARTING:
             late = sorted(seat.node for seat in gang.seats if not _all_run(gang, seen, seat.node))
             return "ranks to start" + _listed(" on ", late)
         case Phase.RUNNING if gang.stop is not None:
-            return f"ranks to stop: {gang.stop.reason}"
+            return f"ranks to stop after a step: {gang.stop.reason}"
         case Phase.RECOVERING | Phase.DRAINING:
             late = sorted(m.node for m in gang.present() if seen.status(m.node).fenced < gang.fenced)
-            return f"the end of generation {gang.fenced}" + _listed(" on ", late) if late else _after_fence(gang)
+            return (
+                f"the ranks of generation {gang.fenced} to end" + _listed(" on ", late) if late else _after_fence(gang)
+            )
         case _:
             return ""
 
 
 def _stall_words(seen: ObservedGang, gang: Gang) -> str:
-    if gang.hang is not None and seen.pace.went_on_at <= gang.hang.at:  # an observer's may go on by themselves
-        return f"ranks that {gang.hang.reason}"
+    if (
+        gang.hang is not None and seen.pace.went_on_at <= gang.hang.at
+    ):  # in observe mode ranks may continue by themselves
+        return f"the fence of the hanging generation: {gang.hang.reason}"
     if seen.stall is not None:
-        return f"a step: there was none for long; {len(seen.stall.unanswered)} agents have not answered"
+        return f"a step: no rank finished one for long; {len(seen.stall.unanswered)} agents have not answered"
     return ""
 
 
 def _after_fence(gang: Gang) -> str:
     if gang.phase is Phase.DRAINING:
-        return "the last checkpoint to reach durable storage"
+        return "the last checkpoint to be written to durable storage"
     if coming := [request for request in gang.pool.values() if not request.node]:
         return "a node of the shared pool" + _listed(", job ", [str(request.job) for request in coming if request.job])
-    return f"the rendezvous store on {gang.store_node}"
+    return f"{gang.store_node} to open the rendezvous store"
 
 
 def _listed(before: str, names: list[str]) -> str:
@@ -145,7 +149,7 @@ def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name:
     if agent and agent.heard_at:
         ago = now - agent.heard_at
         view.heard_s_ago = ago if view.heard_s_ago < 0 else min(ago, view.heard_s_ago)
-    if name in seen.suspected and gang.phase in ACTIVE and state.node(name).verdict in _UNPROVEN:
+    if name in seen.suspected and gang.phase in ACTIVE and state.node(name).verdict in _MAY_BE_SUSPECT:
         view.verdict, view.reason = Verdict.SUSPECT.value, f"silent or accused for {now - seen.suspected[name]:.1f} s"
     view.role = _role(gang, member)
     view.reason = view.reason or (member.out if member else "")

@@ -28,7 +28,7 @@ from muster.daemon.coordinator.shell.event_processing import process_event
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.shell.subscriptions import GangSubscribers, JournalSubscribers
-from muster.daemon.coordinator.slurm.owed_calls import SlurmCalls
+from muster.daemon.coordinator.slurm.owed_calls import OwedCalls
 from muster.daemon.transport.identity import Credentials
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
@@ -68,7 +68,7 @@ class Engine:
         self.gang_subscribers = GangSubscribers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._confirm_leadership = confirm_leadership
-        self._slurm_calls = SlurmCalls(slurm, self.post)
+        self._owed_calls = OwedCalls(slurm, self.post)
         self._prober = Prober(credentials, self.streams, journal.term, self.post)
         self._queue: deque[events.Event] = deque()
         self._processing = False
@@ -86,7 +86,7 @@ class Engine:
         """Start to process events, and carry out what was owed before the restart."""
         self._last_ran_at = self.clock.now()
         self._suspension_check = asyncio.create_task(self._check_for_suspension())
-        self._slurm_calls.start_owed(self.core.state)
+        self._owed_calls.start_owed(self.core.state)
         self.post(events.Tick())
 
     async def aclose(self) -> None:
@@ -100,7 +100,7 @@ class Engine:
         if self._suspension_check:
             self._suspension_check.cancel()
             await asyncio.gather(self._suspension_check, return_exceptions=True)
-        await self._slurm_calls.aclose()
+        await self._owed_calls.aclose()
         await self._prober.aclose()
 
     def post(self, event: events.Event) -> None:
@@ -153,7 +153,7 @@ class Engine:
 
     def start_slurm_calls(self) -> None:
         """See event_processing.Executor."""
-        self._slurm_calls.start_owed(self.core.state)
+        self._owed_calls.start_owed(self.core.state)
 
     def start_probe(self, request: ProbeRequest) -> None:
         """See event_processing.Executor."""

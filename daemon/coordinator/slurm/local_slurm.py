@@ -1,7 +1,6 @@
-"""Slurm's stand-in for `muster run --local`: a cluster in memory, made up of whoever attaches.
+"""The replacement of Slurm for `muster run --local`: a cluster in memory, made of the agents that attach.
 
-There is no queue on one workstation. The "nodes" are agents that one command started; what they say of their job is
-all there is to know.
+One workstation has no queue. The "nodes" are agents that one command started, and only the agents know their job.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from muster.slurm.client.fake.fake_slurm import FakeSlurm
 
 
 class LocalSlurm(FakeSlurm):
-    """A FakeSlurm whose jobs and nodes are learned from agents' greetings."""
+    """A FakeSlurm that learns its jobs and nodes from the agents' hello messages."""
 
     def __init__(self) -> None:
         super().__init__(FakeCluster((), now=clock.wall))
 
-    def meet(self, job: int, node: str, uid: int) -> None:
-        """An agent of `uid` on `node` works for `job`; twice changes nothing."""
+    def add_node(self, job: int, node: str, uid: int) -> None:
+        """Add `node`, on which an agent of `uid` runs for `job`. Idempotent."""
         self.cluster.add_running_node(job, node, uid)

@@ -1,10 +1,9 @@
-"""Carries out what is owed to Slurm: drains, downs, requeues, completions.
+"""Makes the calls that are owed to Slurm: drain, down, requeue, complete and others.
 
-A call is owed in the durable state until it is settled. Calls of one gang go out in the order in which they were owed.
-While Slurm doesn't answer, a call is given again, for as long as it takes: all of them are idempotent. What Slurm
-refuses is settled with its words and never tried again. An error that is neither is a bug: it is logged with its
-traceback, the call is tried a few times more, then settled as refused with the error's words, so that the gang's other
-calls go on.
+The durable state holds an owed call until it is settled. The calls of one gang are made in the order in which the core
+decided them. While Slurm doesn't answer, a call is retried without limit: every call is idempotent. A call that Slurm
+refuses is settled with Slurm's error and never retried. Any other error is a bug: it is logged with its traceback, the
+call is retried a few times and then settled as refused, so that the gang's other calls continue.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 
 _log = logging.getLogger(__name__)
 REQUEUE_DEADLINE_S = 30.0
-"""A job with a dead node takes some 15 s to leave its nodes; only then is it in the queue again."""
-BUG_TRIES = 3
-"""How often a call is given in all that ends in an error nobody has thought of."""
-_BUG_PAUSE_S = 0.25
-_OURS = "muster: "
-_PAUSE = wait_exponential(multiplier=0.25, max=5.0)
+"""Seconds for a requeue. A job with a dead node needs some 15 s to release its nodes before it is in the queue."""
+BUG_ATTEMPTS = 3
+"""Attempts at a call that fails with an unexpected error."""
+_BUG_RETRY_INTERVAL_S = 0.25
+_COMMENT_PREFIX = "muster: "
+_BACKOFF = wait_exponential(multiplier=0.25, max=5.0)
 
 
-class SlurmCalls:
-    """Owed calls under way. `post` gets a SlurmAnswered for each."""
+class OwedCalls:
+    """Makes owed calls. `post` gets a SlurmAnswered event for each settled call."""
 
     def __init__(self, slurm: Slurm, post: Callable[[events.Event], None]) -> None:
         self._slurm = slurm
         self._post = post
-        self._taken: set[int] = set()
+        self._started: set[int] = set()
         self._queues: dict[str, deque[facts.SlurmOwed]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_owed(self, state: DurableState) -> None:
-        """Start every call that `state` owes and that is not yet under way."""
+        """Start every call that `state` holds as owed and that is not under way."""
         for call in sorted(state.owed.values(), key=lambda call: call.call):
-            if call.call not in self._taken:
-                self._taken.add(call.call)
+            if call.call not in self._started:
+                self._started.add(call.call)
                 self._enqueue(call, state)
 
     async def aclose(self) -> None:
-        """Stop; what was not settled is owed still."""
+        """Stop. Calls that were not settled stay owed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -62,53 +61,53 @@ class SlurmCalls:
             self._queues[call.gang].append(call)
             return
         self._queues[call.gang] = deque([call])
-        task = asyncio.create_task(self._work(call.gang, state))
+        task = asyncio.create_task(self._make_calls(call.gang, state))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, gang: str, state: DurableState) -> None:
+    async def _make_calls(self, gang: str, state: DurableState) -> None:
         queue = self._queues[gang]
         try:
             while queue:
                 call = queue.popleft()
-                error = await self._carry_out(call, state)
-                self._taken.discard(call.call)
+                error = await self._settle(call, state)
+                self._started.discard(call.call)
                 self._post(events.SlurmAnswered(gang, call.call, error))
         finally:
             del self._queues[gang]
 
-    async def _carry_out(self, call: facts.SlurmOwed, state: DurableState) -> str | None:
-        """Give the call until it is settled; the error's words, or None."""
-        words = ""
-        for _ in range(BUG_TRIES):
-            if words:
-                await asyncio.sleep(_BUG_PAUSE_S)
+    async def _settle(self, call: facts.SlurmOwed, state: DurableState) -> str | None:
+        """Make the call until it is settled. Returns Slurm's refusal or the bug in words, or None."""
+        bug = ""
+        for _ in range(BUG_ATTEMPTS):
+            if bug:
+                await asyncio.sleep(_BUG_RETRY_INTERVAL_S)
             try:
-                await self._patiently(call, state)
+                await self._retry_until_answered(call, state)
             except SlurmRefused as refused:
                 return str(refused)
-            except Exception as error:  # noqa: BLE001  # the top of this task: a bug in one call must not stop the others
-                words = f"a bug of Muster, not Slurm's word: {type(error).__name__}: {error}"
-                _log.critical("%s: can't %s: %s", call.gang, call_words(call), words, exc_info=error)
+            except Exception as error:  # noqa: BLE001  # top level of this task: a bug in one call must not stop other calls
+                bug = f"a bug of Muster, not an answer of Slurm: {type(error).__name__}: {error}"
+                _log.critical("%s: can't %s: %s", call.gang, call_words(call), bug, exc_info=error)
             else:
                 return None
-        return words
+        return bug
 
-    async def _patiently(self, call: facts.SlurmOwed, state: DurableState) -> None:
-        trying = AsyncRetrying(
+    async def _retry_until_answered(self, call: facts.SlurmOwed, state: DurableState) -> None:
+        retrying = AsyncRetrying(
             retry=retry_if_exception_type(SlurmUnavailable),
-            wait=_PAUSE,
-            before_sleep=lambda attempt: _tell(call, attempt),
+            wait=_BACKOFF,
+            before_sleep=lambda attempt: _log_retry(call, attempt),
             reraise=True,
         )
-        await trying(give, self._slurm, call, state)
+        await retrying(make_call, self._slurm, call, state)
 
 
-async def give(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
-    """Give `call` to `slurm`, once.
+async def make_call(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+    """Make `call` once.
 
     Raises:
-        SlurmError: it was refused, or not answered.
+        SlurmError: Slurm refused the call or did not answer it.
     """
     match call.verb:
         case "drain":
@@ -132,49 +131,50 @@ async def give(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None
 async def _cancel(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
     if gang is None or call.job != gang.job:
-        # An agent has told the number of a small job: its user may cancel no job of another through us.
+        # An agent reported the id of this pool job. A user must not cancel another user's job through the coordinator.
         found = await _look_up(slurm, call.job)
         if isinstance(found, Gone):
             return
         if gang is None or found.user_id != gang.owner_uid:
-            raise SlurmRefused(f"cancel job {call.job}", "it is no job of the gang's user")
+            raise SlurmRefused(f"cancel job {call.job}", "the job does not belong to the gang's user")
     await slurm.cancel(call.job)
 
 
 async def _requeue(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
     if gang is not None and gang.phase is Phase.REQUEUED:
-        await _put_back(slurm, call, gang)
-        await _explain(slurm, call)  # after it: a job that had ended takes no comment
-    # Else it runs again already: it was done, and the answer was lost with an earlier coordinator.
+        await _requeue_with_nodes(slurm, call, gang)
+        await _set_reason(slurm, call)  # after the requeue: Slurm accepts no comment for a job that has ended
+    # Otherwise the job runs again: an earlier coordinator made the call and ended before it noted the answer.
 
 
-async def _explain(slurm: Slurm, call: facts.SlurmOwed) -> None:
-    """Say in the job's comment why it goes back; what its user wrote there stays in front."""
+async def _set_reason(slurm: Slurm, call: facts.SlurmOwed) -> None:
+    """Write the reason for the requeue into the job's comment. The user's own comment stays in front."""
     job = await _look_up(slurm, call.job)
     if isinstance(job, Gone):
         return
-    users = job.comment.partition(_OURS)[0].rstrip(" ;")
+    users_comment = job.comment.partition(_COMMENT_PREFIX)[0].rstrip(" ;")
     try:
-        await slurm.set_comment(call.job, f"{users}; {call.text}" if users else call.text)
+        await slurm.set_comment(call.job, f"{users_comment}; {call.text}" if users_comment else call.text)
     except SlurmRefused as refused:
-        _log.warning("%s: %s", call.gang, refused)  # the requeue does not hang on that
+        _log.warning("%s: %s", call.gang, refused)  # the requeue succeeds without the comment
 
 
 async def _admit(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
-    starts = gang is not None and gang.phase is Phase.GATHERING and not gang.members
-    if gang is None or not (starts or gang.phase is Phase.REQUEUED):
-        return  # it runs: what it was kept from no longer counts
+    starting = gang is not None and gang.phase is Phase.GATHERING and not gang.members
+    if gang is None or not (starting or gang.phase is Phase.REQUEUED):
+        return  # the job runs: its excluded nodes no longer matter
     if _is_requeued_again(call, state):
-        return  # it ran meanwhile; what goes back to the queue next says on which nodes it may start
-    if starts or not await _waits(slurm, call.job):
-        # Slurm has started it on its own, and no agent has come yet: should it go back, the nodes are still excluded.
-        raise SlurmUnavailable(f"job {call.job} does not wait for nodes now")
-    await _put_back(slurm, call, gang)
+        return  # the job ran meanwhile; the next requeue sets the nodes on which it may start
+    if starting or not await _is_pending(slurm, call.job):
+        # Slurm has started the job, and no agent has attached yet. If the job is requeued, its nodes are still
+        # excluded.
+        raise SlurmUnavailable(f"job {call.job} is not pending now")
+    await _requeue_with_nodes(slurm, call, gang)
 
 
-async def _put_back(slurm: Slurm, call: facts.SlurmOwed, gang: Gang) -> None:
+async def _requeue_with_nodes(slurm: Slurm, call: facts.SlurmOwed, gang: Gang) -> None:
     await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, timeout_s=REQUEUE_DEADLINE_S)
 
 
@@ -183,7 +183,7 @@ def _is_requeued_again(call: facts.SlurmOwed, state: DurableState) -> bool:
     return any(owed.gang == call.gang and owed.verb == "requeue" for owed in later)
 
 
-async def _waits(slurm: Slurm, job: int) -> bool:
+async def _is_pending(slurm: Slurm, job: int) -> bool:
     found = await _look_up(slurm, job)
     return isinstance(found, Gone) or found.state.ended or found.state is JobState.PENDING
 
@@ -196,6 +196,6 @@ async def _look_up(slurm: Slurm, job: int) -> Job | Gone:
     return found
 
 
-def _tell(call: facts.SlurmOwed, state: RetryCallState) -> None:
+def _log_retry(call: facts.SlurmOwed, state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     _log.warning("%s: can't %s yet (try %d): %s", call.gang, call_words(call), state.attempt_number, error)

@@ -1,7 +1,7 @@
-"""All nodes that Slurm has, and their leaf switches: the roll call shows by them who is missing.
+"""The roster: all nodes that Slurm has, and their leaf switches. The roll call compares it with the nodes heard from.
 
-Slurm is asked in the background, once a minute, so that a request of a user never waits for Slurm and costs it nothing.
-While Slurm does not answer, the last answer stands.
+The roster asks Slurm in the background once a minute, so a user's request never waits for Slurm and costs Slurm
+nothing. While Slurm does not answer, the last answer is kept.
 """
 
 from __future__ import annotations
@@ -13,51 +13,50 @@ from typing import NoReturn, Protocol
 
 from muster.slurm.client.types import Gone, Node, NodeAnswers, Topology, Unknown
 
-EVERY_S = 60.0
-"""Seconds between two questions for all nodes. Nodes come and go with changes of slurm.conf, which are rare; the answer
+REFRESH_INTERVAL_S = 60.0
+"""Seconds between two calls for all nodes. Nodes come and go with changes of slurm.conf, which are rare; the answer
 with 12,500 nodes takes 0.5 s of CPU time (measured with scontrol's JSON of 25 MB)."""
-AGAIN_S = 5.0
-"""Seconds until Slurm is asked again while it has never answered."""
+RETRY_INTERVAL_S = 5.0
+"""Seconds between two calls as long as Slurm has never answered."""
 DEADLINE_S = 30.0
-"""Seconds for one answer. Nobody waits for it."""
+"""Seconds for one answer. No request waits for it."""
 _log = logging.getLogger(__name__)
 
 
-class Questions(Protocol):
-    """Of Slurm (slurm/client/types.py), what is asked here."""
+class SlurmQueries(Protocol):
+    """The part of the Slurm client (slurm/client/types.py) that the roster uses."""
 
     async def nodes(self, names: Collection[str] | None = None, *, timeout_s: float) -> NodeAnswers | Unknown: ...
     async def topology(self, *, timeout_s: float) -> Topology | Unknown: ...
 
 
 class SlurmRoster:
-    """Slurm's newest answers.
+    """The newest answers of Slurm.
 
-    `nodes`: every node that Slurm has, by name. `unknown`: why Slurm has never said which nodes it has; empty once it
-    has.
+    `nodes`: every node that Slurm has, by name. `unknown`: why there is no answer yet; empty after the first answer.
     """
 
-    def __init__(self, slurm: Questions) -> None:
+    def __init__(self, slurm: SlurmQueries) -> None:
         self._slurm = slurm
         self._topology = Topology()
         self.nodes: Mapping[str, Node] = {}
         self.unknown = "Slurm has not answered yet"
 
     def leaf(self, node: str) -> str:
-        """The leaf switch of `node`; empty where the fabric is flat or Slurm has not told it."""
+        """The leaf switch of `node`; empty where Slurm has no topology or has not answered."""
         return self._topology.leaf(node) or ""
 
     async def run(self) -> NoReturn:
-        """Ask until cancelled."""
+        """Refresh the roster until cancelled."""
         while True:
-            await self.ask()
-            await asyncio.sleep(AGAIN_S if self.unknown else EVERY_S)
+            await self.refresh()
+            await asyncio.sleep(RETRY_INTERVAL_S if self.unknown else REFRESH_INTERVAL_S)
 
-    async def ask(self) -> None:
-        """Ask once for all nodes and for the topology."""
+    async def refresh(self) -> None:
+        """Ask Slurm once for all nodes and for the topology."""
         nodes = await self._slurm.nodes(timeout_s=DEADLINE_S)
         if isinstance(nodes, Unknown):
-            _log.warning("Slurm doesn't tell which nodes it has: %s", nodes.reason)
+            _log.warning("can't get the list of nodes from Slurm: %s", nodes.reason)
             self.unknown = self.unknown and nodes.reason
         else:
             self.nodes = {name: node for name, node in nodes.items() if not isinstance(node, Gone)}

@@ -1,8 +1,8 @@
-"""Keeps an eye on Slurm: the jobs of gangs that go on, and the nodes that Muster knows.
+"""Polls Slurm for the jobs of active gangs and for the nodes that Muster knows.
 
-Posts a JobSeen or NodeSeen when something changed since the answer before, and a NodeSeen as well when a node that is
-in service is held to be out of it: it may have been resumed before its daemon was heard again. "Unknown" posts nothing:
-from a Slurm that doesn't answer nothing follows.
+Posts a JobSeen or NodeSeen event when the answer differs from the one before. Posts a NodeSeen as well when Slurm has a
+node in service that Muster holds to be out of service: an operator may have resumed the node before its daemon was
+heard again. An "Unknown" answer posts nothing: a Slurm that doesn't answer is no evidence.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from muster.daemon.coordinator.core.state.state_tables import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
 
-JOBS_EVERY_S, NODES_EVERY_S = 2.0, 5.0
-SAME_LIMIT_S = 3.0
-"""Two clocks that both are right come apart by less, from one look to the next: no news."""
+JOB_POLL_INTERVAL_S, NODE_POLL_INTERVAL_S = 2.0, 5.0
+TIME_LIMIT_TOLERANCE_S = 3.0
+"""Seconds. A smaller change of a job's end time is a difference of two clocks, not a change of the time limit."""
 _log = logging.getLogger(__name__)
 
 _BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
@@ -37,20 +37,22 @@ _OUT_OF_SERVICE = frozenset(
 )  # fmt: skip
 
 
-class Questions(Protocol):
-    """Of Slurm (slurm/client/types.py), what is asked here."""
+class SlurmQueries(Protocol):
+    """The part of the Slurm client (slurm/client/types.py) that the watch uses."""
 
     async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown: ...
     async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown: ...
 
 
 class SlurmWatch:
-    """Polls `slurm` for what `state` names, and posts what changed. `ahead_s`: seconds by which the core's clock is
-    ahead of the wall clock, which is Slurm's."""
+    """Polls `slurm` for the jobs and nodes in `state`, and posts changes.
+
+    `ahead_s` returns the seconds by which the core's clock is ahead of the wall clock, which Slurm uses.
+    """
 
     def __init__(
         self,
-        slurm: Questions,
+        slurm: SlurmQueries,
         state: DurableState,
         post: Callable[[events.Event], None],
         ahead_s: Callable[[], float] = lambda: 0.0,
@@ -64,80 +66,85 @@ class SlurmWatch:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        await asyncio.gather(_for_ever(self.look_at_jobs, JOBS_EVERY_S), _for_ever(self.look_at_nodes, NODES_EVERY_S))
+        await asyncio.gather(
+            _repeat(self.poll_jobs, JOB_POLL_INTERVAL_S), _repeat(self.poll_nodes, NODE_POLL_INTERVAL_S)
+        )
 
-    async def look_at_jobs(self) -> None:
-        """Ask for the jobs once."""
+    async def poll_jobs(self) -> None:
+        """Poll the jobs once."""
         gangs = [gang for gang in self._state.gangs.values() if not (gang.final and gang.job_over)]
         self._jobs = {gang.id: seen for gang in gangs if (seen := self._jobs.get(gang.id))}
         if not gangs:
             return
         found = await self._slurm.jobs({gang.job for gang in gangs})
         if isinstance(found, Unknown):
-            _log.warning("Slurm doesn't tell about jobs: %s", found.reason)
+            _log.warning("can't get the jobs from Slurm: %s", found.reason)
             return
         for gang in gangs:
             if gang.job in found:
-                self._tell_job(gang, job_seen(gang, found[gang.job], self._ahead_s()))
+                self._post_if_changed(gang, job_seen(gang, found[gang.job], self._ahead_s()))
 
-    async def look_at_nodes(self) -> None:
-        """Ask for the nodes once."""
-        before = self._busy()
-        names = self._names() - before
+    async def poll_nodes(self) -> None:
+        """Poll the nodes once."""
+        names = self._node_names() - self._nodes_with_owed_calls()
         if not names:
             return
         found = await self._slurm.nodes(names)
         if isinstance(found, Unknown):
-            _log.warning("Slurm doesn't tell about nodes: %s", found.reason)
+            _log.warning("can't get the nodes from Slurm: %s", found.reason)
             return
-        # What is being drained just now may have been asked for before and be answered after.
-        for name in sorted(names - self._busy()):
+        # A node that is being drained is left out: the answer may be older than the drain.
+        for name in sorted(names - self._nodes_with_owed_calls()):
             seen = node_seen(name, found.get(name, Gone()))
-            if self._nodes.get(name) != seen or self._reinstates(seen):
+            if self._nodes.get(name) != seen or self._is_resumed(seen):
                 self._nodes[name] = seen
                 self._post(seen)
 
-    def _reinstates(self, seen: events.NodeSeen) -> bool:
+    def _is_resumed(self, seen: events.NodeSeen) -> bool:
         known = self._state.nodes.get(seen.node)
         return seen.in_service and known is not None and known.verdict in RESUMABLE
 
-    def _tell_job(self, gang: Gang, seen: events.JobSeen) -> None:
-        if not _same(self._jobs.get(gang.id), seen):
+    def _post_if_changed(self, gang: Gang, seen: events.JobSeen) -> None:
+        if not _unchanged(self._jobs.get(gang.id), seen):
             self._jobs[gang.id] = seen
             self._post(seen)
 
-    def _names(self) -> set[str]:
+    def _node_names(self) -> set[str]:
         members = {name for gang in self._state.gangs.values() if not gang.final for name in gang.members}
         return members | set(self._state.nodes)
 
-    def _busy(self) -> set[str]:
+    def _nodes_with_owed_calls(self) -> set[str]:
         return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down")}
 
 
-def _same(before: events.JobSeen | None, seen: events.JobSeen) -> bool:
-    """Nothing has changed; the end of the time limit may have been carried over a little differently."""
+def _unchanged(before: events.JobSeen | None, seen: events.JobSeen) -> bool:
+    """Whether nothing has changed. The end of the time limit may differ by less than the tolerance."""
     if before is None or before.limit_at is None or seen.limit_at is None:
         return before == seen
-    return abs(before.limit_at - seen.limit_at) < SAME_LIMIT_S and replace(before, limit_at=seen.limit_at) == seen
+    return (
+        abs(before.limit_at - seen.limit_at) < TIME_LIMIT_TOLERANCE_S
+        and replace(before, limit_at=seen.limit_at) == seen
+    )
 
 
 def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.JobSeen:
-    """Slurm's view of the gang's job, by a clock that is `ahead_s` seconds ahead of Slurm's. A job that Slurm has
-    forgotten ended "GONE"."""
+    """Slurm's view of the gang's job. Times are on a clock that is `ahead_s` seconds ahead of Slurm's clock. A job that
+    Slurm no longer knows has ended as "GONE"."""
     if isinstance(found, Gone):
         return events.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
     end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
     limit_at = None if end is None else end + ahead_s
     limit_s = float(found.time_limit_s or 0)
-    # A requeued job counts as restarted at once, and shows the nodes of its last run until that is over.
+    # Slurm raises the restart count of a requeued job at once, and lists the nodes of the last run until that run has
+    # ended.
     nodes = found.nodes if found.state in _HOLDS_NODES else ()
-    waits = found.reason if found.state is JobState.PENDING else ""
-    return events.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, waits)
+    pending_reason = found.reason if found.state is JobState.PENDING else ""
+    return events.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason)
 
 
 def node_seen(name: str, found: Node | Gone) -> events.NodeSeen:
-    """Slurm's view of a node, with its states and reason in words."""
+    """Slurm's view of a node, with its states and its reason in words."""
     if isinstance(found, Gone):
         return events.NodeSeen(name, False, "Slurm has no such node", down=True)
     words = "+".join(sorted(state.value for state in found.states))
@@ -147,7 +154,7 @@ def node_seen(name: str, found: Node | Gone) -> events.NodeSeen:
     return events.NodeSeen(name, in_service, text, NodeState.DOWN in found.states)
 
 
-async def _for_ever(look: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:
+async def _repeat(poll: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:
     while True:
-        await look()
+        await poll()
         await asyncio.sleep(every_s)

@@ -1,4 +1,7 @@
-"""Facts in words: one line for a person each, for the log and the events API. Pure."""
+"""Facts in words: one line for each fact, as the log and `muster events` show it. Pure.
+
+A line says who did what to which node, job or generation, and why, in the words of Slurm and PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from muster.daemon.coordinator.core.state.events import Version
 
 _VERBS: dict[facts.SlurmVerb, str] = {
     "drain": "drain {node}",
-    "down": "drain and down {node}",
-    "let_go": "let job {job} go of {node}",
+    "down": "drain {node} and set it DOWN",
+    "let_go": "remove {node} from job {job}",
     "requeue": "requeue job {job}",
-    "admit": "let job {job} start on more nodes",
-    "requeue_off": "take the requeue flag off job {job}",
+    "admit": "allow job {job} to start on more nodes",
+    "requeue_off": "clear the requeue flag of job {job}",
     "complete": "complete job {job} with exit code {exit_code}",
     "cancel": "cancel job {job}",
 }
 
 
 def describe(fact: facts.Fact) -> str:
-    """One line that says what `fact` decided, and why."""
+    """One line: what the coordinator decided with `fact`, and why."""
     match fact:
         case (
             facts.NodeRegistered()
@@ -53,7 +56,7 @@ def version_words(version: Version | None) -> str:
 
 
 def call_words(call: facts.SlurmOwed) -> str:
-    """What Slurm is asked to do: "drain n3"."""
+    """The call in words: "drain n3"."""
     return _VERBS[call.verb].format(node=call.node, job=call.job, exit_code=call.exit_code)
 
 
@@ -75,19 +78,21 @@ def _of_node(
 ) -> str:
     match fact:
         case facts.EchoHeard():
-            return f"node {fact.node} may echo a peer's loss, which is waited for{_because(fact.reason)}"
+            reason = _because(fact.reason)
+            return f"the loss of a peer may explain a signal of node {fact.node}: waiting for that loss{reason}"
         case facts.EchoOver():
-            what = f"the echo of {fact.peer}'s loss" if fact.peer else "its own: no peer of it is lost"
-            return f"what node {fact.node} has signalled is {what}"
+            if fact.peer:
+                return f"the loss of {fact.peer} explains the signal of node {fact.node}"
+            return f"no peer was lost: the signal of node {fact.node} is a fault of the node"
         case facts.NodeRegistered():
-            return f"node {fact.node}: its daemon registered, at {fact.probe_address}"
+            return f"musterd on node {fact.node} registered, at {fact.probe_address}"
         case facts.NodeJudged():
             return f"node {fact.node} is {fact.verdict}{_because(fact.reason)}"
         case facts.MemberJoined():
             leaf, host = (f", leaf {fact.leaf}" if fact.leaf else ""), (", batch host" if fact.batch_host else "")
-            return f"{fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"
+            return f"the agent on {fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"
         case facts.MemberOut():
-            return f"{fact.node} is out of the gang{_because(fact.reason)}"
+            return f"{fact.node} is removed from the gang{_because(fact.reason)}"
 
 
 def _of_generation(
@@ -95,77 +100,83 @@ def _of_generation(
 ) -> str:
     match fact:
         case facts.HangFound():
-            return f"the stacks of generation {fact.generation} are kept beside its logs{_because(fact.reason)}"
+            reason = _because(fact.reason)
+            return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"
         case facts.GenerationFenced() if fact.generation == 0:
-            return f"preflight; {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
+            return f"preflight: the agent on {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
         case facts.GenerationFenced():
-            return f"generation {fact.generation} is fenced at step {fact.step_before}{_because(fact.cause)}"
+            fenced = f"generation {fact.generation} is fenced at step {fact.step_before}, and its ranks are ended"
+            return f"{fenced}{_because(fact.cause)}"
         case facts.StoreMoved():
-            return f"{fact.store_node} opens the rendezvous store instead"
+            return f"the agent on {fact.store_node} opens the rendezvous store instead"
         case facts.FirstStep():
-            return f"generation {fact.generation} finished step {fact.step}, its first"
+            return f"generation {fact.generation} finished its first step, step {fact.step}"
         case facts.GenerationStarted():
             return _of_start(fact)
 
 
 def _of_start(fact: facts.GenerationStarted) -> str:
-    origin = "afresh"
+    origin = "without a checkpoint"
     if fact.version:
         origin = f"from memory at {version_words(fact.version)}"
     elif fact.durable_path:
         origin = f"from {fact.durable_path}"
     spares = _names(seat.node for seat in fact.spares)
     seats = _names(seat.node for seat in fact.seats)
-    action = f" ({fact.action})" if fact.action else ""
-    return f"generation {fact.generation} starts {origin}{action} on {seats}; spares: {spares}"
+    action = f", {fact.action}" if fact.action not in ("", "start") else ""
+    return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}"
 
 
 def _of_slurm(fact: facts.SlurmOwed | facts.SlurmSettled | facts.Withheld) -> str:
     if isinstance(fact, facts.Withheld):
         what = _VERBS[fact.verb].format(node=fact.node, job="", exit_code="")
-        return f"withheld: {what}{_because(fact.reason)}"
+        return f"Slurm call withheld: {what}{_because(fact.reason)}"
     if isinstance(fact, facts.SlurmSettled):
-        return f"Slurm call {fact.call} " + (f"was refused: {fact.error}" if fact.error else "is done")
-    exclude = f", without {_names(fact.exclude)}" if fact.exclude else ""
-    admit = f", again with {_names(fact.admit)}" if fact.admit else ""
+        return f"Slurm call {fact.call} " + (f"failed: {fact.error}" if fact.error else "succeeded")
+    exclude = f", excluding {_names(fact.exclude)}" if fact.exclude else ""
+    admit = f", no longer excluding {_names(fact.admit)}" if fact.admit else ""
     return f"Slurm call {fact.call}: {call_words(fact)}{exclude}{admit}{_because(fact.text)}"
 
 
 def _of_flush(fact: facts.Flushing | facts.Flushed) -> str:
     if isinstance(fact, facts.Flushing):
-        return f"flush {fact.serial} of {version_words(fact.version)} to durable storage{_because(fact.reason)}"
+        version = version_words(fact.version)
+        return f"flush {fact.serial}: the agents write {version} to durable storage{_because(fact.reason)}"
     if fact.error:
         return f"flush {fact.serial} failed: {fact.error}"
-    return f"flush {fact.serial} is done: {fact.path}"
+    return f"flush {fact.serial} is complete: {fact.path}"
 
 
 def _of_gang(fact: facts.Fact) -> str:
     match fact:
         case facts.GangRegistered():
             spec = fact.spec
-            size = f"{spec.nodes} nodes and {spec.spares} spares, {spec.ranks_per_node} ranks each"
-            return f"{fact.name or fact.gang} registered: job {fact.job} of uid {fact.owner_uid}, {size}"
+            size = f"nodes: {spec.nodes}, spares: {spec.spares}, ranks per node: {spec.ranks_per_node}"
+            return f"gang {fact.name or fact.gang} is registered: job {fact.job} of uid {fact.owner_uid}; {size}"
         case facts.PhaseChanged():
-            return f"{fact.phase}{_because(fact.reason)}"
+            return f"the gang is {fact.phase}{_because(fact.reason)}"
         case facts.GangEnded():
-            return f"{fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
+            return f"the gang is {fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
         case facts.StopPlanned():
-            return f"the ranks are asked to stop{_because(fact.reason)}; then {fact.after}"
+            return (
+                f"planned stop{_because(fact.reason)}; the ranks finish a step and exit, then the gang is {fact.after}"
+            )
         case facts.JobRestarted():
-            return f"Slurm started job {fact.job} again (restart {fact.restart_count})"
+            return f"Slurm has restarted job {fact.job} (restart {fact.restart_count})"
         case facts.JobChanged():
-            return f"Slurm gives the job {_names(fact.nodes)}"
+            return f"Slurm reports the nodes of the job: {_names(fact.nodes)}"
         case facts.JobOver():
-            return f"Slurm calls the job {fact.state}"
+            return f"Slurm reports the job as {fact.state}"
         case facts.PoolAsked():
             return (
-                f"{fact.via} asks Slurm for a node of the shared pool ({' '.join(fact.options)}): request {fact.serial}"
+                f"request {fact.serial}: the agent on {fact.via} submits a job for a node of the shared pool "
+                f"({' '.join(fact.options)})"
             )
         case facts.PoolQueued():
-            return f"request {fact.serial} for a node of the shared pool is job {fact.job}"
+            return f"request {fact.serial} for a node of the shared pool is queued as job {fact.job}"
         case facts.PoolClosed():
-            return f"request {fact.serial} for a node of the shared pool is over{_because(fact.reason)}"
+            return f"request {fact.serial} for a node of the shared pool has ended{_because(fact.reason)}"
         case facts.GangForgotten():
-            return "leaves the durable state; its history stays"
+            return "the coordinator forgets the gang; the journal keeps its history"
         case _:
             return facts.encode(fact)[1]

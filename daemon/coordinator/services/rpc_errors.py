@@ -1,0 +1,86 @@
+"""Errors of the services: one exception with a gRPC status code and a message, which ends the call at the edge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+
+class RpcAbort(Exception):
+    """Ends the call with `code`. The message says what is wrong and what would be right."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+        """End the call of `context` with this error."""
+        await context.abort(self.code, str(self))
+        raise AssertionError("abort raises")
+
+
+def permission_denied(message: str) -> RpcAbort:
+    """The caller has no right to do this."""
+    return RpcAbort(grpc.StatusCode.PERMISSION_DENIED, message)
+
+
+def invalid_argument(message: str) -> RpcAbort:
+    """A field of the message is wrong."""
+    return RpcAbort(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def not_found(message: str) -> RpcAbort:
+    """The named gang, job or node does not exist."""
+    return RpcAbort(grpc.StatusCode.NOT_FOUND, message)
+
+
+def unavailable(message: str) -> RpcAbort:
+    """The answer needs something that does not answer now. The caller may try again."""
+    return RpcAbort(grpc.StatusCode.UNAVAILABLE, message)
+
+
+_Self = TypeVar("_Self")
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+
+def unary_handler(
+    handler: Callable[[_Self, _Request, Any], Awaitable[_Reply]],
+) -> Callable[[_Self, _Request, Any], Awaitable[_Reply]]:
+    """Decorates a handler with one reply: an RpcAbort that it raises ends the call."""
+
+    @wraps(handler)
+    async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
+        try:
+            return await handler(self, request, context)
+        except RpcAbort as abort:
+            await abort.abort(context)
+
+    return wrapped
+
+
+def stream_handler(
+    handler: Callable[[_Self, _Request, Any], AsyncIterator[_Reply]],
+) -> Callable[[_Self, _Request, Any], AsyncIterator[_Reply]]:
+    """Decorates a handler with a stream of replies: an RpcAbort that it raises ends the call."""
+
+    @wraps(handler)
+    async def wrapped(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
+        try:
+            async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
+                async for reply in replies:
+                    yield reply
+        except RpcAbort as abort:
+            await abort.abort(context)
+
+    return wrapped
+
+
+def run_has_ended(job: int, restarts: int) -> str:
+    """The message to a process of an older run of `job`, which Slurm has restarted `restarts` times."""
+    return f"Slurm has restarted job {job} (restart {restarts}): the run of this process has ended"
