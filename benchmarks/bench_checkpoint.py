@@ -89,15 +89,15 @@ def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> F
         before = sum(n.peer_service.sent_bytes for n in gang.nodes.values())
         for rank in ranks:
             seed = step * 1000 + (0 if alike else rank.rank)
-            slot = rank.connection.any_slot(step, 1, 10)
+            slot = rank.connection.slot_for_any_step(step, 1, 10)
             assert slot is not None
             rank.write(slot, seed.to_bytes(8, "little") * (size // 8), b"own %d" % (step * nodes + rank.rank))
         start = time.perf_counter()
         for rank in ranks:
-            rank.connection.progress(step)
-            slot = rank.connection.any_slot(step, 1, 0)
+            rank.connection.report_progress(step)
+            slot = rank.connection.slot_for_any_step(step, 1, 0)
             assert slot is not None
-            rank.connection.filled(slot, step)
+            rank.connection.report_filled(slot, step)
         loop.run(_until(gang, Version(1, step)))
         figures[f"commit_{word}_ms"].append((time.perf_counter() - start) * 1000)
         sent = sum(n.peer_service.sent_bytes for n in gang.nodes.values()) - before

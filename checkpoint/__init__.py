@@ -1,11 +1,11 @@
-"""Memory checkpoints: the library that a training loop uses, and the store that its agent keeps.
+"""Memory checkpoints: the library that a training loop uses, and the store inside its agent.
 
     checkpoint = muster.checkpoint.Checkpoint(model=ddp, optimizer=optimizer, sampler=sampler)
     done = checkpoint.restore(warmup=lambda: loss_of(first_batch).backward())
     ...
     if not checkpoint.step(done): break
 
-Importing this package needs no torch; naming `Checkpoint` does.
+Importing this package needs no torch. Only the name `Checkpoint` imports torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
 """What the training process and the agent share: shard layout, versions, names of durable folders, stack files, errors.
 
-Pure data and file formats, without torch. Everybody may import it.
+File formats only, without torch. Every other room may import it.
 """

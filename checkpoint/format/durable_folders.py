@@ -1,12 +1,12 @@
 """Durable checkpoints on disk: how their folders are named and found.
 
 A folder `step_00000123_g4_GANG` is a standard torch.distributed.checkpoint of step 123, written by generation 4 of a
-gang, with a manifest beside it. It gets that name in one rename, once everything is on disk; before, it is
-`.step_00000123_g4_GANG.7.tmp`, where 7 is the flush's serial.
+gang, with a manifest beside it. The folder gets this name in one rename when all its bytes are on disk. Before, its
+name is `.step_00000123_g4_GANG.7.tmp`, where 7 is the serial number of the flush.
 
-Jobs may share the folder that these stand in. Generations and flushes are counted within a gang, so they are compared
-only within one: between gangs, what was completed last is the newest. Folders of before, whose names have no gang, are
-read as well: their manifests name it.
+Several jobs may share a durable folder. Generations and flushes are counted within a gang, so versions are compared
+only within one gang. Between gangs, the checkpoint that was completed last is the newest. Earlier versions of Muster
+wrote folder names without a gang; such folders are read too, because their manifests name the gang.
 """
 
 import json
@@ -27,7 +27,7 @@ _ASIDE = re.compile(r"\.(step_.+)\.(\d+)\.tmp")
 
 
 class ParsedFolderName(NamedTuple):
-    """What a folder's name says. `gang` is empty in names of before."""
+    """What a folder's name says. `gang` is empty in a name without a gang."""
 
     version: Version
     gang: str
@@ -39,7 +39,7 @@ def folder_name(version: Version, gang: str) -> str:
 
 
 def temporary_folder_name(version: Version, gang: str, serial: int) -> str:
-    """The name while flush `serial` of the gang writes it."""
+    """The folder's name while flush `serial` of the gang writes it."""
     return f".{folder_name(version, gang)}.{serial}.tmp"
 
 
@@ -55,7 +55,7 @@ def parse_folder_name(name: str) -> ParsedFolderName | None:
 
 
 def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | None:
-    """The same of a folder that is being written, or was given up, and its flush's serial; None for any other name."""
+    """What the name of a temporary folder says, and the serial number of its flush; None for any other name."""
     found = _ASIDE.fullmatch(name)
     label = parse_folder_name(found[1]) if found else None
     return (label, int(found[2])) if found and label else None
@@ -63,7 +63,10 @@ def parse_temporary_folder_name(name: str) -> tuple[ParsedFolderName, int] | Non
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds. `ranks`: for each rank its shard's digest, and its file's name, bytes and XXH3-128."""
+    """What a folder holds.
+
+    `ranks`: for each rank the digest of its shard, and its file's name, size in bytes and XXH3-128 digest.
+    """
 
     step: int
     generation: int
@@ -73,69 +76,69 @@ class Manifest:
     ranks: dict[str, dict[str, Any]]
 
     def dump(self) -> bytes:
-        """As JSON for people and programs."""
+        """The manifest as JSON."""
         return json.dumps({"format": "torch.distributed.checkpoint", **asdict(self)}, indent=1).encode() + b"\n"
 
     def matches(self, folder: Path) -> bool:
-        """Whether `folder` holds these very bytes, by its own manifest. Why they were written is no matter."""
-        there, mine = _manifest_in(folder), asdict(self)
-        return all(there.get(key) == value for key, value in mine.items() if key != "reason")
+        """Whether the manifest in `folder` names the same bytes. The reason of the flush may differ."""
+        existing = _manifest_in(folder)
+        return all(existing.get(key) == value for key, value in asdict(self).items() if key != "reason")
 
 
 def _manifest_in(folder: Path) -> dict[str, Any]:
-    """What the manifest in a folder says; empty where it has none that can be read."""
+    """The manifest in a folder; empty where there is none, or where it can't be read."""
     try:
-        said = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A whole checkpoint in a folder of them. `completed`: when its metadata was written, in ns since 1970."""
+class _CompleteCheckpoint:
+    """A complete checkpoint. `completed_ns`: when its metadata was written, in ns since 1970."""
 
     path: Path
     gang: str
     version: Version
-    completed: int
+    completed_ns: int
 
 
-def _whole_in(folder: Path) -> Iterator[_Whole]:
+def _complete_checkpoints(folder: Path) -> Iterator[_CompleteCheckpoint]:
     for path in folder.iterdir():
         label = parse_folder_name(path.name)
         if label is None or not (path / METADATA).is_file():
             continue
         gang = label.gang or str(_manifest_in(path).get("gang", ""))
-        yield _Whole(path, gang, label.version, (path / METADATA).stat().st_mtime_ns)
+        yield _CompleteCheckpoint(path, gang, label.version, (path / METADATA).stat().st_mtime_ns)
 
 
 def newest_checkpoint(folder: Path, gang: str = "") -> Path | None:
-    """The newest whole checkpoint: `folder` itself where it is one, else the newest in it.
+    """The newest complete checkpoint: `folder` itself if it is one, otherwise the newest one in it.
 
-    Of one gang that is the newest version, by (generation, step); of several gangs' newest ones, the one that was
-    completed last.
+    Within a gang this is the newest version by (generation, step). Of the newest checkpoints of several gangs it is the
+    one that was completed last.
 
     Args:
         folder: a checkpoint, or a folder of them.
-        gang: where given, only its checkpoints are looked at.
+        gang: if not empty, only checkpoints of this gang count.
     """
     if (folder / METADATA).is_file():
         return folder
     if not folder.is_dir():
         return None
-    of_gang: dict[str, _Whole] = {}
-    for one in sorted(_whole_in(folder), key=lambda w: w.version):
-        of_gang[one.gang] = one
-    found = [one for one in of_gang.values() if gang in ("", one.gang)]
-    return max(found, key=lambda w: (w.completed, w.version, w.path.name)).path if found else None
+    newest_of_gang: dict[str, _CompleteCheckpoint] = {}
+    for checkpoint in sorted(_complete_checkpoints(folder), key=lambda one: one.version):
+        newest_of_gang[checkpoint.gang] = checkpoint
+    found = [one for one in newest_of_gang.values() if gang in ("", one.gang)]
+    return max(found, key=lambda one: (one.completed_ns, one.version, one.path.name)).path if found else None
 
 
 def finished_steps_of(folder: Path) -> int:
     """The number of finished steps that a checkpoint holds.
 
     Raises:
-        CheckpointError: neither its manifest nor its name says so.
+        CheckpointError: neither the manifest nor the folder's name says it.
     """
     try:
         return int(_manifest_in(folder)["step"])

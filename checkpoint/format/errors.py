@@ -1,17 +1,17 @@
-"""Errors of checkpoints, by who has to act: the user (CheckpointError), the site's storage (FlushError)."""
+"""The errors of checkpoints: CheckpointError is for the user to correct, FlushError concerns the site's storage."""
 
 
 class CheckpointError(Exception):
-    """A state can't be laid out, saved or restored. The message says what is wrong and what would be right."""
+    """A state can't be planned, kept or restored. The message says what is wrong and what would be right."""
 
 
 class CorruptShard(CheckpointError):
-    """Bytes that aren't a shard, or not the shard that they should be."""
+    """The bytes are no shard, or not the expected shard."""
 
 
 class RestoreError(CheckpointError):
-    """No source gave the state that a generation has to start from."""
+    """A generation has a state to start from, and no source could give it."""
 
 
 class FlushError(CheckpointError):
-    """A durable checkpoint could not be written: nothing half-done is left under its final name."""
+    """A durable checkpoint could not be written. No incomplete folder has its final name."""

@@ -1,17 +1,18 @@
-"""How a shard's bytes are arranged: what the rank's library writes and an agent can read, without torch.
+"""The layout of a shard's bytes. The training process writes shards, the agent reads them; neither needs torch for it.
 
-    0          tensors, each a finished item of a torch.distributed.checkpoint file
-    cut        python objects: 8 bytes of length, the pickle, slack
-    header     the index (JSON), the skeleton (for restoring), the metadata of the durable format (rank 0 alone)
-    size - 64  the footer
+    offset          content
+    0               tensors, each a finished item of a torch.distributed.checkpoint file
+    objects_offset  Python objects: 8 bytes of length, the item, unused bytes
+    header_offset   the index (JSON), the leaf directory (for a restore), the durable metadata (rank 0 only)
+    size - 64       the footer
 
-Replicas of one model hold equal tensors, so everything before `cut` is equal piece by piece. What stands at `header`
-and after stays alike from snapshot to snapshot, so a buddy needs it once. `cut` and `header` are therefore borders of
-pieces.
+Replicas of one model hold equal tensors, so all pieces before `objects_offset` are equal. The bytes from
+`header_offset` on are equal from snapshot to snapshot, so a buddy needs them once. Both offsets are therefore borders
+of pieces.
 
-The durable metadata names places in files that are written only at a flush, and an object's length changes. So it
-holds numbered marks instead of offsets and lengths (each 8 bytes wide), and every rank's index says which marks are
-its own.
+The durable metadata names offsets and lengths in files that only a flush writes, and an object's length changes from
+snapshot to snapshot. So the metadata holds numbered placeholders of 8 bytes instead of offsets and lengths. Every
+rank's index says which numbers are its own.
 """
 
 import json
@@ -24,17 +25,21 @@ from muster.checkpoint.format.errors import CorruptShard
 
 FOOTER_BYTES = 64
 ITEM_ALIGNMENT_BYTES = 64
-"""Items begin at multiples of this, as torch aligns the data inside them."""
+"""Items begin at multiples of this: torch aligns the data inside an item so."""
+
 PIECE_BYTES = 4 << 20
+"""Largest piece, the unit of digests and transfers. A 1 GB shard has about 250 pieces in its offer."""
+
 LENGTH_BYTES = 8
+"""Bytes before an object that hold its length."""
 
 _MAGIC = b"MUSTERs1"
 _FOOTER = struct.Struct("<8s5Q16x")
 _LENGTH = struct.Struct("<Q")
 
-# A mark is an integer that pickle writes as LONG1 with 8 bytes: 4 bytes of number, then these.
-_MARK_TAG = 0x4D535400
-_MARK = re.compile(rb"\x8a\x08(.{4})" + re.escape(struct.pack("<I", _MARK_TAG)), re.DOTALL)
+# A placeholder is an integer that pickle writes as LONG1 with 8 bytes: 4 bytes of number, then this tag.
+_PLACEHOLDER_TAG = 0x4D535400
+_PLACEHOLDER = re.compile(rb"\x8a\x08(.{4})" + re.escape(struct.pack("<I", _PLACEHOLDER_TAG)), re.DOTALL)
 
 
 class Footer(NamedTuple):
@@ -49,9 +54,9 @@ class Footer(NamedTuple):
 
 @dataclass(frozen=True)
 class PublishedItem:
-    """One item that goes to this rank's durable file: its number in the metadata, and where it stands in the shard.
+    """One item of this rank's durable file: its number in the metadata, and its place in the shard.
 
-    `length` is None for an object: its true length stands in the 8 bytes at `offset`.
+    `length` is None for an object: the 8 bytes at `offset` hold its present length.
     """
 
     number: int
@@ -61,14 +66,14 @@ class PublishedItem:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What an agent has to know of a shard to flush it."""
+    """What an agent needs to know about a shard to flush it."""
 
     rank: int
     world_size: int
     published: tuple[PublishedItem, ...]
 
     def dump(self) -> bytes:
-        """As JSON; the same index gives the same bytes."""
+        """The index as JSON. Equal indexes give equal bytes."""
         rows = [[p.number, p.offset, p.length] for p in self.published]
         return json.dumps({"rank": self.rank, "world_size": self.world_size, "published": rows}).encode()
 
@@ -81,7 +86,7 @@ class ShardIndex:
 
 
 def align_up(offset: int) -> int:
-    """The next place where an item may begin."""
+    """The next offset at which an item may begin."""
     return -(-offset // ITEM_ALIGNMENT_BYTES) * ITEM_ALIGNMENT_BYTES
 
 
@@ -97,7 +102,7 @@ def read_footer(shard: memoryview) -> Footer:
         CorruptShard: these bytes aren't a shard.
     """
     if len(shard) < FOOTER_BYTES:
-        raise CorruptShard(f"{len(shard)} bytes are no shard: a footer alone has {FOOTER_BYTES}")
+        raise CorruptShard(f"{len(shard)} bytes are no shard: the footer alone has {FOOTER_BYTES}")
     magic, *numbers = _FOOTER.unpack(shard[len(shard) - FOOTER_BYTES :])
     footer = Footer(*numbers)
     if magic != _MAGIC:
@@ -111,20 +116,20 @@ def read_footer(shard: memoryview) -> Footer:
 
 
 def read_index(shard: memoryview) -> ShardIndex:
-    """The index of a shard (verified bytes only: CorruptShard tells no lie from a flipped bit)."""
+    """The index of a shard. Call this only for verified bytes: a flipped bit in the index is not noticed."""
     footer = read_footer(shard)
     return ShardIndex.load(bytes(shard[footer.header_offset : footer.header_offset + footer.index_bytes]))
 
 
 def read_leaf_directory(shard: memoryview) -> bytes:
-    """The pickled skeleton that the rank's library restores from."""
+    """The pickled leaf directory that the training process restores from."""
     footer = read_footer(shard)
     start = footer.header_offset + footer.index_bytes
     return bytes(shard[start : start + footer.directory_bytes])
 
 
 def read_durable_metadata(shard: memoryview) -> bytes:
-    """The durable format's metadata with marks in it; empty in all shards but rank 0's."""
+    """The durable metadata with placeholders; empty in all shards but rank 0's."""
     footer = read_footer(shard)
     start = footer.header_offset + footer.index_bytes + footer.directory_bytes
     return bytes(shard[start : start + footer.metadata_bytes])
@@ -145,29 +150,29 @@ def read_object(shard: memoryview, offset: int) -> memoryview:
 
 
 def published_bytes(shard: memoryview, item: PublishedItem) -> memoryview:
-    """The bytes of a published item, as they stand in a durable file."""
+    """The bytes of a published item, as the durable file holds them."""
     return read_object(shard, item.offset) if item.length is None else shard[item.offset : item.offset + item.length]
 
 
 def offset_placeholder(number: int) -> int:
-    """Stands for the offset of item `number` in the metadata until a flush fills it in."""
-    return _MARK_TAG << 32 | 2 * number
+    """The placeholder for the offset of item `number` in the metadata."""
+    return _PLACEHOLDER_TAG << 32 | 2 * number
 
 
 def length_placeholder(number: int) -> int:
-    """Stands for the length of item `number` in the metadata until a flush fills it in."""
-    return _MARK_TAG << 32 | 2 * number + 1
+    """The placeholder for the length of item `number` in the metadata."""
+    return _PLACEHOLDER_TAG << 32 | 2 * number + 1
 
 
 def fill_placeholders(durable: bytes, places: dict[int, tuple[int, int]]) -> bytes:
-    """The metadata with every mark replaced.
+    """The metadata with every placeholder replaced.
 
     Args:
-        durable: pickled metadata with marks in it.
-        places: (offset, length) in its file, for each item's number.
+        durable: pickled metadata with placeholders.
+        places: for the number of each item, its (offset, length) in its file.
 
     Raises:
-        CorruptShard: a mark has no place, or a place no mark: the shards aren't of one plan.
+        CorruptShard: placeholders and places differ, so that the shards do not belong to one plan.
     """
     used: set[int] = set()
 
@@ -180,7 +185,7 @@ def fill_placeholders(durable: bytes, places: dict[int, tuple[int, int]]) -> byt
         used.add(code // 2)
         return b"\x8a\x08" + _LENGTH.pack(places[code // 2][code % 2])
 
-    filled = _MARK.sub(value, durable)
+    filled = _PLACEHOLDER.sub(value, durable)
     if used != places.keys():
         raise CorruptShard(
             f"items {sorted(places.keys() - used)[:5]} are not in the durable metadata: the shards are not of one plan"

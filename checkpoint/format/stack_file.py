@@ -1,8 +1,8 @@
-"""A rank's stacks on request: when a signal comes, Python's faulthandler writes them into a memory file of the rank's.
+"""A rank's stacks on request: on a signal, Python's faulthandler writes them into a memory file of the rank.
 
-A memory file, because the run folder may hang, and because a file for each rank would nearly always be there for
-nothing. Its agent finds it among the rank's descriptors, and signals no process that has none: the signal would end it.
-Standard library alone.
+It is a memory file because the run folder may hang, and because a file on disk for each rank would almost never be
+used. The agent finds the memory file among the rank's descriptors. It signals no process without this file, because the
+signal would end such a process. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ import os
 import signal
 from contextlib import suppress
 
-SIGNAL = signal.SIGRTMAX - 6
-"""Of its own: nothing that trains is known to use it."""
+STACK_SIGNAL = signal.SIGRTMAX - 6
+"""A signal that no training library is known to use."""
+
 _NAME = "muster-stacks"
 
 
-def offer() -> None:
-    """Have this process write the stacks of all its threads whenever SIGNAL comes. Said twice it changes nothing; where
-    the system has no descriptor left for it, there will be no stacks."""
-    if find(os.getpid()) is None:
+def register() -> None:
+    """Have this process write the stacks of all its threads whenever it gets STACK_SIGNAL.
+
+    A second call changes nothing. If the process has no descriptor left, it will write no stacks.
+    """
+    if find_stack_file(os.getpid()) is None:
         with suppress(OSError):
-            faulthandler.register(SIGNAL, os.memfd_create(_NAME), all_threads=True)
+            faulthandler.register(STACK_SIGNAL, os.memfd_create(_NAME), all_threads=True)
 
 
-def find(pid: int) -> str | None:
-    """The path of a process's stack file; None where it has none, or is gone."""
+def find_stack_file(pid: int) -> str | None:
+    """The path of a process's stack file; None where the process has none, or has ended."""
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for name in os.listdir(folder):
-            with suppress(OSError):  # it was closed meanwhile
+            with suppress(OSError):  # the descriptor was closed meanwhile
                 if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{_NAME} "):
                     return f"{folder}/{name}"
     return None

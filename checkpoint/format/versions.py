@@ -1,4 +1,4 @@
-"""The version of a checkpoint: which generation wrote it, after which step. Versions are ordered."""
+"""The version of a checkpoint: the generation that wrote it, and the number of finished steps. Versions are ordered."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ class Version(NamedTuple):
 
     @classmethod
     def from_wire(cls, version: common_pb2.Version) -> "Version":
-        """From the wire."""
+        """Convert from the message."""
         return cls(version.generation, version.step)
 
     def to_wire(self) -> common_pb2.Version:
-        """For the wire."""
+        """Convert to the message."""
         return common_pb2.Version(generation=self.generation, step=self.step)
 
     def __str__(self) -> str:
@@ -25,4 +25,4 @@ class Version(NamedTuple):
 
 
 NO_VERSION = Version(0, 0)
-"""Before every version."""
+"""No version: older than every version."""

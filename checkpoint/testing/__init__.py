@@ -1,4 +1,4 @@
-"""A gang in one process, for tests and benchmarks. Joins `checkpoint.training` and `checkpoint.store`.
+"""A gang in one process, for tests and benchmarks. It connects `checkpoint.training` with `checkpoint.store`.
 
 No program imports it.
 """

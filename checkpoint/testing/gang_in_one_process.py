@@ -56,7 +56,7 @@ class TorchlessRank:
         self._index = layout.ShardIndex(self.rank, self.world_size, tuple(published)).dump()
         end = self._header + len(self._index) + len(self.durable)
         self.slot_bytes = layout.align_up(end) + layout.FOOTER_BYTES
-        return self.connection.ask_slots(self.slot_bytes, self._header)
+        return self.connection.request_slots(self.slot_bytes, self._header)
 
     def write(self, slot: int, shared: bytes, own: bytes) -> None:
         """Fill a slot, telling nobody."""
@@ -71,16 +71,18 @@ class TorchlessRank:
 
     def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0, *, in_turn: bool = False) -> bool:
         """Finish a step and snapshot it, out of turn where `wait_s` is given alone; False where no slot was free."""
-        self.connection.progress(step)
+        self.connection.report_progress(step)
         out_of_turn = wait_s > 0 and not in_turn
         slot = (
-            self.connection.any_slot(step, 1, wait_s) if out_of_turn else self.connection.granted_slot(step, 1, wait_s)
+            self.connection.slot_for_any_step(step, 1, wait_s)
+            if out_of_turn
+            else self.connection.slot_for_scheduled_step(step, 1, wait_s)
         )
         if slot is None:
-            self.connection.progress(step, skipped=True)
+            self.connection.report_progress(step, skipped=True)
             return False
         self.write(slot, shared, own)
-        self.connection.filled(slot, step)
+        self.connection.report_filled(slot, step)
         return True
 
 

@@ -1,5 +1,5 @@
-"""The checkpoint library inside the user's training process: plan, snapshot, restore.
+"""The checkpoint library inside the user's training process: plan, snapshot, restore. `loop` holds the user's API.
 
-Imports torch, `checkpoint.format`, and nothing else of Muster but the wire: a user's process carries nothing of the
-daemons.
+Imports torch, `checkpoint.format` and the message types, and nothing else of Muster: no code of the daemons runs in a
+user's process.
 """

@@ -1,7 +1,7 @@
-"""A rank's line to its agent: one Unix socket that it inherited, packets on it, memfds beside them. No torch.
+"""A rank's connection to its agent: one inherited Unix socket that carries packets, with memfds beside them. No torch.
 
-Nothing here may hold training up: what the agent says is looked at without waiting, except where a state or a slot is
-waited for on purpose. An agent that is gone ends the snapshots, not the training.
+The connection must not delay training: it reads messages without waiting, except where the rank waits for its state or
+for a slot on purpose. When the agent ends, snapshots end and training goes on.
 """
 
 import array
@@ -31,13 +31,16 @@ from muster.v1.rank_pb2 import (
 log = logging.getLogger(__name__)
 
 _PACKET_BYTES = 1 << 16
-_FDS = 4
+_MAX_DESCRIPTORS = 4
+"""The agent sends at most two slots in one message."""
+
 _SLOTS_TIMEOUT_S = 120.0
+"""Seconds that the agent may take to allocate slots: large slots take long, because all their pages are allocated."""
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where a rank starts: afresh (step 0), from `shard` (its bytes, a private view), or from a durable folder."""
+    """What a rank starts from: step 0, or `shard` (its bytes in a private mapping), or a durable folder."""
 
     step: int = 0
     generation: int = 0
@@ -46,11 +49,11 @@ class StartPoint:
 
 
 class AgentConnection:
-    """The rank's end.
+    """The rank's end of the connection.
 
     Args:
-        descriptor: of a connected SOCK_SEQPACKET socket; owned from now on.
-        rank, generation: who speaks.
+        descriptor: a connected SOCK_SEQPACKET socket. The connection owns it.
+        rank, generation: identify this process to the agent.
     """
 
     def __init__(self, descriptor: int, rank: int, generation: int) -> None:
@@ -61,57 +64,58 @@ class AgentConnection:
         self._poll.register(self._socket, select.POLLIN)
         self._rank = rank
         self._generation = generation
-        self._free: dict[int, int] = {}
-        self._fills: dict[int, int] = {}
+        self._free_slots: dict[int, int] = {}
+        """For each slot that may be written: the first step that it is meant for; 0: any step."""
+        self._fill_counts: dict[int, int] = {}
         self.slots: list[memoryview] = []
         self.alive = True
         self.stop_reason = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "AgentConnection | None":
-        """The line that the agent left in MUSTER_AGENT_FD; None outside Muster."""
+        """The connection whose descriptor the agent named in MUSTER_AGENT_FD; None outside Muster."""
         if "MUSTER_AGENT_FD" not in environ:
             return None
-        stack_file.offer()
+        stack_file.register()
         return cls(int(environ["MUSTER_AGENT_FD"]), int(environ["RANK"]), int(environ["MUSTER_GENERATION"]))
 
     def join(self) -> StartPoint:
-        """Say who this is, and wait for the state to start from.
+        """Identify this process to the agent, and wait for the state to start from.
 
         Raises:
-            RestoreError: there is a state to start from, and it can't be had.
+            RestoreError: a state to start from exists and can't be had.
         """
         self._send(RankMessage(join=RankJoin(rank=self._rank, generation=self._generation)))
         while self.alive:
             message, fds = self._receive(None)
             if message is None or not message.HasField("restore"):
                 continue
-            return _start(message.restore, fds)
+            return _start_point(message.restore, fds)
         raise RestoreError("the agent ended before it said where to start from")
 
-    def ask_slots(self, slot_bytes: int, header_bytes: int) -> str:
-        """Get two slots of this size; `slots` are their bytes.
+    def request_slots(self, slot_bytes: int, header_bytes: int) -> str:
+        """Ask for two slots of this size. Their bytes are in `slots` afterwards.
 
         Returns:
-            Why there are none, in words; empty: there are.
+            Why there are no slots; empty where there are.
         """
         self.slots = []
-        self._free.clear()
+        self._free_slots.clear()
         self._send(RankMessage(layout=RankLayout(slot_bytes=slot_bytes, header_bytes=header_bytes)))
-        end = time.monotonic() + _SLOTS_TIMEOUT_S
-        while self.alive and time.monotonic() < end:
-            message, fds = self._receive(end)
+        deadline = time.monotonic() + _SLOTS_TIMEOUT_S
+        while self.alive and time.monotonic() < deadline:
+            message, fds = self._receive(deadline)
             if message is None or not message.HasField("slots"):
                 continue
-            return self._map(message.slots, fds)
+            return self._map_slots(message.slots, fds)
         return "the agent gave no answer"
 
-    def _map(self, slots: AgentSlots, fds: list[int]) -> str:
+    def _map_slots(self, slots: AgentSlots, fds: list[int]) -> str:
         try:
             if slots.refused:
                 return slots.refused
-            self._free.clear()
-            self._fills.clear()
+            self._free_slots.clear()
+            self._fill_counts.clear()
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self.slots = [memoryview(mmap.mmap(fd, slots.slot_bytes, flags=flags)) for fd in fds]
             return ""
@@ -119,78 +123,81 @@ class AgentConnection:
             for fd in fds:
                 os.close(fd)
 
-    def progress(self, step: int, *, skipped: bool = False) -> None:
-        """An optimizer step is finished; `skipped`: its snapshot was due, and no slot was free."""
+    def report_progress(self, step: int, *, skipped: bool = False) -> None:
+        """Report that an optimizer step is finished. `skipped`: its snapshot was due, and no slot was free."""
         self._send(RankMessage(progress=RankProgress(step=step, snapshot_skipped=skipped)))
 
-    def declare(self, phase: str) -> None:
-        """This rank is in a phase in which it finishes no step; empty: in none any more."""
+    def declare_phase(self, phase: str) -> None:
+        """Declare a phase in which this rank finishes no step; empty: the phase is over."""
         self._send(RankMessage(declared=RankDeclared(phase=phase)))
 
-    def filled(self, slot: int, step: int) -> None:
-        """A slot holds the state after `step` steps: it is the agent's until it is free again."""
-        self._free.pop(slot, None)
-        self._fills[slot] = self._fills.get(slot, 0) + 1
+    def report_filled(self, slot: int, step: int) -> None:
+        """Report that a slot holds the state after `step` steps. The agent owns the slot until it is free again."""
+        self._free_slots.pop(slot, None)
+        self._fill_counts[slot] = self._fill_counts.get(slot, 0) + 1
         self._send(RankMessage(filled=RankFilled(slot=slot, step=step)))
 
-    def listen(self) -> None:
-        """Hear what has come, without waiting: microseconds where nothing has."""
+    def read_pending(self) -> None:
+        """Read all messages that have arrived, without waiting. This takes microseconds where none has."""
         while self.alive and self._receive(0.0)[0] is not None:
             pass
 
-    def granted_slot(self, step: int, every: int, wait_s: float = 0.0) -> int | None:
-        """The slot for the snapshot of `step`, where that is the step that all ranks keep; None where it is not.
+    def slot_for_scheduled_step(self, step: int, every: int, wait_s: float = 0.0) -> int | None:
+        """The slot for the snapshot of `step`; None where `step` is not the step that all ranks keep next.
 
         Args:
-            step: finished, and due: steps that `every` divides are.
+            step: a finished step for which a snapshot is due: `every` divides it.
             every: steps between snapshots.
-            wait_s: seconds to wait for what is kept already to be settled, before which no step is named.
+            wait_s: seconds to wait for a commit decision. The decision about the last kept step names the next one.
         """
-        return self._slot(lambda: self._of(step, every), wait_s)
+        return self._wait_for_slot(lambda: self._scheduled_slot(step, every), wait_s)
 
-    def any_slot(self, step: int, every: int, wait_s: float) -> int | None:
-        """Any slot that may be written, whatever step it was meant for; None where none comes within `wait_s` seconds.
+    def slot_for_any_step(self, step: int, every: int, wait_s: float) -> int | None:
+        """Any slot that may be written, whatever step it is meant for; None where none is free within `wait_s` seconds.
 
-        For a `step` that all ranks keep out of turn: the first one, the last one. `every`: as in `granted_slot`.
+        All ranks keep the first and the last step, whether these steps are scheduled or not. `every`: as in
+        `slot_for_scheduled_step`.
         """
-        return self._slot(lambda: self._any(step, every), wait_s)
+        return self._wait_for_slot(lambda: self._any_slot(step, every), wait_s)
 
-    def _slot(self, pick: Callable[[], int | None], wait_s: float) -> int | None:
-        end = time.monotonic() + wait_s
+    def _wait_for_slot(self, choose: Callable[[], int | None], wait_s: float) -> int | None:
+        deadline = time.monotonic() + wait_s
         while True:
-            self.listen()
-            slot = pick()
-            may_come = self.alive and bool(self.slots) and time.monotonic() < end
-            if slot is not None or self._free or not may_come:
+            self.read_pending()
+            slot = choose()
+            may_arrive = self.alive and bool(self.slots) and time.monotonic() < deadline
+            if slot is not None or self._free_slots or not may_arrive:
                 return slot
-            self._receive(end)
+            self._receive(deadline)
 
-    def _of(self, step: int, every: int) -> int | None:
-        for slot, start in sorted(self._free.items()):
-            if start > step:
+    def _scheduled_slot(self, step: int, every: int) -> int | None:
+        for slot, from_step in sorted(self._free_slots.items()):
+            if from_step > step:
                 continue
-            if not self._missed(start, step, every):
+            if not self._report_missed_step(from_step, step, every):
                 return slot
-            del self._free[slot]
+            del self._free_slots[slot]
         return None
 
-    def _any(self, step: int, every: int) -> int | None:
-        slot = min(self._free, default=None)
+    def _any_slot(self, step: int, every: int) -> int | None:
+        slot = min(self._free_slots, default=None)
         if slot is not None:
-            self._missed(self._free[slot], step, every)
+            self._report_missed_step(self._free_slots[slot], step, every)
         return slot
 
-    def _missed(self, start: int, step: int, every: int) -> bool:
-        """A slot for the due step from `start` on came too late: say so, for all others have kept that step, and have
-        no slot for another before it is settled."""
-        if start == 0 or start > (step - 1) // every * every:
+    def _report_missed_step(self, from_step: int, step: int, every: int) -> bool:
+        """Report a slot that arrived too late for the first due step from `from_step` on; returns whether it did.
+
+        All other ranks have kept that step, and have no slot for another step before that step is decided.
+        """
+        if from_step == 0 or from_step > (step - 1) // every * every:
             return False
-        self.progress(-(-start // every) * every, skipped=True)
+        self.report_progress(-(-from_step // every) * every, skipped=True)
         return True
 
     def close(self) -> None:
-        """Let go of the line and the slots."""
-        self.alive, self.slots, self._free = False, [], {}
+        """Close the connection and unmap the slots."""
+        self.alive, self.slots, self._free_slots = False, [], {}
         self._socket.close()
 
     def _send(self, message: RankMessage) -> None:
@@ -199,50 +206,50 @@ class AgentConnection:
         try:
             self._socket.send(message.SerializeToString())
         except OSError as error:
-            self._lost(str(error))
+            self._on_lost(str(error))
 
-    def _receive(self, until: float | None) -> tuple[AgentRankMessage | None, list[int]]:
-        """One message; waits up to the monotonic time `until` (0: not at all, None: for ever)."""
-        if until != 0.0:
-            left = None if until is None else max(0.0, until - time.monotonic()) * 1000
-            if not self._poll.poll(left):
+    def _receive(self, deadline: float | None) -> tuple[AgentRankMessage | None, list[int]]:
+        """One message. Waits up to the monotonic time `deadline`; 0: does not wait; None: waits for ever."""
+        if deadline != 0.0:
+            left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            if not self._poll.poll(left_ms):
                 return None, []
         fds = array.array("i")
-        room = socket.CMSG_SPACE(_FDS * fds.itemsize)
+        ancillary_bytes = socket.CMSG_SPACE(_MAX_DESCRIPTORS * fds.itemsize)
         try:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            data, beside, _, _ = self._socket.recvmsg(_PACKET_BYTES, room, flags)
+            data, ancillary, _, _ = self._socket.recvmsg(_PACKET_BYTES, ancillary_bytes, flags)
         except BlockingIOError:
             return None, []
         except OSError as error:
-            data, beside = b"", []
+            data, ancillary = b"", []
             log.debug("agent: %s", error)
         if not data:
-            self._lost("it closed the line")
+            self._on_lost("it closed the connection")
             return None, []
-        for level, kind, payload in beside:
+        for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
         message = AgentRankMessage.FromString(data)
-        self._note(message)
+        self._apply(message)
         return message, list(fds)
 
-    def _note(self, message: AgentRankMessage) -> None:
+    def _apply(self, message: AgentRankMessage) -> None:
         if message.HasField("slot_free"):
             free = message.slot_free
-            if free.fills == self._fills.get(free.slot, 0):
-                self._free[free.slot] = free.from_step
+            if free.fills == self._fill_counts.get(free.slot, 0):
+                self._free_slots[free.slot] = free.from_step
         elif message.HasField("stop"):
             self.stop_reason = message.stop.reason or "the agent asks for it"
 
-    def _lost(self, why: str) -> None:
+    def _on_lost(self, reason: str) -> None:
         if self.alive:
-            log.warning("the agent is gone (%s): no more snapshots", why)
+            log.warning("the agent is gone (%s): no more snapshots", reason)
         self.alive = False
-        self._free.clear()
+        self._free_slots.clear()
 
 
-def _start(restore: AgentRestore, fds: list[int]) -> StartPoint:
+def _start_point(restore: AgentRestore, fds: list[int]) -> StartPoint:
     try:
         if restore.refused:
             raise RestoreError(restore.refused)
@@ -250,7 +257,7 @@ def _start(restore: AgentRestore, fds: list[int]) -> StartPoint:
             return StartPoint(durable_path=restore.durable_path)
         if len(fds) != 1:
             raise CheckpointError(f"the agent sent {len(fds)} descriptors with the state, not 1")
-        # Private: torch wants writable memory, and the slot itself must not change.
+        # A private mapping: torch needs writable memory, and the slot itself must not change.
         private = mmap.mmap(fds[0], restore.bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         return StartPoint(restore.version.step, restore.version.generation, memoryview(private))
     finally:

@@ -1,9 +1,13 @@
 """A planned stop that all ranks make after the same step.
 
-Agents tell their ranks at slightly different moments, and a rank that left a step early would leave the others
-waiting in a collective. So: every rank that has heard says so in the group's store. Once all have, rank 0, between
-its steps n and n + 1, names step n + 1; whoever finishes that step knows of it, for it needed rank 0's part. Nothing
-is asked of the store before a stop.
+Agents ask their ranks for a stop at slightly different moments. A rank that left a step early would leave the other
+ranks waiting in a collective operation. So the ranks agree through the store of their process group:
+
+1. Each rank that was asked increments a counter.
+2. When the counter has reached the world size, rank 0 names the step after its present one.
+3. Each rank reads that step before it has finished it, because a step needs rank 0's part too.
+
+The store is not used before a stop.
 """
 
 from typing import Any
@@ -11,17 +15,17 @@ from typing import Any
 import torch.distributed as dist
 
 
-class Stop:
-    """One process's view of a stop."""
+class PlannedStop:
+    """One rank's part in a planned stop."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
         self._store: Any = None
-        self._step: int | None = None
+        self._last_step: int | None = None
 
-    def due(self, asked: bool, step: int) -> bool:
-        """Whether the gang stops after this `step`, which is finished; `asked`: this rank's agent asks for it."""
+    def is_due(self, asked: bool, step: int) -> bool:
+        """Whether the gang stops after the finished `step`. `asked`: this rank's agent has asked for a stop."""
         if not asked:
             return False
         if self._world_size == 1:
@@ -29,12 +33,12 @@ class Stop:
         if self._store is None:
             self._store = dist.PrefixStore("muster-stop", dist.distributed_c10d._get_default_store())
             self._store.add("heard", 1)
-        if self._step is None:
+        if self._last_step is None:
             self._agree(step)
-        return self._step is not None and step >= self._step
+        return self._last_step is not None and step >= self._last_step
 
     def _agree(self, step: int) -> None:
         if self._rank == 0 and self._store.add("heard", 0) == self._world_size:
             self._store.set("step", str(step + 1))
         if self._store.check(["step"]):
-            self._step = int(self._store.get("step"))
+            self._last_step = int(self._store.get("step"))

@@ -1,7 +1,7 @@
-"""Which rank's file publishes what: agreed once among the ranks, by torch.distributed.checkpoint's own planners.
+"""Which rank's file publishes which item. The ranks agree on it once, with torch.distributed.checkpoint's own planners.
 
-Every rank says what it holds; rank 0 merges that into the metadata of the durable format, with marks where a flush
-fills offsets and lengths in. What replicas hold alike is published by the lowest rank.
+Every rank describes what it holds. Rank 0 merges the descriptions into the metadata of the durable format, with
+placeholders for the offsets and lengths that a flush fills in. The lowest rank publishes an item that several hold.
 """
 
 import dataclasses
@@ -27,7 +27,11 @@ _FORMAT_VERSION = "1.0.0"
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-    """This rank's share: the numbers of the items that its file publishes, by name; `metadata` on rank 0 only."""
+    """What this rank publishes.
+
+    `numbers`: for the name of each item in this rank's file, its number in the metadata.
+    `metadata`: the metadata of the durable format on rank 0; empty on other ranks.
+    """
 
     rank: int
     world_size: int
@@ -35,11 +39,11 @@ class Publication:
     metadata: bytes
 
 
-def place() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """This process's rank and the world size.
 
     Raises:
-        CheckpointError: there are other ranks, and no process group to speak to them with, or no numpy.
+        CheckpointError: there are other ranks, and no process group or no numpy to communicate with them.
     """
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() > 1 and not _has_numpy():
@@ -59,40 +63,42 @@ def _has_numpy() -> bool:
     return importlib.util.find_spec("numpy") is not None
 
 
-def agree(leaves: list[Leaf]) -> Publication:
-    """Plan with all ranks of the default process group; a collective call.
+def plan_publication(leaves: list[Leaf]) -> Publication:
+    """Agree with all ranks of the default process group on what each publishes. A collective call.
 
     Raises:
         CheckpointError: the ranks' states don't make one checkpoint.
     """
-    rank, world = place()
+    rank, world_size = rank_and_world_size()
     planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
-    planner.set_up_planner({leaf.name: _described(leaf.value) for leaf in leaves}, is_coordinator=rank == 0)
+    planner.set_up_planner({leaf.name: _describe(leaf.value) for leaf in leaves}, is_coordinator=rank == 0)
     paths: dict[str, state_tree.Path] = {}
     for leaf in leaves:
         if leaf.name in paths:
-            raise CheckpointError(f"two values bear the name {leaf.name}: one key holds a dot, or 1 stands beside '1'")
+            raise CheckpointError(
+                f"two values have the name {leaf.name}: a key contains a dot, or both 1 and '1' are keys"
+            )
         paths[leaf.name] = leaf.path
     local = dataclasses.replace(planner.create_local_plan(), planner_data=paths)
-    gathered: list[Any] = [local] * world
-    if world > 1:
+    gathered: list[Any] = [local] * world_size
+    if world_size > 1:
         dist.gather_object(local, gathered if rank == 0 else None)
     outcome: list[Any] = [_merge(planner, gathered) if rank == 0 else None]
-    if world > 1:
+    if world_size > 1:
         dist.broadcast_object_list(outcome)
     if isinstance(outcome[0], str):
         raise CheckpointError(f"the ranks' states don't make one checkpoint: {outcome[0]}")
     numbers, metadata = outcome[0]
-    return Publication(rank, world, numbers[rank], metadata if rank == 0 else b"")
+    return Publication(rank, world_size, numbers[rank], metadata if rank == 0 else b"")
 
 
-def _described(value: Any) -> Any:
-    # A planner asks objects for nothing but that they are no tensors.
+def _describe(value: Any) -> Any:
+    # A planner only needs to know that an object is no tensor.
     return value.detach() if isinstance(value, torch.Tensor) else None
 
 
 def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dict[str, int]], bytes] | str:
-    """Rank 0's part: the numbers for every rank and the metadata, or why there is no plan."""
+    """On rank 0: the item numbers of every rank and the metadata, or the reason why there are none."""
     try:
         merged, metadata = planner.create_global_plan(plans)
     except (ValueError, AssertionError) as error:
@@ -101,16 +107,16 @@ def _merge(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[dic
     storage: dict[Any, Any] = {}
     count = 0
     for rank, plan in enumerate(merged):
-        mine: dict[str, int] = {}
+        rank_numbers: dict[str, int] = {}
         for item in plan.items:
-            if item.index.fqn in mine:
+            if item.index.fqn in rank_numbers:
                 return f"rank {rank} holds several shards of {item.index.fqn}: only DTensors are supported"
-            mine[item.index.fqn] = count
+            rank_numbers[item.index.fqn] = count
             storage[item.index] = _StorageInfo(
                 durable_folders.rank_file_name(rank), layout.offset_placeholder(count), layout.length_placeholder(count)
             )
             count += 1
-        numbers.append(mine)
+        numbers.append(rank_numbers)
     metadata.planner_data = {name: path for plan in plans for name, path in plan.planner_data.items()}
     metadata.storage_data = storage
     if hasattr(metadata, "version"):

@@ -1,4 +1,4 @@
-"""The state of the process's random generators: python, torch, the CUDA device's, and numpy's where it is in use."""
+"""The states of this process's random generators: Python, torch, the CUDA device, and numpy if it is imported."""
 
 import ctypes
 import importlib
@@ -10,25 +10,25 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """All of them, as plain picklable values."""
+    """The states of all generators, as plain picklable values."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": _bytes(torch.get_rng_state())}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        kind, keys, place, has_gauss, gauss = numpy.random.get_state()
-        state["numpy"] = (kind, keys.tobytes(), place, has_gauss, gauss)
+        kind, keys, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = (kind, keys.tobytes(), position, has_gauss, gauss)
     if torch.cuda.is_initialized():
         state["cuda"] = _bytes(torch.cuda.get_rng_state())
     return state
 
 
-def reinstate(state: dict[str, Any]) -> None:
-    """Set every generator that was captured."""
+def restore(state: dict[str, Any]) -> None:
+    """Set every generator whose state was captured."""
     random.setstate(state["python"])
     torch.set_rng_state(_tensor(state["torch"]))
     if "numpy" in state:
         numpy = importlib.import_module("numpy")
-        kind, keys, place, has_gauss, gauss = state["numpy"]
-        numpy.random.set_state((kind, numpy.frombuffer(keys, dtype=numpy.uint32), place, has_gauss, gauss))
+        kind, keys, position, has_gauss, gauss = state["numpy"]
+        numpy.random.set_state((kind, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, gauss))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(_tensor(state["cuda"]))
 

@@ -1,8 +1,8 @@
-"""Loading a state: from the bytes of a shard, or from a durable folder (at any world size, also one that Muster didn't
-write).
+"""Loading a state from the bytes of a shard, or from a durable folder.
 
-Parameters are loaded in place, so that an optimizer and DistributedDataParallel keep hold of them. What an object
-would keep as it is given (an optimizer's state) is a copy of its own: a slot is written again later.
+A durable folder may have any world size, and need not be written by Muster. Parameters are loaded in place, because an
+optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given, so it gets copies:
+the slot is written again later.
 """
 
 import pickle
@@ -28,9 +28,9 @@ def from_shard(states: TrainingState, shard: memoryview, rank: int) -> int:
         The number of finished steps.
     """
     directory = pickle.loads(layout.read_leaf_directory(shard))
-    tensors, spread, objects = directory["tensors"], directory["spread"], directory["objects"]
+    tensors, dtensor_layouts, objects = directory["tensors"], directory["spread"], directory["objects"]
     whole = torch.frombuffer(shard, dtype=torch.uint8)
-    meshes = _meshes(states)
+    meshes = _device_meshes(states)
 
     def value_of(name: str) -> Any:
         if name not in tensors:
@@ -38,15 +38,15 @@ def from_shard(states: TrainingState, shard: memoryview, rank: int) -> int:
         start, dtype, shape = tensors[name]
         count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
         value = whole[start : start + count].view(dtype).view(shape)
-        # A model copies what it is given; others keep it.
+        # A model copies the tensor that it is given. Other objects keep it.
         value = value if _is_model(states, name) else value.clone()
-        return _global(value, spread[name], meshes) if name in spread else value
+        return _as_dtensor(value, dtensor_layouts[name], meshes) if name in dtensor_layouts else value
 
-    def own_of(name: str) -> Any:
+    def per_rank_value_of(name: str) -> Any:
         key = f"ranks.{rank}.{name}"
         return value_of(key) if key in objects else None
 
-    states.reinstate(value_of(STRUCTURE), value_of, own_of)
+    states.restore(value_of(STRUCTURE), value_of, per_rank_value_of)
     return int(value_of(STEP))
 
 
@@ -54,8 +54,8 @@ def _is_model(states: TrainingState, name: str) -> bool:
     return isinstance(states.shared.get(name.split(".", 1)[0]), torch.nn.Module)
 
 
-def _meshes(states: TrainingState) -> list[Any]:
-    """The device meshes in use: a shard can't be laid over any other."""
+def _device_meshes(states: TrainingState) -> list[Any]:
+    """The device meshes of the models. A shard can be laid over one of these only."""
     found = []
     for target in states.shared.values():
         if isinstance(target, torch.nn.Module):
@@ -63,25 +63,25 @@ def _meshes(states: TrainingState) -> list[Any]:
     return found
 
 
-def _global(value: torch.Tensor, spread: tuple[Any, ...], meshes: list[Any]) -> torch.Tensor:
+def _as_dtensor(value: torch.Tensor, dtensor_layout: tuple[Any, ...], meshes: list[Any]) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
-    placements, shape, stride, mesh_shape, names = spread
+    placements, shape, stride, mesh_shape, names = dtensor_layout
     for mesh in meshes:
         if (tuple(mesh.shape), mesh.mesh_dim_names) == (mesh_shape, names):
             value = value.to(mesh.device_type)
             return DTensor.from_local(value, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
-    raise CheckpointError(f"no model lies over a mesh of shape {mesh_shape} named {names}, as when the state was kept")
+    raise CheckpointError(f"no model uses the device mesh of the kept state: shape {mesh_shape}, names {names}")
 
 
 def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
-    """Load a durable checkpoint; its world size may be another.
+    """Load a durable checkpoint. Its world size may differ from the present one.
 
     Returns:
         The number of finished steps.
 
     Raises:
-        CheckpointError: it can't be read, or holds another state.
+        CheckpointError: the folder can't be read, or holds another state.
     """
     reader = FileSystemReader(folder)
     try:
@@ -89,40 +89,40 @@ def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
     present = {leaf.name: leaf.value for leaf in states.capture(rank, 0).leaves}
-    own = f"ranks.{rank}." if f"ranks.{rank}.generators" in metadata.state_dict_metadata else "ranks.0."
+    rank_prefix = f"ranks.{rank}." if f"ranks.{rank}.generators" in metadata.state_dict_metadata else "ranks.0."
     wanted = {
         name: _target(name, entry, present, states)
         for name, entry in metadata.state_dict_metadata.items()
-        if not name.startswith("ranks.") or name.startswith(own)
+        if not name.startswith("ranks.") or name.startswith(rank_prefix)
     }
     _read(reader, metadata, wanted)
 
-    def own_of(name: str) -> Any:
-        # Two ranks must not draw the same numbers: the generators are a rank's own or none.
-        if name == "generators" and own != f"ranks.{rank}.":
+    def per_rank_value_of(name: str) -> Any:
+        # Two ranks must not draw the same numbers, so a rank never loads the generators of another rank.
+        if name == "generators" and rank_prefix != f"ranks.{rank}.":
             return None
-        return wanted.get(own + name)
+        return wanted.get(rank_prefix + name)
 
-    shape = wanted[STRUCTURE] if STRUCTURE in wanted else _foreign_structure(metadata, states)
-    states.reinstate(shape, wanted.__getitem__, own_of)
+    structure = wanted[STRUCTURE] if STRUCTURE in wanted else _foreign_structure(metadata, states)
+    states.restore(structure, wanted.__getitem__, per_rank_value_of)
     return int(wanted[STEP]) if STEP in wanted else durable_folders.finished_steps_of(folder)
 
 
 def _target(name: str, entry: Any, present: dict[str, Any], states: TrainingState) -> Any:
-    """Memory for a tensor to be read into; a model's own, laid out as the model's."""
+    """The tensor to read an item into: the model's own tensor, or a new one. None for an object."""
     if not isinstance(entry, TensorStorageMetadata):
         return None
-    now = present.get(name)
-    if isinstance(now, torch.Tensor) and now.shape == entry.size and now.dtype == entry.properties.dtype:
-        return now.detach() if _is_model(states, name) else torch.empty_like(now.detach())
-    like = _parameter_of(name, states)
-    if like is not None and like.shape == entry.size:
-        return torch.empty_like(like.detach(), dtype=entry.properties.dtype)
+    current = present.get(name)
+    if isinstance(current, torch.Tensor) and current.shape == entry.size and current.dtype == entry.properties.dtype:
+        return current.detach() if _is_model(states, name) else torch.empty_like(current.detach())
+    parameter = _parameter_of(name, states)
+    if parameter is not None and parameter.shape == entry.size:
+        return torch.empty_like(parameter.detach(), dtype=entry.properties.dtype)
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
 def _parameter_of(name: str, states: TrainingState) -> torch.Tensor | None:
-    """The parameter that a tensor of an optimizer's state belongs to."""
+    """The parameter that a tensor of an optimizer's state belongs to; None for other tensors."""
     owner, *path = name.split(".")
     optimizer = states.shared.get(owner)
     if not isinstance(optimizer, torch.optim.Optimizer) or len(path) < 3 or path[0] != "state" or not path[1].isdigit():
@@ -132,7 +132,7 @@ def _parameter_of(name: str, states: TrainingState) -> torch.Tensor | None:
 
 
 def _read(reader: FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
-    """Fill `wanted` in place, without any collective call: every rank reads what it needs."""
+    """Fill `wanted` in place. Every rank reads what it needs, without a collective call."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(wanted, metadata, True)
     reader.set_up_storage_reader(metadata, True)
@@ -141,29 +141,29 @@ def _read(reader: FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) 
 
 
 def _foreign_structure(metadata: Metadata, states: TrainingState) -> dict[str, Any]:
-    """The structure of a checkpoint that Muster didn't write: as its paths say."""
+    """The structure of a checkpoint that Muster did not write, built from the paths in its metadata."""
     paths = metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata}
-    shape: dict[str, Any] = {}
+    structure: dict[str, Any] = {}
     for name, path in paths.items():
-        _set(shape, list(path), name)
+        _set(structure, list(path), name)
     for key, target in states.shared.items():
-        if isinstance(target, torch.optim.Optimizer) and key in shape:
-            numbered = shape[key].get("state", {})
-            shape[key]["state"] = {int(k) if str(k).isdigit() else k: v for k, v in numbered.items()}
-    return shape
+        if isinstance(target, torch.optim.Optimizer) and key in structure:
+            numbered = structure[key].get("state", {})
+            structure[key]["state"] = {int(k) if str(k).isdigit() else k: v for k, v in numbered.items()}
+    return structure
 
 
-def _set(shape: Any, path: list[str | int], leaf: str) -> None:
+def _set(structure: Any, path: list[str | int], leaf: str) -> None:
     for key, following in pairwise(path):
-        fresh: Any = [] if isinstance(following, int) else {}
-        if isinstance(shape, list):
-            shape.extend([None] * (int(key) + 1 - len(shape)))
-            shape[int(key)] = shape[int(key)] if shape[int(key)] is not None else fresh
-            shape = shape[int(key)]
+        container: Any = [] if isinstance(following, int) else {}
+        if isinstance(structure, list):
+            structure.extend([None] * (int(key) + 1 - len(structure)))
+            structure[int(key)] = structure[int(key)] if structure[int(key)] is not None else container
+            structure = structure[int(key)]
         else:
-            shape = shape.setdefault(key, fresh)
-    if isinstance(shape, list):
-        shape.extend([None] * (int(path[-1]) + 1 - len(shape)))
-        shape[int(path[-1])] = leaf
+            structure = structure.setdefault(key, container)
+    if isinstance(structure, list):
+        structure.extend([None] * (int(path[-1]) + 1 - len(structure)))
+        structure[int(path[-1])] = leaf
     else:
-        shape[path[-1]] = leaf
+        structure[path[-1]] = leaf

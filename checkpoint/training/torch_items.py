@@ -1,9 +1,9 @@
 """The bytes of one item of a torch.distributed.checkpoint file.
 
-A tensor's item is what torch.save writes: a zip whose one large record is the raw data. Only that record changes from
-snapshot to snapshot, so torch writes the rest once, with checksums off (torch's own option: torch.load never checks
-them). An object's item is torch.save's older format, a run of pickles: whatever follows the last one is ignored, it
-needs no directory at its end, and it costs a microsecond to make.
+A tensor's item is what torch.save writes: a zip file whose one large record is the raw data. Only this record changes
+from snapshot to snapshot. So torch writes the rest once, with checksums off (an option of torch; torch.load never
+checks them). An object's item has torch.save's older format, a series of pickles. torch.load ignores all bytes after
+the last pickle, this format needs no directory at its end, and it takes a microsecond to make.
 """
 
 import io
@@ -19,41 +19,43 @@ from typing import Any, NamedTuple
 import torch
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""The header of a zip record, with the lengths of its name and of its extra field."""
+
 _LAST_PICKLE = pickle.dumps([], 2)
 
 
 class TensorTemplate(NamedTuple):
-    """What stands around a tensor's raw bytes."""
+    """The bytes around a tensor's raw data."""
 
-    head: bytes
-    nbytes: int
-    tail: bytes
+    prefix: bytes
+    data_bytes: int
+    suffix: bytes
 
     @property
-    def bytes(self) -> int:
+    def item_bytes(self) -> int:
         """Size of the whole item."""
-        return len(self.head) + self.nbytes + len(self.tail)
+        return len(self.prefix) + self.data_bytes + len(self.suffix)
 
 
 @lru_cache(maxsize=4096)
 def tensor_template(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorTemplate:
     """The item of a contiguous tensor without its data."""
-    nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-    # By way of bytes: not every dtype can be filled, and every replica must write the same.
-    blank = torch.zeros(nbytes, dtype=torch.uint8).view(dtype).view(shape)
+    data_bytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    # A view of zero bytes: not every dtype can be filled, and every replica must write equal bytes.
+    blank = torch.zeros(data_bytes, dtype=torch.uint8).view(dtype).view(shape)
     file = io.BytesIO()
-    with _no_checksums():
+    with _checksums_off():
         torch.save(blank, file)
     with zipfile.ZipFile(file) as archive:
         record = next(i for i in archive.infolist() if i.filename.endswith("/data/0"))
     written = file.getbuffer()
-    _, name, extra = _LOCAL_HEADER.unpack_from(written, record.header_offset)
-    start = record.header_offset + _LOCAL_HEADER.size + name + extra
-    return TensorTemplate(bytes(written[:start]), nbytes, bytes(written[start + nbytes :]))
+    _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack_from(written, record.header_offset)
+    start = record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+    return TensorTemplate(bytes(written[:start]), data_bytes, bytes(written[start + data_bytes :]))
 
 
 @contextmanager
-def _no_checksums() -> Iterator[None]:
+def _checksums_off() -> Iterator[None]:
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -71,10 +73,10 @@ def _first_pickles() -> bytes:
 
 
 def dump_object(value: Any) -> bytes:
-    """The item of a python object."""
+    """The item of a Python object."""
     return _first_pickles() + pickle.dumps(value, 4) + _LAST_PICKLE
 
 
 def load_object(item: memoryview) -> Any:
-    """The reverse of `dump_object`; for bytes of this very job only (pickle runs code)."""
+    """The object of an item. Only for bytes of this very job, because unpickling runs code."""
     return torch.load(io.BytesIO(item), weights_only=False)

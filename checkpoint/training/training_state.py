@@ -1,8 +1,8 @@
-"""What a checkpoint holds: the user's objects by name, and which of them are one for all ranks.
+"""What a checkpoint holds: the user's objects by name, and which of them all ranks share.
 
-Models, optimizers, schedulers and gradient scalers hold the same in every replica (or a shard each, as DTensors):
-they are kept under their own names. A sampler's cursor, the random generators and whatever else has a state differ
-from rank to rank: each rank's stand under `ranks.R`, as one object.
+Models, optimizers, schedulers and gradient scalers hold the same state in every replica, or a shard each as DTensors.
+They are shared and kept under their own names. All other objects, for example a sampler, and the random generators
+differ from rank to rank. They are kept per rank under `ranks.R`, each as one object.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,13 +22,13 @@ STRUCTURE = "muster.structure"
 
 
 class Stateful(Protocol):
-    """Whatever can say its state and take it back."""
+    """An object whose state can be kept."""
 
     def state_dict(self) -> Any:
-        """The state."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take a state back."""
+        """Load a state."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """As the durable format names it."""
+        """The leaf's name in the durable format."""
         return state_tree.name(self.path)
 
 
 @dataclass(frozen=True)
 class CapturedState:
-    """A state at one moment: its leaves (tensors are the live ones, not copies), and the shared nest they came from."""
+    """A state at one moment: its leaves, and the shared nested state that they belong to. Tensors are not copied."""
 
     leaves: list[Leaf]
     shared: dict[str, Any]
 
 
-def bare(model: Any) -> Any:
-    """The model inside DistributedDataParallel and torch.compile: its names are those that plain torch loads."""
+def unwrapped(model: Any) -> Any:
+    """The model inside DistributedDataParallel and torch.compile, so that its names are those of the plain model."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -67,99 +67,104 @@ class TrainingState:
     """The user's objects.
 
     Args:
-        named: by the names that the checkpoint gives them.
-        per_rank: names whose state differs from rank to rank; None: all but models, optimizers, schedulers and scalers.
+        objects: by their names in the checkpoint.
+        per_rank: names of the objects whose state differs from rank to rank. None: all but models, optimizers,
+            schedulers and gradient scalers.
 
     Raises:
-        CheckpointError: a name is taken, or an object has no state.
+        CheckpointError: a name is reserved, or an object has no state.
     """
 
-    def __init__(self, named: Mapping[str, Any], per_rank: Collection[str] | None = None) -> None:
-        for key, value in named.items():
+    def __init__(self, objects: Mapping[str, Any], per_rank: Collection[str] | None = None) -> None:
+        for key, value in objects.items():
             if key in RESERVED or "." in key:
                 raise CheckpointError(
-                    f"{key!r} can't name a state: {' and '.join(RESERVED)} are taken, and dots separate"
+                    f"{key!r} can't name a state: {' and '.join(RESERVED)} are reserved, and a name has no dots"
                 )
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 kind = type(value).__name__
                 raise CheckpointError(
                     f"{key} is a {kind} without state_dict() and load_state_dict(): give it both, or leave it out"
                 )
-        own = {k for k, v in named.items() if not _alike(v)} if per_rank is None else set(per_rank)
-        if unknown := own - named.keys():
-            raise CheckpointError(f"per_rank names {sorted(unknown)}, which are not among the states {sorted(named)}")
-        self.wrapped = dict(named)
-        self.shared: dict[str, Any] = {k: bare(v) for k, v in named.items() if k not in own}
-        self.own: dict[str, Any] = {k: bare(v) for k, v in named.items() if k in own}
+        per_rank_names = {k for k, v in objects.items() if not _is_shared(v)} if per_rank is None else set(per_rank)
+        if unknown := per_rank_names - objects.keys():
+            raise CheckpointError(f"per_rank names {sorted(unknown)}, which are not among the states {sorted(objects)}")
+        self.wrapped = dict(objects)
+        self.shared: dict[str, Any] = {k: unwrapped(v) for k, v in objects.items() if k not in per_rank_names}
+        self.per_rank: dict[str, Any] = {k: unwrapped(v) for k, v in objects.items() if k in per_rank_names}
 
     def capture(self, rank: int, step: int) -> "CapturedState":
-        """Every leaf of the present state: the shared ones first, then this rank's own."""
+        """Every leaf of the present state: the shared leaves first, then those of this rank."""
         shared = {key: value.state_dict() for key, value in self.shared.items()}
         found = [Leaf(path, value) for path, value in state_tree.leaves(shared)]
         found.append(Leaf(("muster", "step"), step))
-        found += [Leaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.own.items()]
+        found += [Leaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.per_rank.items()]
         found.append(Leaf(("ranks", str(rank), "generators"), random_generators.capture()))
         return CapturedState(found, shared)
 
-    def reinstate(self, shape: Any, value_of: Callable[[str], Any], own_of: Callable[[str], Any]) -> None:
+    def restore(self, structure: Any, value_of: Callable[[str], Any], per_rank_value_of: Callable[[str], Any]) -> None:
         """Load a state.
 
         Args:
-            shape: the shared state's structure, by name.
-            value_of: the value of a shared leaf by its name; raises KeyError.
-            own_of: this rank's own state by name, or "generators"; None where there is none.
+            structure: the structure of each shared state, by name.
+            value_of: returns the value of a shared leaf by its name; raises KeyError where there is none.
+            per_rank_value_of: returns this rank's state of an object by name, or of "generators"; None where there is
+                none.
+
+        Raises:
+            CheckpointError: the checkpoint lacks a state or a leaf.
         """
         for key, target in self.shared.items():
-            if key not in shape:
-                raise CheckpointError(f"the checkpoint holds {sorted(shape)}, and no {key}")
-            _load(target, state_tree.fill(shape[key], value_of))
-        for key, target in self.own.items():
-            state = own_of(key)
+            if key not in structure:
+                raise CheckpointError(f"the checkpoint holds {sorted(structure)}, and no {key}")
+            _load(target, state_tree.fill(structure[key], value_of))
+        for key, target in self.per_rank.items():
+            state = per_rank_value_of(key)
             if state is not None:
                 target.load_state_dict(state)
-        state = own_of("generators")
+        state = per_rank_value_of("generators")
         if state is not None:
-            random_generators.reinstate(state)
+            random_generators.restore(state)
 
-    def data_parallel(self) -> bool:
+    def has_bucket_rebuild(self) -> bool:
         """Whether any model is a DistributedDataParallel that rebuilds its buckets after the first backward pass."""
         models = [m for m in self.wrapped.values() if isinstance(m, DistributedDataParallel)]
         return any(not m.find_unused_parameters for m in models)
 
-    def forget_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Set all gradients to None."""
         for target in self.wrapped.values():
             if isinstance(target, torch.nn.Module | torch.optim.Optimizer):
                 target.zero_grad(set_to_none=True)
 
 
-def _alike(value: Any) -> bool:
+def _is_shared(value: Any) -> bool:
     kinds = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
     return isinstance(value, kinds)
 
 
 def _load(target: Any, state: Any) -> None:
     if isinstance(target, torch.nn.Module):
-        # The modules' format numbers travel as an attribute that a plain dict doesn't have.
+        # load_state_dict needs the modules' format versions, an attribute that a plain dict does not have.
         present = target.state_dict()
-        taken = type(present)(state)
-        taken._metadata = present._metadata
-        target.load_state_dict(taken)
+        with_metadata = type(present)(state)
+        with_metadata._metadata = present._metadata
+        target.load_state_dict(with_metadata)
         return
     if not isinstance(target, torch.optim.Optimizer):
         target.load_state_dict(state)
         return
     target.load_state_dict(state)
-    _keep_dtypes(target, state)
+    _restore_dtypes(target, state)
 
 
-def _keep_dtypes(optimizer: Any, state: Any) -> None:
-    """Undo the optimizer's cast of its state to the parameter's dtype: what it computed with is what it gets back."""
+def _restore_dtypes(optimizer: Any, state: Any) -> None:
+    """Undo the optimizer's cast of its state to the parameters' dtype: the loaded state keeps the dtypes it had."""
     packed = optimizer.state_dict()
     flat = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [n for group in packed["param_groups"] for n in group["params"]]
     for number, parameter in zip(numbers, flat, strict=True):
         for key, saved in state["state"].get(number, {}).items():
-            now = optimizer.state[parameter].get(key)
-            if isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != saved.dtype:
-                optimizer.state[parameter][key] = saved.to(device=now.device)
+            loaded = optimizer.state[parameter].get(key)
+            if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != saved.dtype:
+                optimizer.state[parameter][key] = saved.to(device=loaded.device)

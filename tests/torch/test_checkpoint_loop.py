@@ -327,7 +327,7 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent
 
 def test_a_step_that_is_due_while_the_last_commit_is_under_way_waits_for_it(agent: Agent) -> None:
     job = Job(agent.connect())
-    job.checkpoint._waiting = WaitBudget(1.0, most_s=20.0)  # however slow the machine is
+    job.checkpoint._wait_budget = WaitBudget(1.0, max_s=20.0)  # however slow the machine is
     job.checkpoint.restore()
     for n in range(1, 40):
         job.train(n)
@@ -437,10 +437,10 @@ def test_objects_without_state_are_named() -> None:
 def test_an_item_is_what_torch_load_reads(dtype: Any, shape: tuple[int, ...]) -> None:
     raw = torch.randint(0, 2, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8)
     value = raw.view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)
-    like = torch_items.tensor_template(dtype, shape)
+    template = torch_items.tensor_template(dtype, shape)
     body = bytes(raw.flatten().tolist())
-    loaded = torch.load(io.BytesIO(like.head + body + like.tail), weights_only=True)
+    loaded = torch.load(io.BytesIO(template.prefix + body + template.suffix), weights_only=True)
     assert loaded.dtype == dtype
     assert loaded.shape == value.shape
     assert loaded.view(torch.uint8).tolist() == value.view(torch.uint8).tolist() if shape else True
-    assert len(like.head) % layout.ITEM_ALIGNMENT_BYTES == 0
+    assert len(template.prefix) % layout.ITEM_ALIGNMENT_BYTES == 0

@@ -204,7 +204,7 @@ RANK = """
     rank.layout(1 << 20)
     assert rank.step(start.step + 7, b"kept", b"mine", wait_s=30.0)
     while rank.connection.alive and not rank.connection.stop_reason:
-        rank.connection.listen()
+        rank.connection.read_pending()
         time.sleep(0.01)
 """
 

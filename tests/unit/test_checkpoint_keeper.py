@@ -65,7 +65,7 @@ class Gang(InProcessGang):
         """All ranks finish a step and keep it where it is the one to keep; those in `skip` have no slot for it."""
         for rank, one in self.ranks.items():
             if rank in skip:
-                one.connection.progress(step, skipped=True)
+                one.connection.report_progress(step, skipped=True)
             else:
                 await asyncio.to_thread(one.step, step, shared(rank), own(rank, step))
 
@@ -157,12 +157,12 @@ async def test_a_declared_phase_is_its_ranks_until_it_is_over_or_another_generat
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     checkpoint_service = gang.nodes["n1"].checkpoint_service
-    gang.ranks[1].connection.declare("e" * 100)
+    gang.ranks[1].connection.declare_phase("e" * 100)
     await until(lambda: checkpoint_service.phases() == {1: "e" * 64})
     assert gang.nodes["n0"].checkpoint_service.phases() == {}
-    gang.ranks[1].connection.declare("")
+    gang.ranks[1].connection.declare_phase("")
     await until(lambda: checkpoint_service.phases() == {1: ""})
-    gang.ranks[1].connection.declare("evaluation")
+    gang.ranks[1].connection.declare_phase("evaluation")
     await until(lambda: checkpoint_service.phases() == {1: "evaluation"})
     await gang.run({0: "n0", 1: "n1"})
     assert checkpoint_service.phases() == {}
@@ -201,16 +201,16 @@ async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> Non
     first, second = gang.ranks[0], gang.ranks[1]
     await asyncio.to_thread(first.step, 1, replica(1)(0), own(0, 1), 5.0)
     await until(lambda: (OWN, 0, 1, 1) in held(gang, "n0"))
-    assert first.connection.any_slot(2, 1, 0) is None, "one step at a time"
+    assert first.connection.slot_for_any_step(2, 1, 0) is None, "one step at a time"
     await asyncio.to_thread(second.step, 1, replica(1)(1), own(1, 1), 5.0)
     await gang.committed(Version(1, 1))
     await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
-    assert first.connection.any_slot(3, 1, 0) is None, "step 1 is the committed one and must stay"
+    assert first.connection.slot_for_any_step(3, 1, 0) is None, "step 1 is the committed one and must stay"
     assert (OWN, 0, 1, 1) in held(gang, "n0")
     await asyncio.to_thread(second.step, 2, replica(2)(1), own(1, 2), 5.0)
     await gang.committed(Version(1, 2))
-    assert await asyncio.to_thread(first.connection.any_slot, 3, 1, 5.0) is not None
+    assert await asyncio.to_thread(first.connection.slot_for_any_step, 3, 1, 5.0) is not None
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -244,7 +244,7 @@ async def test_a_rank_that_skips_a_later_step_than_the_one_that_all_keep_stops_n
     await until(lambda: {(OWN, 0, 1, 2), (BUDDY, 2, 1, 2)} <= held(gang, "n0"))
     gang.nodes["n1"].peer_service.deaf = False
     await until(lambda: Version.from_wire(gang.nodes["n1"].checkpoint_service.committed()) == Version(1, 1))
-    gang.ranks[1].connection.progress(3, skipped=True)
+    gang.ranks[1].connection.report_progress(3, skipped=True)
     await until(lambda: held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 2, 1, 1)})
     step = 3
     while min(n.checkpoint_service.committed().step for n in gang.nodes.values()) == 1:
@@ -260,7 +260,7 @@ async def test_the_last_step_is_kept_also_where_a_rank_has_missed_one_unheard(ga
     await gang.step(1, replica(1))
     await gang.committed(Version(1, 1))
     first, second = gang.ranks[0], gang.ranks[1]
-    await until(lambda: first.connection.granted_slot(2, 1) is not None)
+    await until(lambda: first.connection.slot_for_scheduled_step(2, 1) is not None)
     assert await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2))
     last = [asyncio.to_thread(one.step, 3, replica(3)(r), own(r, 3), 10.0) for r, one in ((0, first), (1, second))]
     assert await asyncio.gather(*last) == [True, True]
@@ -337,7 +337,7 @@ async def test_memory_checkpoints_that_are_off_are_refused_in_words(gang: Gang) 
     rank = TorchlessRank(link, 0, 1)
     assert await asyncio.to_thread(rank.join) == StartPoint()
     assert await asyncio.to_thread(rank.layout, SHARED) == "job.toml says so"
-    assert link.any_slot(1, 1, 0) is None
+    assert link.slot_for_any_step(1, 1, 0) is None
     link.close()
     await checkpoint_service.close()
 
@@ -346,11 +346,11 @@ async def test_a_rank_that_runs_outside_its_slot_is_ignored(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
     link = gang.ranks[0].connection
-    link.filled(7, 1)
-    slot = link.any_slot(1, 1, 5.0)
+    link.report_filled(7, 1)
+    slot = link.slot_for_any_step(1, 1, 5.0)
     assert slot is not None
     link.slots[slot][-64:] = bytes(64)
-    link.filled(slot, 1)
+    link.report_filled(slot, 1)
     await gang.step(2, replica(2))
     await gang.committed(Version(1, 2))
     assert held(gang, "n0") == {(OWN, 0, 1, 2)}
@@ -407,7 +407,7 @@ async def test_what_a_swap_has_left_standing_once_stands_twice_again_before_the_
     await gang.run(moved, gang.plan(Version(1, 1)))
     sent = {name: node.peer_service.sent_bytes for name, node in gang.nodes.items()}
     for rank in gang.ranks.values():
-        rank.connection.progress(2)  # and no snapshot for long
+        rank.connection.report_progress(2)  # and no snapshot for long
     await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n1-spare"))
     # The two others' copies stand where they stood, and replicas need no bytes but their own objects.
     much = gang.nodes["n1-spare"].peer_service.sent_bytes > 1 << 20
@@ -433,10 +433,10 @@ async def test_a_restored_version_travels_from_a_node_only_once_its_ranks_have_m
     await gang.committed(Version(1, 1))
     # The ring is n0, n2, x1, x3 now.
     await gang.run({0: "n0", 1: "x1", 2: "n2", 3: "x3"}, gang.plan(Version(1, 1)), size=1 << 20)
-    gang.ranks[0].connection.progress(2)
+    gang.ranks[0].connection.report_progress(2)
     await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n2"))
     assert (BUDDY, 2, 1, 1) not in held(gang, "x1")
-    gang.ranks[2].connection.progress(2)
+    gang.ranks[2].connection.report_progress(2)
     await until(lambda: (BUDDY, 2, 1, 1) in held(gang, "x1"))
     assert (BUDDY, 1, 1, 1) not in held(gang, "x3")
 
@@ -451,7 +451,7 @@ async def test_a_commit_ends_the_travels_of_the_restored_version(gang: Gang) -> 
     spare = gang.nodes["spare"].peer_service
     spare.flowing.clear()
     for rank in gang.ranks.values():
-        rank.connection.progress(2)
+        rank.connection.report_progress(2)
     await until(lambda: spare.puts == 1)
     checkpoint_service = gang.nodes["n0"].checkpoint_service
     version = Version(2, 3).to_wire()
@@ -531,10 +531,10 @@ async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     gang.ranks[0].write(0, replica(1)(0), own(0, 1))
-    slot = gang.ranks[1].connection.any_slot(1, 1, 5.0)
+    slot = gang.ranks[1].connection.slot_for_any_step(1, 1, 5.0)
     assert slot is not None
     gang.ranks[1].write(slot, replica(1)(1), own(1, 1))
-    gang.ranks[1].connection.filled(slot, 1)
+    gang.ranks[1].connection.report_filled(slot, 1)
     for node in gang.nodes.values():
         node.checkpoint_service.fence(1)
     await until(lambda: (OWN, 1, 1, 1) in held(gang, "n1"))
@@ -694,7 +694,7 @@ async def test_stop_reaches_every_rank(gang: Gang) -> None:
     await gang.run({0: "n0", 1: "n0"}, size=0)
     gang.nodes["n0"].checkpoint_service.stop_ranks("maintenance")
     for rank in gang.ranks.values():
-        rank.connection.listen()
+        rank.connection.read_pending()
         assert rank.connection.stop_reason == "maintenance"
 
 

@@ -176,7 +176,7 @@ step = 0
 while step < 3 or os.environ["MUSTER_GENERATION"] == "1":
     time.sleep(0.05)
     step += 1
-    link.progress(step)
+    link.report_progress(step)
 """
 
 

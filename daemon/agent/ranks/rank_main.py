@@ -96,7 +96,7 @@ def run_as_main(command: PythonCommand) -> None:
         SystemExit: as the script says, or 1 after an uncaught exception, whose traceback is printed.
     """
     _freshen()
-    stack_file.offer()
+    stack_file.register()
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main

@@ -68,10 +68,10 @@ def write_stacks(files: Mapping[Path, int]) -> None:
 def _ask(pid: int) -> _Asked | None:
     """Signal the first of a process and its descendants that has a stack file."""
     for member in _tree(pid):
-        if (file := stack_file.find(member)) is not None:
+        if (file := stack_file.find_stack_file(member)) is not None:
             with suppress(OSError):
                 asked = _Asked(file, os.stat(file).st_size)
-                process_tree.send_signal(member, stack_file.SIGNAL)
+                process_tree.send_signal(member, stack_file.STACK_SIGNAL)
                 return asked
     return None
 
