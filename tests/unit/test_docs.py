@@ -250,6 +250,15 @@ def test_paths_and_functions_that_a_guide_names_exist(page: str) -> None:
     assert not missing, f"{page} names what is not there (any more): write there what it is called now"
 
 
+def test_paths_within_sentences_exist() -> None:
+    tops = {path.name for path in ROOT.iterdir()}
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        paths = [name for name in QUOTED.findall(prose) if "/" in name and " " not in name]
+        gone = [name for name in paths if name.split("/")[0] in tops and not (ROOT / name).exists()]
+        assert not gone, f"{page.name}: {gone}"
+
+
 def test_words_that_the_architecture_quotes_are_in_the_code() -> None:
     """Facts, events, messages, commands: a single word in backticks."""
     wire = [*(ROOT / "protos").glob("muster/v1/*.proto"), ROOT / "pyproject.toml", ROOT / "Makefile"]
