@@ -1,4 +1,4 @@
-"""The units start real commands with flags they have, mirror their exit statuses, and give up what they don't need."""
+"""The units: they start real commands with known flags, document their exit statuses, and drop unneeded privileges."""
 
 import configparser
 import os
@@ -37,14 +37,14 @@ class Unit:
         self.command, *self.flags = shlex.split(self.service["ExecStart"])
 
     def comment(self) -> str:
-        """The words before the first section."""
+        """The comment before the first section."""
         head = self.text.partition("[Unit]")[0]
         return " ".join(line.lstrip("# ") for line in head.splitlines())
 
 
 def _statuses(text: str) -> set[int]:
-    """The numbers of a sentence "Exit status ...: 0 told to stop; 69 the address ...; 70 a bug", or of a list with one
-    number a line."""
+    """The numbers of a sentence "Exit status ...: 0 success; 69 the address ...; 70 a bug", or of a list with one
+    number per line."""
     sentence = text.partition("Exit status")[2].partition(":")[2]
     return {int(found) for found in re.findall(r"(?:^|;|\n)\s*(\d+) ", sentence)}
 
@@ -63,12 +63,12 @@ def test_the_command_has_the_flags_that_the_unit_gives(name: str) -> None:
     values = [part for flag in flags for part in (flag, "/nowhere")]
     command = [sys.executable, "-Im", MODULES[name], *values, "--auth=none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    # Settings are looked at after the flags: a flag that is not known would be status 2.
+    # Settings are checked after the flags: an unknown flag would give status 2.
     assert done.returncode == EXIT_CONFIG, done.stderr
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_exit_statuses_are_mirrored(name: str) -> None:
+def test_units_document_the_exit_statuses(name: str) -> None:
     unit, documented = Unit(name), _statuses(import_module(MODULES[name]).__doc__ or "")
     assert {0, EXIT_CONFIG} < documented
     assert _statuses(unit.comment()) == documented
@@ -84,9 +84,9 @@ def test_the_node_daemon_may_read_the_kernel_log_and_nothing_else() -> None:
     assert not {"ProtectKernelLogs", "PrivateDevices"} & set(service)
 
 
-def test_the_node_daemons_memory_outlives_its_restart() -> None:
+def test_kept_memory_survives_a_restart_of_the_node_daemon() -> None:
     service = Unit("musterd").service
-    # A note beside what is handed over; what takes another's place is stored before that goes.
+    # One descriptor more than the memfds, for the note. A replacement is stored before the old ones are removed.
     assert int(service["FileDescriptorStoreMax"]) >= 2 * (1 + MAX_FDS)
     assert int(service["LimitNOFILE"]) > (MAX_CALLS + 2) * (1 + MAX_FDS)
     assert (service["NotifyAccess"], service["RuntimeDirectoryPreserve"]) == ("main", "restart")
@@ -102,7 +102,7 @@ def test_the_coordinator_has_no_capability_and_keeps_its_journal() -> None:
     assert "PrivateUsers" not in service
 
 
-def test_users_and_folders_are_made() -> None:
+def test_users_and_folders_are_created() -> None:
     users = _rows("sysusers.d/muster.conf")
     folders = _rows("tmpfiles.d/muster.conf")
     assert [row[:2] for row in users] == [["u", "slurm"]]
@@ -119,14 +119,14 @@ def _rows(name: str) -> list[list[str]]:
 
 @pytest.fixture
 def units(tmp_path: Path) -> list[Path]:
-    """The units with the commands of this environment in the place of installed ones."""
+    """The units with this environment's commands in place of installed commands."""
     for name in UNITS:
         unit = Unit(name)
         (tmp_path / unit.path.name).write_text(unit.text.replace(f"ExecStart={name}", f"ExecStart={BIN / name}"))
     return sorted(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the checks above stand without it")
+@pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the other checks run without it")
 def test_systemd_accepts_the_units(units: list[Path]) -> None:
     assert ANALYZE
     command = [ANALYZE, "verify", "--man=no", *map(str, units)]
@@ -135,10 +135,10 @@ def test_systemd_accepts_the_units(units: list[Path]) -> None:
     assert (done.returncode, complaints) == (0, [])
 
 
-@pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the checks above stand without it")
+@pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the other checks run without it")
 @pytest.mark.parametrize(("name", "most"), [("musterd", 30), ("muster-coordinator", 20)])
 def test_exposure_stays_low(units: list[Path], name: str, most: int) -> None:
-    """By systemd's own count, in tenths of 0 to 10."""
+    """systemd's own exposure level, in tenths of 0 to 10."""
     assert ANALYZE
     (path,) = (unit for unit in units if unit.stem == name)
     command = [ANALYZE, "security", "--offline=yes", "--no-pager", f"--threshold={most}", str(path)]
