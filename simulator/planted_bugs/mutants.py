@@ -51,8 +51,8 @@ MUTANTS: dict[str, Mutant] = {
     "live-on-in-silence": Mutant(
         "an agent that hears nobody lets its ranks run on",
         "muster.daemon.agent.failure_detector.silence_rules",
-        "    if now - max(heard.coordinator, spell) < SELF_FENCE_AFTER_S:",
-        "    if now - max(heard.coordinator, spell) < 1000 * SELF_FENCE_AFTER_S:",
+        "    if now - max(last_contacts.coordinator, suspicion_since) < SELF_FENCE_AFTER_S:",
+        "    if now - max(last_contacts.coordinator, suspicion_since) < 1000 * SELF_FENCE_AFTER_S:",
     ),
     "accept-a-stale-generation": Mutant(
         "a rank of a generation that is over counts for the one that runs",

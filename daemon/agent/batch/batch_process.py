@@ -1,13 +1,13 @@
-"""`muster-agent batch -- srun ...`: what the batch script becomes on the batch host.
+"""`muster-agent batch -- srun ...`: the process that the batch script becomes on the batch host.
 
-The end of the batch script is the end of the job. srun may end long before the gang does (its own death, the death of
-the nodes that it watches): so this process starts srun, outlives it, and leaves with the gang's exit code once the
-coordinator calls the gang final. It leaves as well once Slurm has put the job back into its queue: the job can't start
-again before. It takes nobody's silence for an end.
+When the batch script ends, the job ends. srun may end long before the gang does, for example when srun or a node dies.
+So this process starts srun and outlives it. It exits with the gang's exit code as soon as the coordinator reports that
+the gang is final. It also exits as soon as Slurm has requeued the job, because the job can't start again before. A
+coordinator that does not answer never ends the job.
 
-A coordinator that answers, and knows no such gang, is not silent: the gang was never registered (`muster submit
---force`, and no agent got as far as attaching), or it is long over and forgotten. Once srun has ended, nobody is left
-who could register it but agents that are on their way: they get a while, then the job ends with srun's code.
+The coordinator may answer that it does not know the gang. Either the gang was never registered (`muster submit
+--force`, and no agent attached), or the gang ended long ago and was forgotten. After srun's end, only agents that are
+still on their way could register the gang. This process waits for them for a while, then exits with srun's exit code.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from muster.v1.api_pb2_grpc import MusterStub
 
 log = logging.getLogger(__name__)
 
-_CALL_S = 5.0
+_CALL_TIMEOUT_S = 5.0
 EXIT_REQUEUED = 75
-"""EX_TEMPFAIL of sysexits.h. Slurm does not look at it, for the job waits already; should it have lost that, no job
-that depends on this one may take it for done."""
-_SIGNALS = 128
+"""EX_TEMPFAIL of sysexits.h. Slurm ignores this status, because the job is queued again. If Slurm has lost the requeue,
+a status other than 0 keeps dependent jobs from starting."""
+_SIGNAL_EXIT_BASE = 128
 MAX_LAUNCHES = 3
-"""srun is started so often, where nothing tells which node it is that takes it down."""
-_ENDS = frozenset({"DONE", "FAILED", "CANCELLED"})
-# Phases in which no agent of this run of the job has done anything yet (docs/STATES.md).
-_BEFORE = frozenset({"SUBMITTED", "GATHERING"})
+"""srun is started at most this often if nothing shows which node ends it."""
+_FINAL_PHASES = frozenset({"DONE", "FAILED", "CANCELLED"})
+# Phases in which no agent of this run has done anything yet (docs/STATES.md).
+_PHASES_BEFORE_RUN = frozenset({"SUBMITTED", "GATHERING"})
 
 
 class ViewFailure(Enum):
     """Why there is no view of the gang."""
 
-    NO_ANSWER = "the coordinator does not answer, or not us"
-    UNKNOWN_GANG = "the coordinator answers that it knows no such gang"
+    NO_ANSWER = "the coordinator does not answer this process"
+    UNKNOWN_GANG = "the coordinator does not know the gang"
 
 
 class Coordinator(Protocol):
-    """What is asked of the coordinator."""
+    """What this process asks the coordinator for."""
 
     async def view(self) -> GangView | ViewFailure:
-        """The gang, or why there is none to be seen."""
+        """Return the gang, or why there is no view of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteCoordinator:
-    """The coordinator at `address` (or at one of several, with commas), asked by the batch process of `run`."""
+    """The coordinator at `address` (several addresses: separated by commas), asked by the batch process of `run`."""
 
     address: str
     credentials: Credentials
@@ -72,7 +72,7 @@ class RemoteCoordinator:
         """See Coordinator.view."""
         async with await open_first_ready_channel(split_addresses(self.address), self.credentials) as channel:
             try:
-                return await MusterStub(channel).Attend(self.run, timeout=_CALL_S)
+                return await MusterStub(channel).Attend(self.run, timeout=_CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 log.info("the coordinator at %s: %s", self.address, error.details())
                 return ViewFailure.UNKNOWN_GANG if error.code() is grpc.StatusCode.NOT_FOUND else ViewFailure.NO_ANSWER
@@ -80,32 +80,42 @@ class RemoteCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class PollTiming:
-    """Seconds: between questions after srun's end, and beside it; from the gang's end to srun's, which may hang on a
-    node that died. `unknown`: how many answers in a row, after srun's end, that there is no such gang."""
+    """How often and how long to wait.
+
+    poll_s: seconds between two views after srun's end.
+    poll_beside_srun_s: seconds between two views while srun runs.
+    srun_exit_s: seconds from the gang's end to srun's end. srun may block on a dead node.
+    srun_kill_s: seconds to wait after SIGKILL.
+    """
 
     poll_s: float = 1.0
     poll_beside_srun_s: float = 2.0
     srun_exit_s: float = 3.0
     # From SIGKILL to the end of srun, which the kernel delays where srun waits for a dead file server.
     srun_kill_s: float = 3.0
-    # Two minutes: an agent on its way is let in within one, though Slurm be slow to tell the coordinator who it is.
+    # After srun's end: consecutive answers that the gang is unknown. Two minutes: an agent on its way attaches within
+    # one, even if Slurm is slow to confirm its identity.
     unknown_gang_answers: int = 120
-    # As many that agents were there and none is: after a coordinator's restart they attach anew within seconds.
+    # Consecutive answers that the agents have left. After a restart of the coordinator agents attach again within
+    # seconds.
     no_agent_answers: int = 20
 
 
-_PACE = PollTiming()
+_DEFAULT_TIMING = PollTiming()
 
 
 async def run_batch(
-    argv: Sequence[str], coordinator: Coordinator, allocation: Allocation | None = None, pace: PollTiming = _PACE
+    argv: Sequence[str],
+    coordinator: Coordinator,
+    allocation: Allocation | None = None,
+    pace: PollTiming = _DEFAULT_TIMING,
 ) -> int:
-    """Start `argv` (srun), wait until the gang is final, return its exit code, or EXIT_REQUEUED.
+    """Run `argv` (srun) and wait until the gang is final; return its exit code, or EXIT_REQUEUED.
 
-    Where srun finds nodes of `allocation` dead, it is started again without them, or the job is requeued where too few
-    are left. A launch that a dying node took down is tried again, too, for a while. Where it fails otherwise and the
-    coordinator knows of no agent that attached to stay, or where srun has ended and the coordinator goes on knowing no
-    such gang: srun's own exit code, with the reason logged.
+    If srun finds dead nodes in `allocation`, srun is started again without them; if too few nodes are left, the job is
+    requeued. A launch that was killed by a dying node is also repeated, MAX_LAUNCHES times at most. In two cases the
+    result is srun's own exit code, with the reason in the log: the launch fails otherwise and no agent stays attached;
+    or srun has ended and the coordinator still does not know the gang.
     """
     allocation, lost, launches = allocation or Allocation(), set[str](), 0
     while True:
@@ -115,31 +125,31 @@ async def run_batch(
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
-        _pass_on(srun.process)
-        view = await _final_beside(srun, coordinator, pace)
+        _forward_signals(srun.process)
+        view = await _poll_beside_srun(srun, coordinator, pace)
         if view is not None:
-            await _end(srun, pace)
-            return _say_end(view)
+            await _wait_or_kill(srun, pace)
+            return _log_result(view)
         code = await srun.wait()
         found = srun.failed_nodes - lost
         lost |= found
-        if code and found and await _goes_on(allocation, lost):
+        if code and found and await _can_relaunch(allocation, lost):
             continue
         more = bool(allocation.min_nodes) and not found and launches < MAX_LAUNCHES
-        ended = await _after_srun(code, coordinator, pace, more)
+        ended = await _poll_after_srun(code, coordinator, pace, more)
         if ended is not None:
             return ended
 
 
-async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
-    """Nodes enough are left without `lost`. If not, the job goes back into the queue where it may."""
+async def _can_relaunch(allocation: Allocation, lost: set[str]) -> bool:
+    """Return whether enough nodes are left without `lost`. If not, requeue the job if that is allowed."""
     names, left = ", ".join(sorted(lost)), allocation.node_count - len(lost)
     if left >= allocation.min_nodes > 0:
-        log.warning("srun could start nothing on %s: it is started again on the other %d nodes", names, left)
+        log.warning("srun could start nothing on %s: starting srun again on the other %d nodes", names, left)
         return True
     if allocation.min_nodes:
         log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.min_nodes)
-    # Where nothing can be started on this very node, which lives, it is no dead node that srun speaks of.
+    # If srun can start nothing on this live node, the fault is not a dead node: do not requeue.
     may = allocation.may_requeue and allocation.batch_host not in lost and allocation.restart_count < MAX_REQUEUES
     if allocation.min_nodes and may:
         refused = await requeue(allocation)
@@ -147,43 +157,48 @@ async def _goes_on(allocation: Allocation, lost: set[str]) -> bool:
     return False
 
 
-async def _end(srun: Srun, pace: PollTiming) -> None:
+async def _wait_or_kill(srun: Srun, pace: PollTiming) -> None:
     if not await srun.ends_within(pace.srun_exit_s):
-        log.warning("the gang is over but srun still runs: it is ended")
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        log.warning("the gang has ended but srun still runs: killing srun")
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
             srun.process.kill()
         if not await srun.ends_within(pace.srun_kill_s):
-            log.error("srun does not end: it is left behind")
+            log.error("srun does not end after SIGKILL: not waiting any longer")
             return
     await srun.wait()
 
 
-async def _final_beside(srun: Srun, coordinator: Coordinator, pace: PollTiming) -> GangView | None:
-    """The gang's view if it becomes final while srun runs; None when srun has ended first."""
+async def _poll_beside_srun(srun: Srun, coordinator: Coordinator, pace: PollTiming) -> GangView | None:
+    """Return the gang's view if the gang becomes final while srun runs; None if srun ends first."""
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
-        # At once as well: what has been heard can be missed, where this host dies.
+        # Ask at once too: this host may die before the first interval has passed.
         if isinstance(view := await coordinator.view(), GangView) and view.final and not ended.done():
             return view
         await asyncio.wait([ended], timeout=pace.poll_beside_srun_s)
     return None
 
 
-async def _after_srun(code: int, coordinator: Coordinator, pace: PollTiming, more: bool) -> int | None:
-    """The exit code; None: no agent is left, and srun may be tried once more."""
+async def _poll_after_srun(code: int, coordinator: Coordinator, pace: PollTiming, more: bool) -> int | None:
+    """Return the exit code; None: no agent is left, and srun may be started again."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = gone = 0
     while True:
         view = await coordinator.view()
         unknown = unknown + 1 if view is ViewFailure.UNKNOWN_GANG else 0
         if isinstance(view, GangView) and view.final:
-            return _say_end(view)
+            return _log_result(view)
         left = isinstance(view, GangView) and _gathers_without_agents(view)
         gone = gone + 1 if left else 0
-        if isinstance(view, GangView) and code != 0 and left and (gone >= pace.no_agent_answers or not _came(view)):
-            when = "and its agents are gone" if _came(view) else "before any agent attached"
-            if more and _killed(code):
-                log.warning("srun was taken down with status %d %s: it is started again", code, when)
+        if (
+            isinstance(view, GangView)
+            and code != 0
+            and left
+            and (gone >= pace.no_agent_answers or not _any_agent_attached(view))
+        ):
+            when = "and its agents are gone" if _any_agent_attached(view) else "before any agent attached"
+            if more and _was_killed(code):
+                log.warning("srun was killed with status %d %s: starting srun again", code, when)
                 return None
             log.error(
                 "srun failed with status %d %s: see srun's message above; "
@@ -203,35 +218,35 @@ async def _after_srun(code: int, coordinator: Coordinator, pace: PollTiming, mor
         await asyncio.sleep(pace.poll_s)
 
 
-def _killed(code: int) -> bool:
-    """The step's tasks, or srun, were killed: no agent has left of its own accord."""
-    return code < 0 or code > _SIGNALS
+def _was_killed(code: int) -> bool:
+    """A signal ended the step's tasks, or srun: no agent has left by itself."""
+    return code < 0 or code > _SIGNAL_EXIT_BASE
 
 
 def _gathers_without_agents(view: GangView) -> bool:
-    return view.phase.upper() in _BEFORE and not any(node.agent_attached for node in view.nodes)
+    return view.phase.upper() in _PHASES_BEFORE_RUN and not any(node.agent_attached for node in view.nodes)
 
 
-def _came(view: GangView) -> bool:
-    """An agent of this run of the job has attached, be it gone again."""
+def _any_agent_attached(view: GangView) -> bool:
+    """Return whether an agent of this run has attached, even if it has left since."""
     return any(node.role != "absent" for node in view.nodes)
 
 
-def _say_end(view: GangView) -> int:
-    if view.phase not in _ENDS:
-        log.info("this run of the job is over, it starts again: %s", view.reason or "Slurm has requeued it")
+def _log_result(view: GangView) -> int:
+    if view.phase not in _FINAL_PHASES:
+        log.info("this run of the job has ended and the job starts again: %s", view.reason or "Slurm has requeued it")
         return EXIT_REQUEUED
     log.info("the gang is %s with exit code %d: %s", view.phase, view.exit_code, view.reason or "done")
     return _exit_code(view.exit_code)
 
 
 def _exit_code(status: int) -> int:
-    """As a shell says it: minus a signal's number becomes 128 plus that number."""
+    """The status as a shell reports it: -N (signal N) becomes 128 + N."""
     return status if status >= 0 else 128 - status
 
 
-def _pass_on(srun: asyncio.subprocess.Process) -> None:
-    """SIGTERM and SIGINT go to srun; the rest, which Slurm may send to a batch shell, harms nobody."""
+def _forward_signals(srun: asyncio.subprocess.Process) -> None:
+    """Forward SIGTERM and SIGINT to srun. Ignore the other signals that Slurm may send to a batch shell."""
     loop = asyncio.get_running_loop()
 
     def tell(signum: int) -> None:

@@ -1,4 +1,4 @@
-"""One link: pings to one other agent over one long-lived stream, opened again whenever it breaks."""
+"""One link: pings one other agent over one stream, which is reopened whenever it breaks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from muster.v1.peer_pb2 import LinkPing, LinkPong
 if TYPE_CHECKING:
     from muster.daemon.agent.failure_detector.peers import OpenLink
 
-_AGAIN_S = 0.1
+_RECONNECT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoints:
-    """Whose link this is: the gang, this node, the other's node and address."""
+    """The two ends of a link: the gang, this agent's node, the peer's node and address."""
 
     gang: str
     own_node: str
@@ -36,8 +36,12 @@ class LinkEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class LinkCallbacks:
-    """What a link tells. `generation`: asked for, that of this agent's newest order. `pong`: an answer has come.
-    `closed`: the other's kernel has closed the connection, or takes none."""
+    """What a link calls.
+
+    generation: returns the generation of this agent's newest order.
+    pong: an answer has arrived from this node.
+    closed: this node's kernel has closed or refused the connection.
+    """
 
     generation: Callable[[], int]
     pong: Callable[[str, LinkPong], None]
@@ -45,11 +49,12 @@ class LinkCallbacks:
 
 
 class PeerLink:
-    """Pings `ends.node` every `period` seconds, which may be changed at any time.
+    """Pings the peer every `period` seconds.
 
-    contact: when the newest answered ping was sent; before the first answer, when the pinging began.
-    answered: this connection has brought an answer.
-    closed: the last connection was closed from the other side, and none was accepted since.
+    last_contact: monotonic seconds at which the newest answered ping was sent; before the first answer: when the link
+        began.
+    answered: the current connection has brought an answer.
+    closed_by_peer: the peer's kernel closed the last connection and has accepted none since.
     """
 
     def __init__(self, ends: LinkEndpoints, open_link: OpenLink, hooks: LinkCallbacks) -> None:
@@ -61,39 +66,39 @@ class PeerLink:
         self._open_link = open_link
         self._hooks = hooks
         self._seqs = itertools.count(1)
-        self._sent: dict[int, float] = {}
-        self._hurry = asyncio.Event()
+        self._pings_sent: dict[int, float] = {}
+        self._period_changed = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
 
     def set_period(self, period: float) -> None:
-        """Ping every `period` seconds from now on, starting now."""
+        """Ping every `period` seconds from now on, starting at once."""
         if period != self.period:
             self.period = period
-            self._hurry.set()
+            self._period_changed.set()
 
     def stop(self) -> None:
-        """End the link."""
+        """Close the link."""
         self._task.cancel()
 
     async def _run(self) -> None:
         while True:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
-                await self._talk(await self._open_link(self.endpoints.peer_address))
+                await self._exchange(await self._open_link(self.endpoints.peer_address))
             raise_if_cancelled()
-            await self._after_end()
+            await self._check_closed()
 
-    async def _talk(self, call: Any) -> None:
+    async def _exchange(self, call: Any) -> None:
         pinging = asyncio.ensure_future(self._ping(call))
         try:
             async for pong in call:
-                self._answered(pong)
+                self._on_pong(pong)
         finally:
             pinging.cancel()
             call.cancel()
 
     async def _ping(self, call: Any) -> None:
-        self._sent.clear()
+        self._pings_sent.clear()
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:
                 seq = next(self._seqs)
@@ -103,26 +108,29 @@ class PeerLink:
                     generation=self._hooks.generation(),
                     seq=seq,
                 )
-                self._sent[seq] = clock.monotonic()
+                self._pings_sent[seq] = clock.monotonic()
                 await call.write(ping)
-                self._hurry.clear()
+                self._period_changed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.period):
-                        await self._hurry.wait()
+                        await self._period_changed.wait()
 
-    def _answered(self, pong: LinkPong) -> None:
-        sent = self._sent.pop(pong.seq, None)
+    def _on_pong(self, pong: LinkPong) -> None:
+        sent = self._pings_sent.pop(pong.seq, None)
         if sent is None:
             return
-        for older in [seq for seq in self._sent if seq < pong.seq]:
-            del self._sent[older]
+        for older in [seq for seq in self._pings_sent if seq < pong.seq]:
+            del self._pings_sent[older]
         self.last_contact, self.answered, self.closed_by_peer = sent, True, False
         self._hooks.pong(self.endpoints.peer_node, pong)
 
-    async def _after_end(self) -> None:
-        """A stream that had answers ends by the other kernel's word alone (keepalive is off): the process has ended, or
-        closed it. That is told at once, for the coordinator waits for no silence where two kernels' words agree; a
-        process that lives is found by the probes that follow."""
+    async def _check_closed(self) -> None:
+        """Find out why the stream ended, and report a closed connection at once.
+
+        gRPC's keepalive is off, so a stream with answers ends only because the peer's kernel closed it: the peer
+        process has ended or closed the stream. The coordinator need not wait for silence if two agents report that. The
+        coordinator's probes find a process that is alive.
+        """
         if self.answered and not self.closed_by_peer:
             self.closed_by_peer = True
             self._hooks.closed(self.endpoints.peer_node)
@@ -132,4 +140,4 @@ class PeerLink:
         elif door is Reachability.REFUSED and not self.closed_by_peer:
             self.closed_by_peer = True
             self._hooks.closed(self.endpoints.peer_node)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RECONNECT_S)

@@ -1,6 +1,7 @@
-"""Channels to the other agents of the gang, and what this agent answers them.
+"""Channels to the other agents of the gang, and the services that this agent offers to them.
 
-Callers must be the gang's owner (this process's own uid); probes are answered to anyone with a credential.
+Callers of PeerService must have the uid of the gang's owner, which is this process's uid. ProbeService answers every
+caller with a credential.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
 
 _Context = Any
-_ANSWERED_S = 10.0
+_REPORT_ANSWERED_S = 10.0
 
 
 class ShardService(Protocol):
-    """The part of PeerService that is about shards (muster.checkpoint.store.checkpoint_service)."""
+    """The part of PeerService that serves shards (muster.checkpoint.store.checkpoint_service)."""
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed: ...
     async def Put(
@@ -40,7 +41,7 @@ class ShardService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Who this agent is. `uid`: the gang's owner."""
+    """Which agent this is. `uid`: the gang's owner."""
 
     gang: str
     node: str
@@ -49,20 +50,20 @@ class AgentIdentity:
 
 
 class PeerChannels:
-    """One channel to each address, opened when first asked for."""
+    """One channel per address, opened at the first use."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def stub_for(self, address: str) -> PeerServiceAsyncStub:
-        """A stub of the agent at `address` ("host:port"). Nothing is sent before the first call."""
+        """Return a stub for the agent at `address` ("host:port"). Nothing is sent before the first call."""
         if address not in self._channels:
             self._channels[address] = open_channel(address, self._credentials)
         return peer_pb2_grpc.PeerServiceStub(self._channels[address])
 
     async def open_link(self, address: str) -> Any:
-        """Open PeerService.Link to the agent at `address`: a call to write pings to and to read pongs from.
+        """Open PeerService.Link to the agent at `address`. Return a call that takes pings and yields pongs.
 
         Raises:
             grpc.aio.AioRpcError: no credential can be made now.
@@ -71,20 +72,20 @@ class PeerChannels:
         return self.stub_for(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
 
     async def close(self) -> None:
-        """Close them all."""
+        """Close all channels."""
         for channel in self._channels.values():
             await channel.close(grace=None)
         self._channels.clear()
 
 
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
-    """What this agent answers to the others of its gang. `order`: the newest one, None before the first."""
+    """Answers the other agents of the gang. `order` returns the newest order, or None before the first."""
 
     def __init__(self, own: AgentIdentity, shards: ShardService, order: Callable[[], Order | None]) -> None:
         self._own = own
         self._shards = shards
         self._order = order
-        self._answered: dict[str, float] = {}
+        self._answered_at: dict[str, float] = {}
 
     async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
         """Answer each ping at once."""
@@ -96,24 +97,25 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         """The answer to `ping`."""
         order = self._order()
         generation = order.generation if order is not None else 0
-        outcast = self._outcast(ping, order)
+        outcast = self._is_outcast(ping, order)
         if not outcast and ping.gang_id == self._own.gang:
-            self._answered[ping.node] = clock.monotonic()
+            self._answered_at[ping.node] = clock.monotonic()
         return peer_pb2.LinkPong(seq=ping.seq, generation=generation, outcast=outcast)
 
     def answered_ms(self) -> dict[str, int]:
-        """Milliseconds since each node that is no member any more was last answered as one, where that is not long ago.
+        """Milliseconds since each former member was last answered as a member, for the last `_REPORT_ANSWERED_S`
+        seconds.
 
-        The coordinator waits for these silences to pass: as long as it was answered, such a node may count this one
-        among those that it hears, and let its ranks live.
+        Such a node may still count this node among those that it hears, and let its ranks live. The coordinator waits
+        until that can't be so.
         """
         order, now = self._order(), clock.monotonic()
         members = {member.node for member in order.members} if order is not None else set()
-        ages = {node: now - at for node, at in self._answered.items() if node not in members}
-        return {node: round(1000 * age) for node, age in ages.items() if age < _ANSWERED_S}
+        ages = {node: now - at for node, at in self._answered_at.items() if node not in members}
+        return {node: round(1000 * age) for node, age in ages.items() if age < _REPORT_ANSWERED_S}
 
-    def _outcast(self, ping: peer_pb2.LinkPing, order: Order | None) -> bool:
-        # An order that is older than the sender's may not know of it yet.
+    def _is_outcast(self, ping: peer_pb2.LinkPing, order: Order | None) -> bool:
+        # An order older than the sender's may not name the sender yet.
         if order is None or ping.gang_id != self._own.gang or order.generation < ping.generation:
             return False
         return bool(order.members) and all(member.node != ping.node for member in order.members)
@@ -146,7 +148,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
 
 class ProbeService(common_pb2_grpc.ProbeServiceServicer):
-    """Answers that an agent lives here."""
+    """Answers that an agent is alive on this node."""
 
     def __init__(self, own: AgentIdentity) -> None:
         self._reply = PingReply(node=own.node, role="agent", incarnation=own.incarnation)
@@ -159,4 +161,4 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
 
 
 OpenLink = Callable[[str], Awaitable[Any]]
-"""See Channels.link."""
+"""The type of `PeerChannels.open_link`."""

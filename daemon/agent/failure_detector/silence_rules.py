@@ -1,17 +1,17 @@
-"""What an agent makes of silence: whom to accuse, whom else to ask, when to end its own ranks.
+"""What an agent concludes from silence: whom to accuse, whom else to ping, when to kill its own ranks.
 
-Pure: times are seconds on one monotonic clock and come in from outside. A *contact* is the time at which the newest
-answered ping was sent: what is known about a peer is never younger than that.
+Pure: all times are seconds on one monotonic clock and are passed in. A *contact* is the time at which the newest
+answered ping was sent: nothing newer is known about a peer.
 
-    a neighbour silent for 0.75 s   the coordinator and all members are pinged too, every 250 ms (a *spell* begins)
-    a neighbour silent for 1.25 s   it is accused
-    2 s without an answer from      the ranks are killed; this node counts as heard, and at exactly half of the gang
-    the coordinator and from a      the coordinator's answer decides
+    a neighbour silent for 0.75 s   a *suspicion* begins: ping the coordinator and all members every 250 ms
+    a neighbour silent for 1.25 s   accuse the neighbour
+    2 s without an answer from      kill the ranks (self-fencing). This node counts as heard. At exactly half
+    the coordinator and from a      of the gang, the coordinator's answer decides.
     majority of the gang
 
-The last line is half of a bargain: the coordinator starts no new generation sooner after a silence than every agent has
-killed its ranks. So it is kept to the letter, also by an agent that was stopped for a while: its contacts are old then,
-and it kills. Accusations are no bargain: an agent that was stopped blames nobody for it.
+The coordinator relies on self-fencing: it starts no new generation before every silent agent must have killed its
+ranks. So an agent that was paused must kill too: its contacts are old. Nothing relies on accusations, so an agent that
+was paused accuses nobody because of the pause.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S, SELF_FENCE_AFTER_S
 
 NEIGHBOUR_PING_S = 0.5
+"""Seconds between two pings to a neighbour."""
 SUSPICION_PING_S = 0.25
+"""Seconds between two pings during a suspicion."""
 SUSPECT_AFTER_S = 0.75
+"""Seconds of a neighbour's silence after which a suspicion begins."""
 
 _NEVER = float("-inf")
 
@@ -73,31 +76,35 @@ class Decision:
     self_fence_reason: str = ""
 
 
-def evaluate(now: float, circle: PeerGroup, heard: LastContacts) -> Decision:
-    """What follows from what has been heard until `now`."""
-    contacts = {node: heard.contacts.get(node, now) for node in circle.neighbours - {circle.own_node}}
+def evaluate(now: float, group: PeerGroup, last_contacts: LastContacts) -> Decision:
+    """Decide what follows from the contacts at the time `now`."""
+    contacts = {node: last_contacts.contacts.get(node, now) for node in group.neighbours - {group.own_node}}
     silent = [contact for contact in contacts.values() if now - contact >= SUSPECT_AFTER_S]
     if not silent:
         return Decision()
-    spell = min(silent) if heard.suspicion_since is None else heard.suspicion_since
-    accuse = {node: now - at for node, at in contacts.items() if now - max(at, heard.awake_since) >= ACCUSE_AFTER_S}
-    return Decision(spell, accuse, _why_kill(now, circle, heard, spell))
+    suspicion_since = min(silent) if last_contacts.suspicion_since is None else last_contacts.suspicion_since
+    accuse = {
+        node: now - at for node, at in contacts.items() if now - max(at, last_contacts.awake_since) >= ACCUSE_AFTER_S
+    }
+    return Decision(suspicion_since, accuse, _self_fence_reason(now, group, last_contacts, suspicion_since))
 
 
-def _why_kill(now: float, circle: PeerGroup, heard: LastContacts, spell: float) -> str:
-    if now - max(heard.coordinator, spell) < SELF_FENCE_AFTER_S:
+def _self_fence_reason(now: float, group: PeerGroup, last_contacts: LastContacts, suspicion_since: float) -> str:
+    if now - max(last_contacts.coordinator, suspicion_since) < SELF_FENCE_AFTER_S:
         return ""
-    others = circle.members - {circle.own_node}
-    near = 1 + sum(now - _presumed(heard, circle, node, spell) < SELF_FENCE_AFTER_S for node in others)
-    if 2 * near > len(circle.members):
+    others = group.members - {group.own_node}
+    near = 1 + sum(
+        now - _contact_with(last_contacts, group, node, suspicion_since) < SELF_FENCE_AFTER_S for node in others
+    )
+    if 2 * near > len(group.members):
         return ""
     return (
         f"neither the coordinator nor a majority of the gang has answered for {SELF_FENCE_AFTER_S:g} s "
-        f"({near} of {len(circle.members)} heard, this node among them)"
+        f"({near} of {len(group.members)} heard, this node among them)"
     )
 
 
-def _presumed(heard: LastContacts, circle: PeerGroup, node: str, spell: float) -> float:
-    if node in circle.neighbours and node in heard.contacts:
-        return heard.contacts[node]
-    return max(heard.contacts.get(node, _NEVER), spell)
+def _contact_with(last_contacts: LastContacts, group: PeerGroup, node: str, suspicion_since: float) -> float:
+    if node in group.neighbours and node in last_contacts.contacts:
+        return last_contacts.contacts[node]
+    return max(last_contacts.contacts.get(node, _NEVER), suspicion_since)
