@@ -1,9 +1,8 @@
 """The node's stream to the coordinator: hello, then heartbeats and signals, each answered in turn.
 
-The stream is opened again whenever it ends or falls silent, for ever, after a pause of 100 ms that doubles
-up to 2 s (with jitter, so that a thousand nodes do not come back in one beat). Signals wait in the outbox
-until they are answered. An answer with a lower term than one seen before comes from a coordinator that was
-replaced: it is dropped.
+When the stream ends or falls silent, it is reopened after a pause of 100 ms that doubles up to 2 s. The pause is random
+within limits, so that a thousand nodes do not return at once. Signals wait in the outbox until they are answered. An
+answer with a lower term than an earlier one comes from a replaced coordinator: the stream is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
-    """Seconds. The answer to hello may have to wait for Slurm; every other answer is immediate."""
+    """Timeouts and backoff, in seconds. The answer to hello may wait for Slurm; every other answer is immediate."""
 
     hello_timeout_s: float = 30.0
     answer_timeout_s: float = 5.0
@@ -40,7 +39,7 @@ class StreamTimeouts:
     max_backoff_s: float = 2.0
 
     def backoffs(self) -> Iterator[float]:
-        """How long to wait before each further try: doubling, each between half and the whole of it."""
+        """Yield the wait before each further try: it doubles, and each is random between half and all of it."""
         pause = self.first_backoff_s
         while True:
             yield random.uniform(pause / 2, pause)
@@ -48,27 +47,28 @@ class StreamTimeouts:
 
 
 class KeptGangs(Protocol):
-    """What is kept on this node of jobs that are requeued (kept_memory_store.KeptMemoryStore)."""
+    """What this node keeps of requeued jobs (kept_memory_store.KeptMemoryStore)."""
 
     def kept(self) -> list[tuple[str, int]]: ...
     def mark_obsolete(self, gang: str, generation: int) -> None: ...
 
 
 class StreamLost(Exception):
-    """The stream is no good any more; says why."""
+    """The stream is unusable; the message says why."""
 
 
 @dataclass(slots=True)
-class _Exchange:
-    """One stream: what was sent and not answered yet (None: no signal), whether it was welcomed, whether it ended."""
+class _StreamState:
+    """One stream: what was sent and not answered yet (None: not a signal), whether hello was answered, whether it
+    closed."""
 
     unanswered: deque[Observation | None] = field(default_factory=deque)
-    welcome: asyncio.Event = field(default_factory=asyncio.Event)
+    welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
 
 class NodeStream:
-    """Keeps one node attached. `hello` is asked for at each attach: addresses may change. It may raise OSError."""
+    """Keeps one node attached. `hello` is called at each attach, because addresses may change; it may raise OSError."""
 
     def __init__(
         self,
@@ -77,26 +77,26 @@ class NodeStream:
         hello: Callable[[], Awaitable[pb.NodeHello]],
         heartbeat_s: float,
         memory: KeptGangs,
-        patience: StreamTimeouts = StreamTimeouts(),  # frozen
+        timeouts: StreamTimeouts = StreamTimeouts(),  # frozen
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
         self._hello = hello
         self._heartbeat_s = heartbeat_s
         self._memory = memory
-        self._patience = patience
+        self._timeouts = timeouts
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
-        self._trouble = ""
+        self._last_problem = ""
 
     def report(self, observation: Observation) -> None:
-        """Send an observation now, or as soon as the coordinator is there."""
+        """Send an observation now, or as soon as the coordinator answers."""
         self._outbox.put(observation)
 
     async def run(self) -> None:
         """Stay attached until cancelled."""
-        waits = self._patience.backoffs()
+        waits = self._timeouts.backoffs()
         while True:
             try:
                 hello = await self._hello()
@@ -104,78 +104,80 @@ class NodeStream:
                     split_addresses(self._coordinator), self._credentials
                 ) as channel:
                     async for _ in self._stream(channel, hello):
-                        waits = self._patience.backoffs()
+                        waits = self._timeouts.backoffs()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
-                self._complain(_words(error))
+                self._log_once(_describe(error))
                 await asyncio.sleep(next(waits))
 
-    def _complain(self, words: str) -> None:
-        """Say once what is wrong, not at every try."""
-        if words != self._trouble:
-            _log.warning("not attached to %s, going on trying: %s", self._coordinator, words)
-        self._trouble = words
+    def _log_once(self, words: str) -> None:
+        """Log a problem once, not at each try."""
+        if words != self._last_problem:
+            _log.warning("not attached to %s, trying again: %s", self._coordinator, words)
+        self._last_problem = words
 
     async def _stream(self, channel: grpc.aio.Channel, hello: pb.NodeHello) -> AsyncIterator[pb.NodeOrder]:
-        """One stream: yields each answer after it was taken in.
+        """Run one stream: yield each answer after it is accepted.
 
         Raises:
-            StreamLost, grpc.aio.AioRpcError, OSError: it ended.
+            StreamLost, grpc.aio.AioRpcError, OSError: the stream ended.
         """
         self._outbox.rewind()
-        exchange = _Exchange()
+        state = _StreamState()
         metadata = await credential_metadata(self._credentials, "/muster.v1.NodeService/Attach")
-        call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, exchange), metadata=metadata)
+        call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, state), metadata=metadata)
         try:
-            allowed, first = self._patience.hello_timeout_s, True
+            allowed, first = self._timeouts.hello_timeout_s, True
             while True:
-                order = await _read(call, allowed)
-                self._take_in(order, exchange)
+                order = await _read_order(call, allowed)
+                self._accept(order, state)
                 if first:
-                    self._trouble, first = "", False
+                    self._last_problem, first = "", False
                     _log.info(
                         "attached to %s, term %d, heartbeat %g s", self._coordinator, order.term, self._heartbeat_s
                     )
-                allowed = self._heartbeat_s + self._patience.answer_timeout_s
+                allowed = self._heartbeat_s + self._timeouts.answer_timeout_s
                 yield order
         finally:
-            # gRPC leaves the generator of messages where it waits: let it end, and take nothing more from the outbox.
-            exchange.over = True
-            exchange.welcome.set()
+            # gRPC abandons the generator of messages: let the generator end, and take nothing more from the outbox.
+            state.over = True
+            state.welcomed.set()
             self._outbox.changed.set()
             call.cancel()
 
-    async def _messages(self, hello: pb.NodeHello, exchange: _Exchange) -> AsyncIterator[pb.NodeMessage]:
-        """What is sent: hello, then a heartbeat at each beat and signals as they come."""
+    async def _messages(self, hello: pb.NodeHello, state: _StreamState) -> AsyncIterator[pb.NodeMessage]:
+        """Yield what is sent: hello, then heartbeats at their times and signals as they come."""
         loop = asyncio.get_running_loop()
-        exchange.unanswered.append(None)
+        state.unanswered.append(None)
         yield pb.NodeMessage(hello=hello)
-        await exchange.welcome.wait()  # a refusal is heard only by a caller that isn't writing
-        beat = loop.time()
-        while not exchange.over:
+        await state.welcomed.wait()  # gRPC shows a refusal only to a caller that is not writing
+        next_heartbeat_at = loop.time()
+        while not state.over:
             if observation := self._outbox.next_unsent():
-                exchange.unanswered.append(observation)
+                state.unanswered.append(observation)
                 yield pb.NodeMessage(signal=observation.message())
-            elif loop.time() >= beat:
-                beat = loop.time() + self._heartbeat_s
+            elif loop.time() >= next_heartbeat_at:
+                next_heartbeat_at = loop.time() + self._heartbeat_s
                 self._seq += 1
-                exchange.unanswered.append(None)
+                state.unanswered.append(None)
                 kept = [pb.KeptGang(gang_id=gang, generation=newest) for gang, newest in self._memory.kept()]
                 yield pb.NodeMessage(heartbeat=pb.Heartbeat(seq=self._seq, kept=kept))
             else:
-                beat = min(beat, loop.time() + self._heartbeat_s)  # a faster one may have been asked for
-                await _until(self._outbox.changed, beat)
+                next_heartbeat_at = min(
+                    next_heartbeat_at, loop.time() + self._heartbeat_s
+                )  # the coordinator may have asked for a shorter interval
+                await _wait_until(self._outbox.changed, next_heartbeat_at)
 
-    def _take_in(self, order: pb.NodeOrder, exchange: _Exchange) -> None:
-        """Believe an answer; answers come in the order of the messages."""
+    def _accept(self, order: pb.NodeOrder, state: _StreamState) -> None:
+        """Process an answer. Answers have the order of the messages."""
         if order.term < self._term:
             raise StreamLost(
                 f"it answers with term {order.term}, but term {self._term} was seen: an older coordinator is still"
                 " running (if its journal was begun anew, restart musterd)"
             )
         self._term = order.term
-        exchange.welcome.set()
-        if exchange.unanswered and (observation := exchange.unanswered.popleft()):
+        state.welcomed.set()
+        if state.unanswered and (observation := state.unanswered.popleft()):
             self._outbox.confirm(observation)
         for gang in order.over:
             self._memory.mark_obsolete(gang.gang_id, gang.generation)
@@ -184,7 +186,7 @@ class NodeStream:
             self._outbox.changed.set()
 
 
-async def _read(call: grpc.aio.StreamStreamCall[pb.NodeMessage, pb.NodeOrder], allowed: float) -> pb.NodeOrder:
+async def _read_order(call: grpc.aio.StreamStreamCall[pb.NodeMessage, pb.NodeOrder], allowed: float) -> pb.NodeOrder:
     try:
         async with asyncio.timeout(allowed):
             order = await call.read()
@@ -195,8 +197,8 @@ async def _read(call: grpc.aio.StreamStreamCall[pb.NodeMessage, pb.NodeOrder], a
     return order
 
 
-async def _until(event: asyncio.Event, moment: float) -> None:
-    """Wait for the event, but not longer than to `moment` of the loop's clock."""
+async def _wait_until(event: asyncio.Event, moment: float) -> None:
+    """Wait for the event, at most until `moment` on the loop's clock."""
     try:
         async with asyncio.timeout_at(moment):
             await event.wait()
@@ -204,7 +206,7 @@ async def _until(event: asyncio.Event, moment: float) -> None:
         pass
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error)

@@ -315,11 +315,11 @@ async def test_only_sealed_memory_is_kept(node: Node, pair: tuple[int, int]) -> 
     reading, writing = os.pipe()
     grows = memfd(seals=fcntl.F_SEAL_SHRINK)
     for strange in (reading, grows):
-        assert "only memfds" in await node.leave(pair[0], strange)
+        assert "must be a memfd" in await node.leave(pair[0], strange)
     fixed = memfd(seals=MEMFD_SEALS | fcntl.F_SEAL_WRITE)
     glance = os.open(f"/proc/self/fd/{pair[1]}", os.O_RDONLY)
     for unfit in (fixed, glance):
-        assert "no page can be given back" in await node.leave(pair[0], unfit)
+        assert "their pages can't be freed" in await node.leave(pair[0], unfit)
     inodes([fixed, glance])
     for fd in (reading, writing, grows):
         os.close(fd)
@@ -328,7 +328,7 @@ async def test_only_sealed_memory_is_kept(node: Node, pair: tuple[int, int]) -> 
 
 async def test_a_request_that_can_not_be_right_is_refused_in_words(node: Node, pair: tuple[int, int]) -> None:
     for gang in ("", "g" * 129, "g\nkept: all of it"):
-        assert "has to be named" in await node.leave(*pair, gang=gang)
+        assert "the gang's name must" in await node.leave(*pair, gang=gang)
     assert "1 descriptors" in await node.leave(pair[0])
     assert "descriptors" in await node.leave(*[pair[0]] * (MAX_FDS + 9))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:

@@ -1,11 +1,10 @@
-"""Whose memory a node keeps while its job is requeued, for how long, and what makes way for it: pure bookkeeping.
+"""Which memory a node keeps while its job is requeued, for whom and for how long. Pure bookkeeping; the simulator uses
+it too.
 
-What holds at all times:
-- something is kept of one job at a time, the one that a prolog has named last, and of its user alone;
-- what a gang has left is given back to that user alone, once;
-- nothing is kept longer than RETENTION_S, or than its gang may want it.
-
-The simulator keeps its nodes' memory by these very rules.
+What always holds:
+- A node keeps memory of one job at a time, and only for the job and user that a prolog named last.
+- Memory is handed out once, and only to the user who deposited it.
+- Nothing is kept longer than RETENTION_S, or longer than its gang wants it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 RETENTION_S = 600.0
+"""Seconds for which memory is kept at most."""
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ class JobOwner:
 
 @dataclass(frozen=True, slots=True)
 class KeptEntry(Generic[T]):
-    """What a gang has left: `memory`, until a moment (seconds) of a clock that never jumps. `generation`: the gang's
-    newest one then."""
+    """What one gang deposited: `memory`, kept until the monotonic second `until`. `generation`: the gang's newest at
+    that time."""
 
     owner: JobOwner
     gang: str
@@ -39,18 +39,18 @@ class KeptEntry(Generic[T]):
 
 
 class Retention(Generic[T]):
-    """All that one node keeps. Whatever a call returns is kept no more: its memory is the caller's to let go."""
+    """Everything that one node keeps. The caller releases the memory of an entry that a method returns."""
 
     def __init__(self) -> None:
         self.prolog_job: JobOwner | None = None
-        """Whom a prolog has named last on this node."""
+        """The job and user that a prolog named last on this node."""
         self.kept: KeptEntry[T] | None = None
 
     def refusal(self, owner: JobOwner) -> str:
-        """Why nothing of this job and user is kept; empty where it is.
+        """Why nothing of this job and user is kept; empty: it is kept.
 
-        Where another job has started since, it would stand beside that; where no prolog calls at all, not even for this
-        job before it ran, beside whatever comes.
+        If another job has started, the memory would take space from that job. If no prolog ever named a job on this
+        node, it would take space from any job.
         """
         if self.prolog_job is None:
             return "no prolog has named a job on this node: slurm.conf needs Prolog=…/muster-prolog"
@@ -59,29 +59,29 @@ class Retention(Generic[T]):
         return "" if self.prolog_job.uid == owner.uid else f"job {owner.job} is another user's"
 
     def keep(self, kept: KeptEntry[T]) -> KeptEntry[T] | None:
-        """Keep it; what was left before makes way."""
+        """Keep the entry; return the previous one."""
         before, self.kept = self.kept, kept
         return before
 
     def hand_out(self, uid: int, gang: str) -> KeptEntry[T] | None:
-        """What this user's gang has left here."""
+        """Remove and return what this user's gang deposited here."""
         kept = self.kept
-        return self._out() if kept is not None and (kept.owner.uid, kept.gang) == (uid, gang) else None
+        return self._remove() if kept is not None and (kept.owner.uid, kept.gang) == (uid, gang) else None
 
     def job_starts(self, owner: JobOwner) -> KeptEntry[T] | None:
-        """A job is about to start on the node: what another one has left."""
+        """A job is about to start on this node: remove and return the entry of any other job."""
         self.prolog_job = owner
-        return self._out() if self.kept is not None and self.kept.owner != owner else None
+        return self._remove() if self.kept is not None and self.kept.owner != owner else None
 
     def remove_obsolete(self, gang: str, generation: int) -> KeptEntry[T] | None:
-        """The gang is over, or has started a newer generation than this one."""
+        """The gang has ended, or runs a generation newer than this one: remove and return its entry."""
         kept = self.kept
-        return self._out() if kept is not None and kept.gang == gang and kept.generation <= generation else None
+        return self._remove() if kept is not None and kept.gang == gang and kept.generation <= generation else None
 
     def remove_expired(self, now: float) -> KeptEntry[T] | None:
-        """What has been kept for long enough."""
-        return self._out() if self.kept is not None and self.kept.until <= now else None
+        """Remove and return an entry that has been kept long enough."""
+        return self._remove() if self.kept is not None and self.kept.until <= now else None
 
-    def _out(self) -> KeptEntry[T] | None:
-        out, self.kept = self.kept, None
-        return out
+    def _remove(self) -> KeptEntry[T] | None:
+        removed, self.kept = self.kept, None
+        return removed

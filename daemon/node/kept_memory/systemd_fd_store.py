@@ -1,7 +1,7 @@
-"""systemd's store of descriptors (FileDescriptorStoreMax= of the unit): what is put there comes back to this service
-when it is started again, whatever had ended it. It goes when the service is stopped.
+"""systemd's store of descriptors (FileDescriptorStoreMax= of the unit). Stored descriptors come back when this service
+is started again, however it ended. Stopping the service closes them.
 
-Without systemd nothing is stored, and nothing comes back. See sd_notify(3), sd_listen_fds(3).
+Without systemd nothing is stored and nothing comes back. See sd_notify(3) and sd_listen_fds(3).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class FdStore:
     """The store.
 
     Args:
-        notify: NOTIFY_SOCKET, a path or an abstract name ("@..."); empty: there is no systemd.
+        notify: NOTIFY_SOCKET, a path or an abstract name ("@..."); empty: no systemd.
     """
 
     def __init__(self, notify: str) -> None:
         self._address = "\0" + notify[1:] if notify.startswith("@") else notify
 
     def put(self, name: str, fd: int) -> None:
-        """Have a descriptor stored under a name (printable ASCII without colons, at most 255)."""
-        self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
+        """Store a descriptor under a name (printable ASCII without colons, at most 255 characters)."""
+        self._notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
 
     def remove(self, name: str) -> None:
-        """Have what is stored under this name closed."""
-        self._say(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        """Close what is stored under this name."""
+        self._notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def _say(self, words: str, *fds: int) -> None:
+    def _notify(self, words: str, *fds: int) -> None:
         if not self._address:
             return
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -48,8 +48,9 @@ class FdStore:
 
 
 def inherited_descriptors(environ: MutableMapping[str, str], pid: int, first: int = _FIRST_FD) -> dict[str, int]:
-    """The descriptors that systemd gave this process (`pid`) at its start, by name; they are the caller's from now on,
-    and not spoken of in `environ` any more. Of several of one name the last is given, the others are closed."""
+    """Return the descriptors that systemd gave this process (`pid`) at its start, by name, and remove systemd's
+    variables from `environ`. The caller owns the descriptors. If several have one name, the last is returned and the
+    others are closed."""
     count, names = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_FDNAMES", "")
     if environ.pop("LISTEN_PID", "") != str(pid) or not count.isdecimal():
         return {}
