@@ -1,6 +1,6 @@
-"""Regenerate src/muster/v1 from protos/: `make protos`.
+"""Regenerates src/muster/v1 from protos/: `make protos`.
 
-The output is committed, so that installing needs no compiler; a test proves that regenerating changes nothing.
+The output is committed, so that an installation needs no compiler. A test checks that the committed files are current.
 """
 
 import sys
@@ -14,17 +14,17 @@ PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 
 
 def generate(out: Path) -> None:
-    """Write the modules and their type stubs below `out`/muster/v1.
+    """Writes the modules and their type stubs to `out`/muster/v1.
 
     Raises:
-        RuntimeError: the compiler refused a file; its words are on stderr.
+        RuntimeError: the compiler refused a file; its message is on stderr.
     """
     protos = ROOT / "protos"
     names = sorted(str(p.relative_to(protos)) for p in protos.glob("muster/v1/*.proto"))
     include = str(files("grpc_tools") / "_proto")
     kinds = ["--python_out", "--grpc_python_out", "--mypy_out", "--mypy_grpc_out"]
     outputs = [f"{kind}={out}" for kind in kinds]
-    # The plugins of this environment, whether it is activated or not.
+    # Use the plugins of this environment, even if the environment is not activated.
     plugins = [f"--plugin={name}={Path(sys.executable).parent / name}" for name in PLUGINS]
     if protoc.main(["protoc", f"-I{protos}", f"-I{include}", *plugins, *outputs, *names]) != 0:
         raise RuntimeError("protoc failed: see above")

@@ -3,9 +3,9 @@
 isort:skip_file
 muster-agent <-> coordinator.
 
-Orders are levels, not edges: each states the whole of what an agent shall do, the newest replaces all before, and
-receiving one twice changes nothing. Status is whole as well. So either side may restart at any moment: the stream
-is opened again, the agent says where it stands, the coordinator says what it wants.
+Each order is complete: it states everything that an agent shall do. The newest order replaces all earlier orders,
+and receiving an order twice changes nothing. Each status is complete too. So both sides may restart at any time: the
+agent opens the stream again and sends its status, and the coordinator sends its order.
 """
 
 from collections import abc as _abc
@@ -52,18 +52,18 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
     DESCRIPTOR: _descriptor.EnumDescriptor
     TIER_UNSPECIFIED: _Tier.ValueType  # 0
     TIER_OWN: _Tier.ValueType  # 1
-    """A slot written by the rank on this node."""
+    """A slot that a rank of this node has written."""
     TIER_BUDDY: _Tier.ValueType  # 2
-    """A buddy's copy kept on this node."""
+    """A copy of a buddy's shard in this node's memory."""
     TIER_DURABLE: _Tier.ValueType  # 3
 
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper): ...
 
 TIER_UNSPECIFIED: Tier.ValueType  # 0
 TIER_OWN: Tier.ValueType  # 1
-"""A slot written by the rank on this node."""
+"""A slot that a rank of this node has written."""
 TIER_BUDDY: Tier.ValueType  # 2
-"""A buddy's copy kept on this node."""
+"""A copy of a buddy's shard in this node's memory."""
 TIER_DURABLE: Tier.ValueType  # 3
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
@@ -75,21 +75,21 @@ class _SilenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Silence.Value
     DESCRIPTOR: _descriptor.EnumDescriptor
     SILENCE_UNSPECIFIED: _Silence.ValueType  # 0
     SILENCE_NO_ANSWER: _Silence.ValueType  # 1
-    """No answer within the deadline, nothing reset: power, network or kernel gone."""
+    """No answer within the deadline, and no reset: power, network or kernel is gone."""
     SILENCE_KERNEL_ONLY: _Silence.ValueType  # 2
-    """The kernel answers (it accepts a connection), the process does not."""
+    """The kernel accepts connections, but the process does not answer."""
     SILENCE_CLOSED: _Silence.ValueType  # 3
-    """The connection was closed or refused by the node's own kernel: the process has ended."""
+    """The node's own kernel closed or refused the connection: the process has ended."""
 
 class Silence(_Silence, metaclass=_SilenceEnumTypeWrapper): ...
 
 SILENCE_UNSPECIFIED: Silence.ValueType  # 0
 SILENCE_NO_ANSWER: Silence.ValueType  # 1
-"""No answer within the deadline, nothing reset: power, network or kernel gone."""
+"""No answer within the deadline, and no reset: power, network or kernel is gone."""
 SILENCE_KERNEL_ONLY: Silence.ValueType  # 2
-"""The kernel answers (it accepts a connection), the process does not."""
+"""The kernel accepts connections, but the process does not answer."""
 SILENCE_CLOSED: Silence.ValueType  # 3
-"""The connection was closed or refused by the node's own kernel: the process has ended."""
+"""The node's own kernel closed or refused the connection: the process has ended."""
 Global___Silence: _TypeAlias = Silence  # noqa: Y015
 
 class _Duty:
@@ -100,25 +100,25 @@ class _DutyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Duty.ValueType],
     DESCRIPTOR: _descriptor.EnumDescriptor
     DUTY_UNSPECIFIED: _Duty.ValueType  # 0
     DUTY_HOLD: _Duty.ValueType  # 1
-    """Stand by: keep a warm process, run no rank."""
+    """Wait: keep a zygote ready and run no rank."""
     DUTY_FENCE: _Duty.ValueType  # 2
-    """End every rank of a generation up to `generation`, keep the shards, report. Ranks get SIGKILL: they are fenced, not asked."""
+    """Kill every rank of all generations up to `generation` (SIGKILL), keep the shards, and report."""
     DUTY_RUN: _Duty.ValueType  # 3
-    """Run the local ranks of `generation`; where they run already or have exited, nothing changes."""
+    """Run the local ranks of `generation`. Nothing changes if they already run or have exited."""
     DUTY_EXIT: _Duty.ValueType  # 4
-    """End the ranks, free all memory (or leave it with musterd, see `requeued`), leave with `exit_code`."""
+    """End the ranks, free all memory (or hand it to musterd, see `requeued`), and exit with `exit_code`."""
 
 class Duty(_Duty, metaclass=_DutyEnumTypeWrapper): ...
 
 DUTY_UNSPECIFIED: Duty.ValueType  # 0
 DUTY_HOLD: Duty.ValueType  # 1
-"""Stand by: keep a warm process, run no rank."""
+"""Wait: keep a zygote ready and run no rank."""
 DUTY_FENCE: Duty.ValueType  # 2
-"""End every rank of a generation up to `generation`, keep the shards, report. Ranks get SIGKILL: they are fenced, not asked."""
+"""Kill every rank of all generations up to `generation` (SIGKILL), keep the shards, and report."""
 DUTY_RUN: Duty.ValueType  # 3
-"""Run the local ranks of `generation`; where they run already or have exited, nothing changes."""
+"""Run the local ranks of `generation`. Nothing changes if they already run or have exited."""
 DUTY_EXIT: Duty.ValueType  # 4
-"""End the ranks, free all memory (or leave it with musterd, see `requeued`), leave with `exit_code`."""
+"""End the ranks, free all memory (or hand it to musterd, see `requeued`), and exit with `exit_code`."""
 Global___Duty: _TypeAlias = Duty  # noqa: Y015
 
 @_typing.final
@@ -137,19 +137,19 @@ class AgentHello(_message.Message):
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
-    """Slurm's count of restarts of that job: an attach from an older run is refused."""
+    """Slurm's restart count of that job. The coordinator refuses an agent of an earlier run."""
     node: _builtins.str
     incarnation: _builtins.str
     peer_address: _builtins.str
     batch_host: _builtins.bool
-    """Host of the batch script (SLURM_NODEID 0 of the job), as this agent sees it."""
+    """Whether this agent runs on the host of the batch script (SLURM_NODEID 0 of the job)."""
     pool_serial: _builtins.int
-    """The request for a node of the shared pool that this agent comes of, in a Slurm job of its own; 0: it is of the gang's
-    job. `slurm_restart_count` is then that of the gang's job when the node was asked for.
+    """The number of the pool request for which this agent's own Slurm job was submitted; 0: the agent belongs to the
+    gang's job. With a pool request, `slurm_restart_count` is that of the gang's job at the time of the request.
     """
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec:
-        """Registers the gang where `muster submit` could not reach the coordinator."""
+        """Registers the gang if `muster submit` could not reach the coordinator."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ Global___AgentHello: _TypeAlias = AgentHello  # noqa: Y015
 
 @_typing.final
 class PoolAnswer(_message.Message):
-    """What Slurm answered to a PoolRequest."""
+    """Slurm's answer to a PoolRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -183,9 +183,9 @@ class PoolAnswer(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     slurm_job_id: _builtins.int
-    """The small job whose node will join; 0 with an error."""
+    """The pool job whose node will join; 0 with an error."""
     error: _builtins.str
-    """Slurm's words; empty: it has taken the request."""
+    """Slurm's error message; empty: Slurm accepted the request."""
     def __init__(
         self,
         *,
@@ -219,15 +219,15 @@ class RankStatus(_message.Message):
     generation: _builtins.int
     phase: Global___RankPhase.ValueType
     exit_code: _builtins.int
-    """With EXITED: the exit status, 0 to 255, or minus the signal's number."""
+    """With EXITED: the exit status, 0 to 255, or minus the number of the signal that ended the rank."""
     stderr_tail: _builtins.str
-    """With a non-zero exit: the last lines of the rank's stderr (at most 4 kB)."""
+    """After a non-zero exit: the last lines of the rank's stderr, at most 4 kB."""
     step: _builtins.int
-    """Newest finished optimizer step that the rank has declared in this generation; 0 before."""
+    """The newest finished optimizer step that the rank has declared in this generation; 0 before."""
     progressed: _builtins.bool
-    """True once the rank has declared a step in this generation."""
+    """Whether the rank has declared a step in this generation."""
     declared_phase: _builtins.str
-    """The phase that the rank has declared to be in ("evaluation"): it finishes no step meanwhile. Empty: none."""
+    """The declared phase of the rank (for example "evaluation"), in which it finishes no step; empty: none."""
     def __init__(
         self,
         *,
@@ -251,7 +251,7 @@ Global___RankStatus: _TypeAlias = RankStatus  # noqa: Y015
 
 @_typing.final
 class ShardStatus(_message.Message):
-    """A whole, checksummed shard that stands in this node's memory."""
+    """A complete shard with verified checksums in this node's memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,7 +264,7 @@ class ShardStatus(_message.Message):
     tier: Global___Tier.ValueType
     bytes: _builtins.int
     digest: _builtins.str
-    """XXH3-128 of the shard, hex."""
+    """XXH3-128 of the shard, in hex."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     def __init__(
@@ -346,48 +346,50 @@ class AgentStatus(_message.Message):
     STORE_RESERVED_FIELD_NUMBER: _builtins.int
     STACKS_GENERATION_FIELD_NUMBER: _builtins.int
     fenced_generation: _builtins.int
-    """Every process of every generation up to and including this one is gone from this node."""
+    """Every process of this generation and of all earlier ones has ended on this node."""
     store_port: _builtins.int
-    """A rendezvous store listens here for generation `store_generation`; 0: none."""
+    """A rendezvous store for generation `store_generation` listens on this port; 0: none."""
     store_generation: _builtins.int
     warm: _builtins.int
-    """Warm processes that stand ready."""
+    """How many zygotes are ready."""
     flushed_serial: _builtins.int
-    """Newest flush that this agent has finished its part of, and its error (empty: fine)."""
+    """The newest flush of which this agent has finished its part, and its error (empty: success)."""
     flush_error: _builtins.str
     order_serial: _builtins.int
-    """Serial of the newest order that this status reflects as carried out."""
+    """The serial of the newest order that this agent has carried out."""
     failure: _builtins.str
-    """The agent has an error that no order can mend (full disk, script not found): its words, for the user."""
+    """An error that no order can fix (full disk, script not found), in words for the user."""
     notice: _builtins.str
-    """Slurm has signalled this agent (SIGTERM): it is about to end the job, or this node's part of it. In words; empty:
-    it hasn't.
+    """Slurm has sent SIGTERM to this agent: it is about to end the job, or this node's part of the job. In words; empty:
+    no signal.
     """
     store_reserved: _builtins.bool
-    """The store's port is only kept free: rank 0 opens it, and must run on this node. So where the agent finds no torch."""
+    """The store's port is only reserved: rank 0 opens the store and must run on this node. This happens if the agent
+    finds no torch.
+    """
     stacks_generation: _builtins.int
-    """The newest generation whose ranks' stacks were asked for and are written, as far as they could be had."""
+    """The newest generation whose ranks' stacks were ordered and are written, as far as possible."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankStatus]: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardStatus]: ...
     @_builtins.property
     def committed(self) -> _common_pb2.Version:
-        """Newest version that the gang's agents have committed, as this agent knows it."""
+        """The newest committed version that this agent knows."""
 
     @_builtins.property
     def heard_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Milliseconds since this agent last had an answer from each node that it pings."""
+        """Milliseconds since the last answer from each node that this agent pings."""
 
     @_builtins.property
     def answered_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Milliseconds since this agent last answered a ping of each node that is no member any more, as a member's: for as
-        long that node may have counted this one among those it hears. What is older than 10 s is left out.
+        """Milliseconds since this agent last answered, as a fellow member, a ping of each node that is no longer a member.
+        The other node may have counted this contact. Entries older than 10 s are left out.
         """
 
     @_builtins.property
     def pool(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolAnswer]:
-        """What became of the nodes of the shared pool that this agent was ordered to ask for."""
+        """The results of the pool requests that this agent was ordered to submit."""
 
     def __init__(
         self,
@@ -420,7 +422,7 @@ Global___AgentStatus: _TypeAlias = AgentStatus  # noqa: Y015
 
 @_typing.final
 class Accusation(_message.Message):
-    """This agent no longer hears a neighbour. An accusation starts probes; it proves nothing."""
+    """A peer does not answer this agent's pings. An accusation starts probes and proves nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -460,10 +462,10 @@ class ProbeResult(_message.Message):
     probe_id: _builtins.int
     node: _builtins.str
     answered: _builtins.bool
-    """True: an agent answered there."""
+    """Whether an agent answered at that node."""
     silence: Global___Silence.ValueType
     step: _builtins.int
-    """Newest step that any local rank of the witness has declared: shows whether the gang moves."""
+    """The newest step that a local rank of the witness has declared. It shows whether the gang makes progress."""
     def __init__(
         self,
         *,
@@ -574,7 +576,7 @@ class RestoreSource(_message.Message):
     rank: _builtins.int
     tier: Global___Tier.ValueType
     node: _builtins.str
-    """Node whose memory holds the shard (OWN and BUDDY)."""
+    """The node whose memory holds the shard (OWN and BUDDY)."""
     digest: _builtins.str
     def __init__(
         self,
@@ -594,7 +596,9 @@ Global___RestoreSource: _TypeAlias = RestoreSource  # noqa: Y015
 
 @_typing.final
 class RestorePlan(_message.Message):
-    """Where the ranks of a generation take their state from; absent: they start afresh (or from `durable_path`)."""
+    """Where the ranks of a generation get their state from. Absent: the ranks start without a state, or from
+    `durable_path`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -602,7 +606,7 @@ class RestorePlan(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     DURABLE_PATH_FIELD_NUMBER: _builtins.int
     durable_path: _builtins.str
-    """Folder of a durable checkpoint, where memory has none; empty: none."""
+    """The folder of a durable checkpoint, used if no memory holds the state; empty: none."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -624,7 +628,7 @@ Global___RestorePlan: _TypeAlias = RestorePlan  # noqa: Y015
 
 @_typing.final
 class FlushOrder(_message.Message):
-    """Write the newest version whose shards stand complete to the durable folder."""
+    """Write the newest complete version to the durable folder."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -633,13 +637,13 @@ class FlushOrder(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
-    """Grows by one with each flush asked for."""
+    """Grows by one with each flush."""
     reason: _builtins.str
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoreSource]:
-        """Node whose memory each rank's shard is written from."""
+        """The node whose memory holds each rank's shard."""
 
     def __init__(
         self,
@@ -659,8 +663,8 @@ Global___FlushOrder: _TypeAlias = FlushOrder  # noqa: Y015
 
 @_typing.final
 class PoolRequest(_message.Message):
-    """Ask Slurm, as the job's user, for one node of the shared pool, in a small job whose agent joins this gang. It is asked
-    for once, however often the order comes.
+    """Submit a pool job to Slurm, as the job's user: one node of the shared pool, whose agent joins this gang. The agent
+    submits each request only once, however often it receives the order.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -670,7 +674,7 @@ class PoolRequest(_message.Message):
     serial: _builtins.int
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The site's options of sbatch that lead to the pool."""
+        """The site's sbatch options that select the pool."""
 
     def __init__(
         self,
@@ -711,7 +715,7 @@ class Order(_message.Message):
     duty: Global___Duty.ValueType
     generation: _builtins.int
     store_node: _builtins.str
-    """With FENCE: the node that shall open a rendezvous store for `generation` + 1."""
+    """With FENCE: the node that opens a rendezvous store for `generation` + 1."""
     world_size: _builtins.int
     """With RUN."""
     master_addr: _builtins.str
@@ -720,12 +724,12 @@ class Order(_message.Message):
     """With EXIT."""
     reason: _builtins.str
     stop: _builtins.str
-    """Carried with any duty: the job is being stopped by plan, and why. Ranks that run are asked to stop after a step, and
-    the agent waits for its orders, whatever signal it gets. Empty: the gang goes on.
+    """With any duty: the reason of a planned stop. Running ranks are asked to stop after a step. The agent then waits for
+    orders and ignores signals. Empty: no stop.
     """
     requeued: _builtins.bool
-    """With EXIT: the job is requeued. The shards in this node's own slots are left with musterd, which keeps them for the
-    agent of the next run (memory.proto).
+    """With EXIT: the job is requeued. The agent hands the shards in this node's own slots to musterd, which keeps them
+    for the agent of the next run (memory.proto).
     """
     keep_stacks: _builtins.bool
     """With RUN: the generation hangs. Write the stacks of its ranks, once, beside their logs."""
@@ -737,11 +741,11 @@ class Order(_message.Message):
     def restore(self) -> Global___RestorePlan: ...
     @_builtins.property
     def flush(self) -> Global___FlushOrder:
-        """Carried with any duty."""
+        """With any duty."""
 
     @_builtins.property
     def pool(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolRequest]:
-        """Carried with any duty."""
+        """With any duty."""
 
     def __init__(
         self,
@@ -811,14 +815,14 @@ class CoordinatorMessage(_message.Message):
     DISMISSED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     dismissed: _builtins.str
-    """The coordinator will never have anything for this agent: leave. The reason in words."""
+    """The coordinator will never have an order for this agent: exit. The reason in words."""
     @_builtins.property
     def order(self) -> Global___Order: ...
     @_builtins.property
     def probe(self) -> Global___ProbeOrder: ...
     @_builtins.property
     def pong(self) -> Global___AgentPing:
-        """Answer to a ping: its seq."""
+        """The answer to a ping, with the ping's seq."""
 
     def __init__(
         self,

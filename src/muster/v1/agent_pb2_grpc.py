@@ -45,7 +45,7 @@ class AgentServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """One stream for the life of the agent. The first message is `hello`, the second a status.
+        """One stream for the life of the agent. The first message is `hello`, the second message a status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,9 +3,9 @@
 isort:skip_file
 muster-agent <-> coordinator.
 
-Orders are levels, not edges: each states the whole of what an agent shall do, the newest replaces all before, and
-receiving one twice changes nothing. Status is whole as well. So either side may restart at any moment: the stream
-is opened again, the agent says where it stands, the coordinator says what it wants.
+Each order is complete: it states everything that an agent shall do. The newest order replaces all earlier orders,
+and receiving an order twice changes nothing. Each status is complete too. So both sides may restart at any time: the
+agent opens the stream again and sends its status, and the coordinator sends its order.
 """
 
 from collections import abc as _abc
@@ -37,13 +37,13 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_agent_pb2.AgentMessage, _agent_pb2.CoordinatorMessage]
-    """One stream for the life of the agent. The first message is `hello`, the second a status."""
+    """One stream for the life of the agent. The first message is `hello`, the second message a status."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_agent_pb2.AgentMessage, _agent_pb2.CoordinatorMessage]  # type: ignore[assignment]
-    """One stream for the life of the agent. The first message is `hello`, the second a status."""
+    """One stream for the life of the agent. The first message is `hello`, the second message a status."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -52,6 +52,6 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_agent_pb2.AgentMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.CoordinatorMessage], _abc.AsyncIterator[_agent_pb2.CoordinatorMessage]]:
-        """One stream for the life of the agent. The first message is `hello`, the second a status."""
+        """One stream for the life of the agent. The first message is `hello`, the second message a status."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

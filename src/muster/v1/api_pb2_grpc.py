@@ -85,7 +85,7 @@ class MusterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Called by `muster submit` after sbatch, as the job's owner.
+        """`muster submit` calls this after sbatch, as the job's owner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,30 +98,30 @@ class MusterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attend(self, request, context):
-        """Describe as the job's batch process asks it, every other second or oftener, all its life: that it asks is its sign of
-        life. `final` is said once the process may end: after a failure for good not before the job's requeue flag is off, and
-        before any end of the gang once Slurm has put this run of the job back into its queue.
+        """Describe, for the job's batch process, which calls it at least every two seconds: the calls show that the process
+        runs. `final` is set when the process may exit. After a final failure, this is not before the job's requeue flag is
+        off. If Slurm has put this run of the job back into its queue, `final` is set even before the gang ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Sends the view whenever it changes, until the gang is final.
+        """Sends the view after each change, until the gang is final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """The caller's own gangs; all of them for an operator.
+        """The caller's own gangs; for an operator, all gangs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Events(self, request, context):
-        """The journal: history, a sentinel, then live events.
+        """The journal: the history, a sentinel, then live events.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProbeServiceStub:
-    """Answered by musterd and by every agent: is a process alive behind this address?
+    """musterd and every agent serve this: it shows that the process at this address answers.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class ProbeServiceStub:
 
 
 class ProbeServiceServicer:
-    """Answered by musterd and by every agent: is a process alive behind this address?
+    """musterd and every agent serve this: it shows that the process at this address answers.
     """
 
     def Ping(self, request, context):
@@ -69,7 +69,7 @@ def add_ProbeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProbeService:
-    """Answered by musterd and by every agent: is a process alive behind this address?
+    """musterd and every agent serve this: it shows that the process at this address answers.
     """
 
     @staticmethod

@@ -29,7 +29,7 @@ class NodeHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
-    """/proc/sys/kernel/random/boot_id: tells a reboot from a restart of the daemon."""
+    """/proc/sys/kernel/random/boot_id: distinguishes a reboot from a restart of the daemon."""
     probe_address: _builtins.str
     """host:port of this daemon's ProbeService."""
     version: _builtins.str
@@ -53,7 +53,7 @@ Global___NodeHello: _TypeAlias = NodeHello  # noqa: Y015
 
 @_typing.final
 class KeptGang(_message.Message):
-    """A gang whose memory this node keeps since its job was requeued (memory.proto)."""
+    """A gang whose memory this node keeps because the gang's job was requeued (memory.proto)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -61,7 +61,7 @@ class KeptGang(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     generation: _builtins.int
-    """The gang's newest generation when it was left."""
+    """The gang's newest generation when the memory was left."""
     def __init__(
         self,
         *,
@@ -85,7 +85,7 @@ class Heartbeat(_message.Message):
     seq: _builtins.int
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
-        """All gangs whose memory is kept here."""
+        """All gangs whose memory this node keeps."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class Signal(_message.Message):
     kind: _builtins.str
     """"xid", "sxid", ... as in the policy table."""
     code: _builtins.int
-    """Xid number or the like; 0 where the kind says it all."""
+    """The Xid number or a similar code; 0 if the kind has no codes."""
     device: _builtins.str
-    """PCI address, port or CPU; empty where unknown."""
+    """A PCI address, a port or a CPU; empty if unknown."""
     text: _builtins.str
-    """The source's own words (one kernel log line, at most 1000 characters)."""
+    """The original text: one line of the kernel log, at most 1000 characters."""
     observed_s: _builtins.float
-    """Wall clock of the observation, seconds since the epoch."""
+    """The wall-clock time of the observation, in seconds since the epoch."""
     def __init__(
         self,
         *,
@@ -179,12 +179,12 @@ class NodeOrder(_message.Message):
     OVER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
-    """Echo of the last heartbeat's seq: a lease granted."""
+    """The seq of the last heartbeat: the coordinator has received it."""
     heartbeat_s: _builtins.float
-    """Seconds between heartbeats that the coordinator wants; 0 leaves it as it is."""
+    """The interval between heartbeats, in seconds; 0: no change."""
     @_builtins.property
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
-        """Of the kept gangs those that want their memory no more: they have ended, or have started a newer generation."""
+        """The kept gangs that no longer need their memory: they have ended or have started a newer generation."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class NodeServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """One stream for the life of the daemon. The first message is `hello`; every other message is answered.
+        """One stream for the life of the daemon. The first message is `hello`. Every other message is answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,13 +32,13 @@ class NodeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_node_pb2.NodeMessage, _node_pb2.NodeOrder]
-    """One stream for the life of the daemon. The first message is `hello`; every other message is answered."""
+    """One stream for the life of the daemon. The first message is `hello`. Every other message is answered."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_node_pb2.NodeMessage, _node_pb2.NodeOrder]  # type: ignore[assignment]
-    """One stream for the life of the daemon. The first message is `hello`; every other message is answered."""
+    """One stream for the life of the daemon. The first message is `hello`. Every other message is answered."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -47,6 +47,6 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_node_pb2.NodeMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_node_pb2.NodeOrder], _abc.AsyncIterator[_node_pb2.NodeOrder]]:
-        """One stream for the life of the daemon. The first message is `hello`; every other message is answered."""
+        """One stream for the life of the daemon. The first message is `hello`. Every other message is answered."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -57,7 +57,7 @@ class LinkPong(_message.Message):
     seq: _builtins.int
     generation: _builtins.int
     outcast: _builtins.bool
-    """The receiver's newest order does not count the sender among the gang: the sender is fenced off and shall end its ranks."""
+    """The sender is no member in the receiver's newest order: the sender is fenced and must kill its ranks."""
     def __init__(
         self,
         *,
@@ -75,7 +75,7 @@ Global___LinkPong: _TypeAlias = LinkPong  # noqa: Y015
 
 @_typing.final
 class Piece(_message.Message):
-    """One piece of a shard. Pieces are cut at fixed offsets, so that equal layouts give comparable pieces."""
+    """One piece of a shard. Pieces have fixed offsets, so that equal layouts give comparable pieces."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -88,8 +88,8 @@ class Piece(_message.Message):
     digest: _builtins.bytes
     """XXH3-128, 16 bytes."""
     data: _builtins.bytes
-    """The bytes themselves. In an Offer only, and only of a short piece: a rank's own objects are such, and the other side
-    lacks them for certain. Empty: they are to be had by Put.
+    """The bytes of a short piece, in an Offer only. Such pieces hold a rank's own objects, which the receiver never has.
+    Empty: the bytes follow with Put.
     """
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ShardOffer(_message.Message):
     rank: _builtins.int
     bytes: _builtins.int
     digest: _builtins.bytes
-    """XXH3-128 over the whole shard's piece digests, 16 bytes."""
+    """XXH3-128 over the digests of all pieces, 16 bytes."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
@@ -149,8 +149,8 @@ Global___ShardOffer: _TypeAlias = ShardOffer  # noqa: Y015
 
 @_typing.final
 class ShardNeed(_message.Message):
-    """Which pieces the receiver has nowhere in its memory. A piece that it already holds in a slot of its own (replicas of
-    data-parallel ranks hold equal bytes) is referred to, not sent.
+    """The pieces that the receiver does not have in memory. A piece that the receiver has in its own slot (data-parallel
+    ranks hold equal bytes) is referenced and not sent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -158,7 +158,7 @@ class ShardNeed(_message.Message):
     MISSING_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
-    """Not empty: the offer is refused (an older generation, no memory), in words."""
+    """The reason why the offer is refused (an older generation, no memory); empty: accepted."""
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -186,7 +186,7 @@ class ShardData(_message.Message):
     data: _builtins.bytes
     @_builtins.property
     def offer(self) -> Global___ShardOffer:
-        """First message only."""
+        """In the first message only."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 
 @_typing.final
 class StoredReport(_message.Message):
-    """To the leader (the agent of rank 0's node): this node's ranks stand twice at `version`."""
+    """To the commit leader (the agent of rank 0's node): this node's shards of `version` have their replicas."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,7 +264,9 @@ class StoredReport(_message.Message):
     gang_id: _builtins.str
     node: _builtins.str
     skipped: _builtins.bool
-    """The opposite: a rank of this node had no free slot at the step that all were to take, so that version is void."""
+    """The opposite: a rank of this node had no free slot at the step that all ranks had to snapshot, so the version is
+    void.
+    """
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     def __init__(
@@ -285,7 +287,7 @@ Global___StoredReport: _TypeAlias = StoredReport  # noqa: Y015
 
 @_typing.final
 class CommitNotice(_message.Message):
-    """From the leader: every shard of `version` stands twice."""
+    """From the commit leader: every shard of `version` has its replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -298,16 +300,16 @@ class CommitNotice(_message.Message):
     gang_id: _builtins.str
     node: _builtins.str
     void: _builtins.bool
-    """The opposite: neither this version nor any of its generation between `committed` and it will ever be whole; whoever
-    holds a shard of those frees it.
+    """The opposite: this version, and all versions of its generation after `committed`, will never be complete. Agents
+    free their shards.
     """
     next_step: _builtins.int
-    """The next snapshot is taken at this step, or at the first one after it that is due: by all ranks, or it is void."""
+    """All ranks take the next snapshot at this step, or at the first due step after it. Otherwise that version is void."""
     @_builtins.property
     def version(self) -> _common_pb2.Version: ...
     @_builtins.property
     def committed(self) -> _common_pb2.Version:
-        """The newest version of this generation that is committed: the notice of it may be late. (0, 0): none is."""
+        """The newest committed version of this generation, because its notice may be late; (0, 0): none."""
 
     def __init__(
         self,
@@ -333,7 +335,7 @@ class PeerAck(_message.Message):
 
     REFUSED_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
-    """Not empty: refused, in words."""
+    """The reason why the message is refused; empty: accepted."""
     def __init__(
         self,
         *,

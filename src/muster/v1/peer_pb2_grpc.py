@@ -70,7 +70,7 @@ class PeerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Link(self, request_iterator, context):
-        """Liveness between neighbours: a ping every 500 ms, each answered.
+        """The peers' heartbeats: a ping every 500 ms, each with an answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,7 +32,7 @@ class PeerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PeerServiceAsyncStub: ...
     Link: _grpc.StreamStreamMultiCallable[_peer_pb2.LinkPing, _peer_pb2.LinkPong]
-    """Liveness between neighbours: a ping every 500 ms, each answered."""
+    """The peers' heartbeats: a ping every 500 ms, each with an answer."""
     Offer: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ShardOffer, _peer_pb2.ShardNeed]
     Put: _grpc.StreamUnaryMultiCallable[_peer_pb2.ShardData, _peer_pb2.ShardStored]
     Fetch: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardData]
@@ -43,7 +43,7 @@ class PeerServiceStub:
 class PeerServiceAsyncStub(PeerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Link: _aio.StreamStreamMultiCallable[_peer_pb2.LinkPing, _peer_pb2.LinkPong]  # type: ignore[assignment]
-    """Liveness between neighbours: a ping every 500 ms, each answered."""
+    """The peers' heartbeats: a ping every 500 ms, each with an answer."""
     Offer: _aio.UnaryUnaryMultiCallable[_peer_pb2.ShardOffer, _peer_pb2.ShardNeed]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_peer_pb2.ShardData, _peer_pb2.ShardStored]  # type: ignore[assignment]
     Fetch: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchRequest, _peer_pb2.ShardData]  # type: ignore[assignment]
@@ -57,7 +57,7 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_peer_pb2.LinkPing],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.LinkPong], _abc.AsyncIterator[_peer_pb2.LinkPong]]:
-        """Liveness between neighbours: a ping every 500 ms, each answered."""
+        """The peers' heartbeats: a ping every 500 ms, each with an answer."""
 
     @_abc_1.abstractmethod
     def Offer(
