@@ -19,7 +19,7 @@ from muster.daemon.agent.batch.batch_process import (
     run_batch,
 )
 from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
-from muster.daemon.coordinator.testing.scripted_world import World
+from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.v1.api_pb2 import BatchRef, GangView, NodeView
 
 RUNNING = GangView(phase="RUNNING", generation=1)
@@ -264,12 +264,12 @@ async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFi
 
 
 async def test_a_coordinator_that_does_not_know_the_gang_is_not_silent(tmp_path: Path) -> None:
-    world = World.make(tmp_path)
-    await world.begin()
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator()
     remote = RemoteCoordinator(world.address, world.credentials, BatchRef(gang_id="g1", slurm_job_id=1))
     assert await remote.view() is UNKNOWN
-    await world.join(["n1"])
-    await world.ordered("HOLD 0", ["n1"])
+    await world.start_agents(["n1"])
+    await world.wait_for_duty("HOLD 0", ["n1"])
     known = await remote.view()
     assert isinstance(known, GangView)
     assert known.gang_id == "g1"

@@ -58,7 +58,7 @@ async def test_a_local_gang_runs_and_the_coordinator_leaves_at_sigterm(tmp_path:
         await agent.open()
     tasks = [asyncio.create_task(agent.attach(f"127.0.0.1:{port}")) for agent in agents]
     async with asyncio.timeout(DEADLINE_S):
-        await agents[0].until(lambda: agents[0].duty == "RUN 1")
+        await agents[0].wait_until(lambda: agents[0].duty == "RUN 1")
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(DEADLINE_S):
         assert await process.wait() == 0

@@ -14,7 +14,7 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Verdict
 from muster.daemon.coordinator.journal.journal import JournalError
-from muster.daemon.coordinator.testing.scripted_world import NODES, World
+from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 
 NO_ROOM = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
 
@@ -23,53 +23,53 @@ NO_ROOM_FOR_NODE_HEALTH = NO_ROOM.replace("ON facts BEGIN", "ON facts WHEN NEW.n
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     """A job of three nodes runs in Slurm; no coordinator yet."""
-    made = World.make(tmp_path)
+    made = ScriptedWorld.create(tmp_path)
     yield made
     await made.close()
 
 
-def _alter(world: World, sql: str) -> None:
+def _alter(world: ScriptedWorld, sql: str) -> None:
     db = sqlite3.connect(world.folder / "journal.db")
     with db:
         db.execute(sql)
     db.close()
 
 
-async def test_an_order_is_not_sent_when_its_facts_could_not_be_written(world: World) -> None:
-    await world.begin()
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
-    await world.facts(facts.GenerationStarted)
-    coordinator, orders_before = await world.live(), len(world.agents["n2"].orders)
+async def test_an_order_is_not_sent_when_its_facts_could_not_be_written(world: ScriptedWorld) -> None:
+    await world.start_coordinator()
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    await world.wait_for_facts(facts.GenerationStarted)
+    coordinator, orders_before = await world.running_coordinator(), len(world.agents["n2"].orders)
     _alter(world, NO_ROOM)
     await world.agents["n1"].end_ranks(-9)
     with pytest.raises(JournalError, match=r"can't write the journal .*journal\.db: database or disk is full"):
         await coordinator.wait()
     assert not coordinator.engine.running
-    await world.end()
+    await world.stop_coordinator()
     assert len(world.agents["n2"].orders) == orders_before
     assert world.agents["n2"].duty == "RUN 1"
     # There is room again: the next start continues from the end of the journal.
     _alter(world, "DROP TRIGGER full")
-    await world.begin()
-    await world.ordered("RUN 2", ["n1", "n2"])
+    await world.start_coordinator()
+    await world.wait_for_duty("RUN 2", ["n1", "n2"])
 
 
-async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: World) -> None:
-    await world.begin()
+async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: ScriptedWorld) -> None:
+    await world.start_coordinator()
     _alter(world, NO_ROOM_FOR_NODE_HEALTH)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await world.signal("n1", 79)
+        await world.send_signal("n1", 79)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert refused.value.details() == "the coordinator is stopping: it did not process the last message"
     assert world.coordinator
     with pytest.raises(JournalError, match="disk is full"):
         await world.coordinator.wait()
-    await world.end()
+    await world.stop_coordinator()
     # The daemon still has the signal and sends it again to the next coordinator.
     _alter(world, "DROP TRIGGER full")
-    await world.begin()
-    await world.signal("n1", 79)
+    await world.start_coordinator()
+    await world.send_signal("n1", 79)
     assert world.coordinator.engine.core.state.node("n1").verdict is Verdict.UNFIT

@@ -14,47 +14,47 @@ import pytest_asyncio
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal, Record
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
 from muster.slurm.client.states import NodeState
 from muster.v1 import agent_pb2
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     """A job of three nodes runs in Slurm; no coordinator yet."""
-    made = World.make(tmp_path)
+    made = ScriptedWorld.create(tmp_path)
     yield made
     await made.close()
 
 
-async def test_a_gang_gathers_runs_and_is_done(world: World) -> None:
-    await world.begin()
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
-    await world.ordered("HOLD 1", ["n3"])
+async def test_a_gang_gathers_runs_and_is_done(world: ScriptedWorld) -> None:
+    await world.start_coordinator()
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    await world.wait_for_duty("HOLD 1", ["n3"])
     order = world.agents["n2"].orders[-1]
     assert [(place.rank, place.node) for place in order.places] == [(0, "n1"), (1, "n2")]
     assert (order.world_size, order.master_addr, order.master_port) == (2, "127.0.0.1", 20001)
     assert [member.node for member in order.members] == list(NODES)
     for name in ("n1", "n2"):
         await world.agents[name].step()
-    await world.facts(facts.FirstStep)
+    await world.wait_for_facts(facts.FirstStep)
     assert world.gang.phase is Phase.RUNNING
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(0)
-    await world.ordered("EXIT 1", NODES)
+    await world.wait_for_duty("EXIT 1", NODES)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.DONE, 0)
 
 
-async def test_a_crashed_rank_is_started_again_from_memory(world: World) -> None:
-    await world.begin()
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_a_crashed_rank_is_started_again_from_memory(world: ScriptedWorld) -> None:
+    await world.start_coordinator()
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(5)
-        await world.agents[name].keep(1, 5, [rank])
+        await world.agents[name].report_shards(1, 5, [rank])
     await world.agents["n2"].end_ranks(-9, "Traceback\nMemoryError")
-    await world.ordered("RUN 2", ["n1", "n2"])
+    await world.wait_for_duty("RUN 2", ["n1", "n2"])
     restore = world.agents["n1"].orders[-1].restore
     assert (restore.version.generation, restore.version.step) == (1, 5)
     assert [(s.rank, s.node, s.digest) for s in restore.sources] == [(0, "n1", "0@5"), (1, "n2", "1@5")]
@@ -62,37 +62,37 @@ async def test_a_crashed_rank_is_started_again_from_memory(world: World) -> None
     assert world.agents["n1"].orders[-1].master_port == 20002
 
 
-async def test_a_fatal_signal_swaps_the_node_and_drains_it(world: World) -> None:
-    await world.begin()
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_a_fatal_signal_swaps_the_node_and_drains_it(world: ScriptedWorld) -> None:
+    await world.start_coordinator()
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(5)
-        await world.agents[name].keep(1, 5, [rank])
-    await world.signal("n2", 79)
-    await world.ordered("RUN 2", ["n1", "n3"])
+        await world.agents[name].report_shards(1, 5, [rank])
+    await world.send_signal("n2", 79)
+    await world.wait_for_duty("RUN 2", ["n1", "n3"])
     # n2 has the only copy of rank 1's shard, so n2 stays until the restore is complete.
     assert [s.node for s in world.agents["n3"].orders[-1].restore.sources] == ["n1", "n2"]
     assert "n2" in [member.node for member in world.agents["n3"].orders[-1].members]
-    await world.ordered("HOLD 2", ["n2"])
+    await world.wait_for_duty("HOLD 2", ["n2"])
     for name in ("n1", "n3"):
         await world.agents[name].step()
-    await world.ordered("EXIT 2", ["n2"])
-    await world.facts(facts.SlurmSettled, 2)
+    await world.wait_for_duty("EXIT 2", ["n2"])
+    await world.wait_for_facts(facts.SlurmSettled, 2)
     assert NodeState.DRAIN in world.cluster.nodes()["n2"].states
     assert "79" in world.cluster.nodes()["n2"].reason
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")
 
 
-async def test_a_dead_node_is_swapped_and_downed(world: World) -> None:
-    await world.begin()
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_a_dead_node_is_swapped_and_downed(world: ScriptedWorld) -> None:
+    await world.start_coordinator()
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     for name in ("n1", "n3"):
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
     await world.agents["n2"].die()
-    await world.ordered("RUN 2", ["n1", "n3"])
-    await world.facts(facts.SlurmSettled)
+    await world.wait_for_duty("RUN 2", ["n1", "n3"])
+    await world.wait_for_facts(facts.SlurmSettled)
     assert world.cluster.nodes()["n2"].down
     assert world.cluster.nodes()["n2"].drained
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")
@@ -120,42 +120,42 @@ class CrashingJournal(Journal):
         return records
 
 
-async def _restart_after_crashes(world: World) -> None:
+async def _restart_after_crashes(world: ScriptedWorld) -> None:
     """Restart the coordinator after each crash."""
     while True:
         assert world.coordinator
         try:
             await world.coordinator.wait()
         except PowerCut:
-            await world.end()
-            await world.begin()
+            await world.stop_coordinator()
+            await world.start_coordinator()
 
 
-async def _signal_until_removed(world: World, node: str) -> None:
+async def _signal_until_removed(world: ScriptedWorld, node: str) -> None:
     """Send the signal on each new stream, as the node daemon does, until the node is removed."""
-    while not (await world.live()).engine.core.state.gangs["g1"].members[node].out:
+    while not (await world.running_coordinator()).engine.core.state.gangs["g1"].members[node].out:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await world.signal(node, 79)
+            await world.send_signal(node, 79)
 
 
-async def _run_scenario(world: World) -> None:
+async def _run_scenario(world: ScriptedWorld) -> None:
     """Gather, run, lose n2 to a fatal signal, run, lose a rank, run, end as DONE."""
-    await world.ordered("RUN 1", ["n1", "n2"])
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(5)
-        await world.agents[name].keep(1, 5, [rank, 1 - rank])
+        await world.agents[name].report_shards(1, 5, [rank, 1 - rank])
     await _signal_until_removed(world, "n2")
-    await world.ordered("RUN 2", ["n1", "n3"])
+    await world.wait_for_duty("RUN 2", ["n1", "n3"])
     for rank, name in enumerate(["n1", "n3"]):
         await world.agents[name].step(5)
-        await world.agents[name].keep(2, 10, [rank, 1 - rank])
-    await world.ordered("EXIT 2", ["n2"])
+        await world.agents[name].report_shards(2, 10, [rank, 1 - rank])
+    await world.wait_for_duty("EXIT 2", ["n2"])
     await world.agents["n3"].end_ranks(-9)
-    await world.ordered("RUN 3", ["n1", "n3"])
+    await world.wait_for_duty("RUN 3", ["n1", "n3"])
     for name in ("n1", "n3"):
         await world.agents[name].step()
         await world.agents[name].end_ranks(0)
-    await world.ordered("EXIT 3", ["n1", "n3"])
+    await world.wait_for_duty("EXIT 3", ["n1", "n3"])
 
 
 FACT_COUNT = 40
@@ -164,18 +164,20 @@ FACT_COUNT = 40
 
 @pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("position", range(1, FACT_COUNT))
-async def test_a_recovery_completes_after_a_crash_at_any_write(world: World, position: int, written: bool) -> None:
-    await world.begin(CrashingJournal(world.folder, position, written))
+async def test_a_recovery_completes_after_a_crash_at_any_write(
+    world: ScriptedWorld, position: int, written: bool
+) -> None:
+    await world.start_coordinator(CrashingJournal(world.folder, position, written))
     restarting = asyncio.create_task(_restart_after_crashes(world))
-    await world.join(NODES)
+    await world.start_agents(NODES)
     try:
         async with asyncio.timeout(DEADLINE_S):
             await _run_scenario(world)
     finally:
         restarting.cancel()
         await asyncio.gather(restarting, return_exceptions=True)
-    coordinator = await world.live()
-    await world.settled()
+    coordinator = await world.running_coordinator()
+    await world.wait_for_slurm()
     assert coordinator.engine.journal.position < FACT_COUNT
     gang = coordinator.engine.core.state.gangs["g1"]
     assert (gang.phase, gang.generation, gang.exit_code) == (Phase.DONE, 3, 0)

@@ -21,7 +21,7 @@ from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, World, spec
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.slurm.client.types import Topology
 from muster.v1 import agent_pb2, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
@@ -31,24 +31,24 @@ REF = api_pb2.GangRef(slurm_job_id=1)
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     """A job of three nodes runs in Slurm; a coordinator has just started."""
-    made = World.make(tmp_path)
-    await made.begin()
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
     yield made
     await made.close()
 
 
 @pytest_asyncio.fixture
-async def api(world: World) -> AsyncIterator[Any]:
+async def api(world: ScriptedWorld) -> AsyncIterator[Any]:
     """The public API, as a user calls it."""
     async with open_channel(world.address, world.credentials) as channel:
         yield api_pb2_grpc.MusterStub(channel)
 
 
-async def _running(world: World) -> None:
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def _running(world: ScriptedWorld) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
 
 
 async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -62,8 +62,8 @@ async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_an_agent_of_another_users_job_is_rejected(tmp_path: Path) -> None:
-    world = World.make(tmp_path, owner_uid=os.getuid() + 1)
-    await world.begin()
+    world = ScriptedWorld.create(tmp_path, owner_uid=os.getuid() + 1)
+    await world.start_coordinator()
     agent = ScriptedAgent("n1", spec(), world.credentials)
     await agent.open()
     code, words = await _refusal(agent.attach(world.address))
@@ -79,7 +79,7 @@ async def test_an_agent_of_another_users_job_is_rejected(tmp_path: Path) -> None
     await world.close()
 
 
-async def test_an_agent_of_another_users_gang_is_rejected(world: World) -> None:
+async def test_an_agent_of_another_users_gang_is_rejected(world: ScriptedWorld) -> None:
     assert world.coordinator
     owner = os.getuid() + 1
     world.coordinator.engine.post(events.GangSubmitted("g1", 1, owner, "train", events.GangSpec(2, 1), "{}"))
@@ -99,7 +99,7 @@ async def test_an_agent_of_another_users_gang_is_rejected(world: World) -> None:
     ],
 )
 async def test_an_agent_that_does_not_belong_to_the_gang_is_dismissed(
-    world: World, node: str, job: int, pool: int, words: str
+    world: ScriptedWorld, node: str, job: int, pool: int, words: str
 ) -> None:
     agent = ScriptedAgent(node, spec(), world.credentials, job=job, pool=pool)
     await agent.open()
@@ -108,7 +108,7 @@ async def test_an_agent_that_does_not_belong_to_the_gang_is_dismissed(
     assert agent.dismissed == words
 
 
-async def test_an_agent_with_an_overlong_name_is_rejected(world: World) -> None:
+async def test_an_agent_with_an_overlong_name_is_rejected(world: ScriptedWorld) -> None:
     agent = ScriptedAgent("n1", spec(), world.credentials, incarnation="x" * 300)
     await agent.open()
     code, words = await _refusal(agent.attach(world.address))
@@ -117,7 +117,7 @@ async def test_an_agent_with_an_overlong_name_is_rejected(world: World) -> None:
     assert words == "incarnation has 303 characters: 256 at most"
 
 
-async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: World) -> None:
+async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: ScriptedWorld) -> None:
     world.cluster.requeue(1, (), None)
     assert world.cluster.jobs()[1].restart_count == 1
     agent = ScriptedAgent("n1", spec(), world.credentials)
@@ -127,16 +127,16 @@ async def test_an_agent_of_an_earlier_run_of_the_job_is_dismissed(world: World) 
     assert "the run of this process has ended" in agent.dismissed
 
 
-async def test_agents_attach_to_a_restarted_coordinator_while_slurm_is_silent(world: World) -> None:
+async def test_agents_attach_to_a_restarted_coordinator_while_slurm_is_silent(world: ScriptedWorld) -> None:
     await _running(world)
     world.slurm.unavailable_reason = "slurmctld does not answer"
-    await world.end()
-    await world.begin()
-    await world.agents["n1"].until(lambda: world.agents["n1"].terms[-1] == 2)
-    await world.ordered("RUN 1", ["n1", "n2"])
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    await world.agents["n1"].wait_until(lambda: world.agents["n1"].terms[-1] == 2)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
 
 
-async def test_an_impossible_spec_is_rejected(world: World) -> None:
+async def test_an_impossible_spec_is_rejected(world: ScriptedWorld) -> None:
     agent = ScriptedAgent("n1", spec(nodes=0), world.credentials)
     await agent.open()
     code, words = await _refusal(agent.attach(world.address))
@@ -144,24 +144,24 @@ async def test_an_impossible_spec_is_rejected(world: World) -> None:
     assert (code, words) == (grpc.StatusCode.INVALID_ARGUMENT, "nodes = 0: a gang needs at least 1 node")
 
 
-async def test_a_ping_is_answered(world: World) -> None:
+async def test_a_ping_is_answered(world: ScriptedWorld) -> None:
     await _running(world)
     heard = world.coordinator.engine.core.observed.gang("g1").agents["n1"]  # type: ignore[union-attr]
     before = heard.heard_at
     await world.agents["n1"].ping(7)
-    await world.agents["n1"].until(lambda: world.agents["n1"].pongs == [7])
+    await world.agents["n1"].wait_until(lambda: world.agents["n1"].pongs == [7])
     assert heard.heard_at > before
 
 
-async def test_an_agent_that_attaches_again_replaces_its_stream(world: World) -> None:
+async def test_an_agent_that_attaches_again_replaces_its_stream(world: ScriptedWorld) -> None:
     await _running(world)
-    await world.ordered("HOLD 1", ["n3"])
+    await world.wait_for_duty("HOLD 1", ["n3"])
     agent, first = world.agents["n3"], _stream(world, "n3")
     heard = len(agent.terms)
     again = asyncio.create_task(agent.attach(world.address))
-    await agent.until(lambda: len(agent.terms) > heard)
+    await agent.wait_until(lambda: len(agent.terms) > heard)
     async with asyncio.timeout(DEADLINE_S):
-        await asyncio.gather(*world.tasks_of("n3"))  # the first stream has ended, without an error
+        await asyncio.gather(*world.streams_of("n3"))  # the first stream has ended, without an error
     assert _stream(world, "n3") is not first
     assert world.coordinator
     assert world.coordinator.engine.core.observed.gang("g1").attached("n3")
@@ -170,7 +170,7 @@ async def test_an_agent_that_attaches_again_replaces_its_stream(world: World) ->
     await asyncio.gather(again, return_exceptions=True)
 
 
-def _stream(world: World, node: str) -> AgentStream:
+def _stream(world: ScriptedWorld, node: str) -> AgentStream:
     assert world.coordinator
     stream = world.coordinator.engine.streams.get("g1", node)
     assert stream
@@ -183,12 +183,12 @@ async def _ping_until(agent: ScriptedAgent, over: Callable[[], bool]) -> None:
         while not over():
             seq = len(agent.pongs)
             await agent.ping(seq)
-            await agent.until(lambda seq=seq: seq in agent.pongs)  # type: ignore[misc]
+            await agent.wait_until(lambda seq=seq: seq in agent.pongs)  # type: ignore[misc]
 
 
-async def test_a_second_agent_on_a_node_is_dismissed_while_the_first_lives(world: World) -> None:
+async def test_a_second_agent_on_a_node_is_dismissed_while_the_first_lives(world: ScriptedWorld) -> None:
     await _running(world)
-    first, fenced = _stream(world, "n1"), await world.facts(facts.GenerationFenced, 0)
+    first, fenced = _stream(world, "n1"), await world.wait_for_facts(facts.GenerationFenced, 0)
     second = ScriptedAgent("n1", spec(), world.credentials, incarnation="b")
     await second.open()
     attaching = asyncio.create_task(second.attach(world.address))
@@ -196,12 +196,12 @@ async def test_a_second_agent_on_a_node_is_dismissed_while_the_first_lives(world
     await second.die()
     assert second.dismissed == "another agent of this job runs on n1: incarnation n1-a; this agent is n1-b"
     assert _stream(world, "n1") is first
-    assert await world.facts(facts.GenerationFenced, 0) == fenced
+    assert await world.wait_for_facts(facts.GenerationFenced, 0) == fenced
     assert world.gang.generation == 1
 
 
 @pytest.mark.parametrize("first", ["ended", "mute"])
-async def test_a_restarted_agent_may_attach(world: World, first: str) -> None:
+async def test_a_restarted_agent_may_attach(world: ScriptedWorld, first: str) -> None:
     await _running(world)
     if first == "ended":
         await world.agents["n3"].die()
@@ -211,7 +211,7 @@ async def test_a_restarted_agent_may_attach(world: World, first: str) -> None:
     await second.open()
     attaching = asyncio.create_task(second.attach(world.address))
     async with asyncio.timeout(DEADLINE_S):
-        await second.until(lambda: second.duty == "HOLD 1")
+        await second.wait_until(lambda: second.duty == "HOLD 1")
     assert _stream(world, "n3").incarnation == "n3-b"
     await second.die()
     await asyncio.gather(attaching, return_exceptions=True)
@@ -232,7 +232,7 @@ async def test_a_stream_is_heard_or_closed_or_silent() -> None:
 # -- node daemons ----------------------------------------------------------------------------------------------------
 
 
-async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: World) -> None:
+async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: ScriptedWorld) -> None:
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
         call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
@@ -243,10 +243,10 @@ async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: Wor
         assert world.coordinator
         assert world.coordinator.engine.core.observed.node("n1").attached
     assert (first.term, first.heartbeat_s, second.seq) == (1, 5.0, 5)
-    await world.facts(facts.NodeRegistered)
+    await world.wait_for_facts(facts.NodeRegistered)
 
 
-async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: World) -> None:
+async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: ScriptedWorld) -> None:
     assert world.coordinator
     core_spec = events.GangSpec(nodes=1, spares=0, min_nodes=1)
     world.coordinator.engine.post(events.GangSubmitted("ended", 9, 1000, "job", core_spec, "{}"))
@@ -265,12 +265,12 @@ async def test_a_daemon_that_calls_from_another_address_is_rejected(tmp_path: Pa
     async def elsewhere(name: str) -> set[str]:
         return {"192.0.2.7"}
 
-    world = World.make(tmp_path)
-    await world.begin(resolve=elsewhere)
-    code, words = await _refusal(world.signal("n1", 79))
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator(resolve=elsewhere)
+    code, words = await _refusal(world.send_signal("n1", 79))
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "192.0.2.7" in words
-    code, words = await _refusal(world.signal("nowhere", 79))
+    code, words = await _refusal(world.send_signal("nowhere", 79))
     assert words == "Slurm has no node nowhere: --node must be the node's name in slurm.conf"
     await world.close()
 
@@ -278,12 +278,12 @@ async def test_a_daemon_that_calls_from_another_address_is_rejected(tmp_path: Pa
 # -- users ----------------------------------------------------------------------------------------------------------
 
 
-async def test_describe(world: World, api: Any) -> None:
+async def test_describe(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
-        await world.agents[name].keep(1, 3, [rank])
-    await world.facts(facts.FirstStep)
+        await world.agents[name].report_shards(1, 3, [rank])
+    await world.wait_for_facts(facts.FirstStep)
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
             if view.step == 3 and view.committed.step == 3 and all(rank.step == 3 for rank in view.ranks):
@@ -300,7 +300,7 @@ async def test_describe(world: World, api: Any) -> None:
     assert [gang.gang_id for gang in (await api.List(api_pb2.ListRequest())).gangs] == ["g1"]
 
 
-async def test_attend_notes_the_batch_process_and_returns_the_view(world: World, api: Any) -> None:
+async def test_attend_notes_the_batch_process_and_returns_the_view(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
     assert world.coordinator
     seen = world.coordinator.engine.core.observed.gang("g1")
@@ -318,21 +318,21 @@ async def test_attend_notes_the_batch_process_and_returns_the_view(world: World,
     assert (await _refusal(api.Attend(unknown)))[0] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: World, api: Any) -> None:
-    await world.join(NODES, max_failures=1)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_a_batch_process_may_end_once_the_requeue_flag_is_off(world: ScriptedWorld, api: Any) -> None:
+    await world.start_agents(NODES, max_failures=1)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     world.slurm.unavailable_reason = "slurmctld is away"
     for name in ("n1", "n2"):
         await world.agents[name].end_ranks(1)
-    await world.facts(facts.GangEnded)
+    await world.wait_for_facts(facts.GangEnded)
     batch = api_pb2.BatchRef(gang_id="g1", slurm_job_id=1)
     assert ((await api.Describe(REF)).final, (await api.Attend(batch)).final) == (True, False)
     world.slurm.unavailable_reason = ""
-    await world.settled()
+    await world.wait_for_slurm()
     assert (await api.Attend(batch)).final
 
 
-async def test_watch_ends_with_the_gang(world: World, api: Any) -> None:
+async def test_watch_ends_with_the_gang(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
     phases = []
 
@@ -354,18 +354,18 @@ async def test_describe_of_an_unknown_job(api: Any) -> None:
     assert words == "Slurm job 42 is not known to Muster: was it submitted with muster submit?"
 
 
-async def test_only_the_owner_of_the_job_may_register_a_gang(world: World, api: Any) -> None:
+async def test_only_the_owner_of_the_job_may_register_a_gang(world: ScriptedWorld, api: Any) -> None:
     request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
     await api.Register(request)
     await api.Register(request)  # twice changes nothing
-    assert [r.text for r in await world.facts(facts.GangRegistered)] == [
+    assert [r.text for r in await world.wait_for_facts(facts.GangRegistered)] == [
         f"gang train is registered: job 1 of uid {os.getuid()}; nodes: 2, spares: 1, ranks per node: 1"
     ]
     gone = api_pb2.RegisterRequest(gang_id="g2", slurm_job_id=9, spec=spec())
     assert await _refusal(api.Register(gone)) == (grpc.StatusCode.NOT_FOUND, "Slurm has no job 9")
 
 
-async def test_events_are_history_then_a_sentinel_then_live_events(world: World, api: Any) -> None:
+async def test_events_are_history_then_a_sentinel_then_live_events(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
     names: list[str] = []
     live = asyncio.Event()
@@ -392,7 +392,7 @@ async def test_events_are_history_then_a_sentinel_then_live_events(world: World,
     assert only_new[-1].sentinel
 
 
-async def test_events_of_a_forgotten_job_are_readable(world: World, api: Any) -> None:
+async def test_events_of_a_forgotten_job_are_readable(world: ScriptedWorld, api: Any) -> None:
     assert world.coordinator
     engine = world.coordinator.engine
     engine.post(events.GangSubmitted("old", 7, os.getuid(), "old", events.GangSpec(1, 0), "{}"))
@@ -403,12 +403,12 @@ async def test_events_of_a_forgotten_job_are_readable(world: World, api: Any) ->
     assert (await _refusal(api.Describe(api_pb2.GangRef(gang_id="old"))))[0] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_cancel_ends_the_gang_and_the_job(world: World, api: Any) -> None:
+async def test_cancel_ends_the_gang_and_the_job(world: ScriptedWorld, api: Any) -> None:
     await _running(world)
     reply = await api.Cancel(REF)
     assert reply.text.startswith("train (job 1) is CANCELLED")
-    await world.ordered("EXIT 1", NODES)
-    await world.settled()
+    await world.wait_for_duty("EXIT 1", NODES)
+    await world.wait_for_slurm()
     assert world.cluster.jobs()[1].state.value == "CANCELLED"
     assert (await api.Cancel(REF)).text == "nothing to cancel: train is CANCELLED"
 
@@ -420,40 +420,40 @@ async def _phase(api: Any, wanted: str) -> None:
                 return
 
 
-async def test_a_gang_that_is_not_running_can_not_be_flushed(world: World, api: Any, tmp_path: Path) -> None:
-    await world.join(["n1"], durable_dir=str(tmp_path))
-    await world.facts(facts.MemberJoined)
+async def test_a_gang_that_is_not_running_can_not_be_flushed(world: ScriptedWorld, api: Any, tmp_path: Path) -> None:
+    await world.start_agents(["n1"], durable_dir=str(tmp_path))
+    await world.wait_for_facts(facts.MemberJoined)
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "the gang is GATHERING: a checkpoint can be requested only while the gang is RUNNING" in words
 
 
-async def test_flush_writes_the_committed_version(world: World, api: Any, tmp_path: Path) -> None:
-    await world.join(NODES, durable_dir=str(tmp_path))
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_flush_writes_the_committed_version(world: ScriptedWorld, api: Any, tmp_path: Path) -> None:
+    await world.start_agents(NODES, durable_dir=str(tmp_path))
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     await _phase(api, "RUNNING")
     code, words = await _refusal(api.Flush(REF))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "no version is committed in memory" in words
     for rank, name in enumerate(["n1", "n2"]):
         await world.agents[name].step(3)
-        await world.agents[name].keep(1, 3, [rank])
-    await world.facts(facts.FirstStep)
+        await world.agents[name].report_shards(1, 3, [rank])
+    await world.wait_for_facts(facts.FirstStep)
     async with asyncio.timeout(DEADLINE_S):
         async for view in api.Watch(REF):
             if view.committed.step == 3 and view.step == 3:
                 break
     assert (await api.Flush(REF)).serial == 1
-    flushed = (await world.facts(facts.Flushed))[0]
+    flushed = (await world.wait_for_facts(facts.Flushed))[0]
     assert flushed.text.startswith("flush 1 is complete: ")
     flush = next(order.flush for order in world.agents["n2"].orders if order.HasField("flush"))
     assert [(s.rank, s.node) for s in flush.sources] == [(0, "n1"), (1, "n2")]
 
 
-async def test_nodes_lists_the_roll_call(world: World, api: Any) -> None:
+async def test_nodes_lists_the_roll_call(world: ScriptedWorld, api: Any) -> None:
     assert world.coordinator
-    await world.signal("n2", 79)
-    await world.settled()
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
     await world.coordinator.roster.refresh()
     reply = await api.Nodes(api_pb2.ListRequest())
     assert [(n.node, n.verdict) for n in reply.nodes] == [("n1", "UNHEARD"), ("n2", "UNFIT"), ("n3", "UNHEARD")]
@@ -462,10 +462,10 @@ async def test_nodes_lists_the_roll_call(world: World, api: Any) -> None:
     assert world.cluster.nodes()["n2"].drained
 
 
-async def test_a_node_whose_daemon_was_heard_before_a_restart_is_not_unheard(world: World, api: Any) -> None:
-    await world.signal("n2", 13)
-    await world.end()
-    await world.begin()
+async def test_a_node_whose_daemon_was_heard_before_a_restart_is_not_unheard(world: ScriptedWorld, api: Any) -> None:
+    await world.send_signal("n2", 13)
+    await world.stop_coordinator()
+    await world.start_coordinator()
     assert world.coordinator
     await world.coordinator.roster.refresh()
     async with open_channel(world.address, world.credentials) as channel:
@@ -473,7 +473,7 @@ async def test_a_node_whose_daemon_was_heard_before_a_restart_is_not_unheard(wor
     assert [(n.node, n.verdict) for n in nodes] == [("n1", "UNHEARD"), ("n2", "FIT"), ("n3", "UNHEARD")]
 
 
-async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None:
+async def test_the_roll_call_has_leaves_and_jobs(world: ScriptedWorld, api: Any) -> None:
     assert world.coordinator
     await _running(world)
     world.cluster.topology = Topology({"n1": "s0", "n2": "s1"})
@@ -493,9 +493,9 @@ async def test_the_roll_call_has_leaves_and_jobs(world: World, api: Any) -> None
 
 
 async def test_a_roll_call_while_slurm_is_silent_says_that_nodes_are_missing(tmp_path: Path) -> None:
-    world = World.make(tmp_path)
+    world = ScriptedWorld.create(tmp_path)
     world.slurm.unavailable_reason = "slurmctld is away"
-    await world.begin()
+    await world.start_coordinator()
     assert world.coordinator
     await world.coordinator.roster.refresh()
     async with open_channel(world.address, world.credentials) as channel:
@@ -504,7 +504,7 @@ async def test_a_roll_call_while_slurm_is_silent_says_that_nodes_are_missing(tmp
     await world.close()
 
 
-async def test_health_and_reflection_need_no_credential(world: World) -> None:
+async def test_health_and_reflection_need_no_credential(world: ScriptedWorld) -> None:
     async with grpc.aio.insecure_channel(world.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "muster.v1.Muster"):
@@ -522,8 +522,8 @@ async def test_a_coordinator_that_can_not_write_its_journal_stops(tmp_path: Path
         def append(self, facts: Any, at: float, cause: str) -> Any:
             raise JournalError("can't write the journal: database or disk is full")
 
-    world = World.make(tmp_path)
-    await world.begin(Full(world.folder))
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator(Full(world.folder))
     assert world.coordinator
     world.coordinator.engine.post(events.GangSubmitted("g", 1, 0, "x", events.GangSpec(1, 0), "{}"))
     with pytest.raises(JournalError, match="disk is full"):
@@ -541,25 +541,25 @@ def test_the_wire_has_a_value_for_every_silence() -> None:
 # -- streams that a cut link leaves open -----------------------------------------------------------------------------
 
 
-async def test_the_stream_of_a_lost_node_is_closed_without_an_event(world: World) -> None:
+async def test_the_stream_of_a_lost_node_is_closed_without_an_event(world: ScriptedWorld) -> None:
     await _running(world)
     assert world.coordinator
     engine = world.coordinator.engine
     for name in ("n1", "n3"):
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
-    await world.agents["n2"].fall_silent()  # its stream stays open: nothing is heard, nothing is closed
+    await world.agents["n2"].stop_answering()  # its stream stays open: nothing is heard, nothing is closed
     await world.agents["n1"].accuse("n2", agent_pb2.SILENCE_NO_ANSWER)
-    await world.facts(facts.MemberOut)
+    await world.wait_for_facts(facts.MemberOut)
     assert engine.streams.get("g1", "n2") is None
-    await world.ordered("RUN 2", ["n1", "n3"])
+    await world.wait_for_duty("RUN 2", ["n1", "n3"])
     assert engine.core.state.node("n2").verdict in (Verdict.LOST, Verdict.HUNG)
     assert "coordinator" not in engine.core.observed.gang("g1").closed.get("n2", set())
     async with asyncio.timeout(DEADLINE_S):
-        await asyncio.gather(*world.tasks_of("n2"))  # heals: the stream has ended there too
+        await asyncio.gather(*world.streams_of("n2"))  # heals: the stream has ended there too
     assert world.agents["n2"].duty == "EXIT 1"
 
 
-async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: World) -> None:
+async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: ScriptedWorld) -> None:
     hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
@@ -594,8 +594,8 @@ class Skipping(SteadyClock):
 
 
 async def test_a_coordinator_that_was_suspended_calls_no_node_lost(tmp_path: Path) -> None:
-    world = World.make(tmp_path)
-    await world.begin()
+    world = ScriptedWorld.create(tmp_path)
+    await world.start_coordinator()
     assert world.coordinator
     engine = world.coordinator.engine
     before = engine.core.observed.since

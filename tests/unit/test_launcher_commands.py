@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.testing.scripted_world import NODES, World
+from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import rank_log_files
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
@@ -36,21 +36,21 @@ run_dir = "{run_dir}"
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
     """Three nodes, on which a job of this user runs already; a coordinator."""
-    made = World.make(tmp_path)
-    await made.begin()
+    made = ScriptedWorld.create(tmp_path)
+    await made.start_coordinator()
     yield made
     await made.close()
 
 
-def words(world: World, *command: str) -> list[str]:
+def words(world: ScriptedWorld, *command: str) -> list[str]:
     """A command line that leads to `world`."""
     at = world.address if world.coordinator else "127.0.0.1:1"
     return [command[0], "--coordinator", at, "--auth", f"secret:{world.folder.parent}/secret", *command[1:]]
 
 
-async def muster(world: World, *command: str) -> int:
+async def muster(world: ScriptedWorld, *command: str) -> int:
     """One command, to its end."""
     options = parser().parse_args(words(world, *command))
     return int(await options.row.run(options))
@@ -63,7 +63,7 @@ def job_file(folder: Path, top: str = "") -> Path:
     return path
 
 
-async def queue(world: World, folder: Path, *more: str, slurm: FakeSlurm | None = None, top: str = "") -> int:
+async def queue(world: ScriptedWorld, folder: Path, *more: str, slurm: FakeSlurm | None = None, top: str = "") -> int:
     """`muster submit`, with the Slurm of `world`."""
     options = parser().parse_args(words(world, "submit", *more, str(job_file(folder, top))))
     submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
@@ -76,7 +76,9 @@ def outputs(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     return seen.out, seen.err
 
 
-async def test_submit_queues_and_registers(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_submit_queues_and_registers(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = await queue(world, tmp_path)
     out, err = outputs(capsys)
     assert out == f"{job}\n"
@@ -90,7 +92,7 @@ async def test_submit_queues_and_registers(world: World, tmp_path: Path, capsys:
 
 
 async def test_a_job_that_another_one_submits_begins_with_no_restarts(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: ScriptedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environs: list[Mapping[str, str] | None] = []
 
@@ -108,15 +110,17 @@ async def test_a_job_that_another_one_submits_begins_with_no_restarts(
     assert environ["OF_THE_USER"] == "kept"
 
 
-async def test_submit_tells_scripts_all(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_submit_tells_scripts_all(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = await queue(world, tmp_path, "--json")
     said = json.loads(outputs(capsys)[0])
     assert (said["slurm_job_id"], said["registered"]) == (job, True)
     assert Path(said["script"]).read_text().startswith("#!/bin/bash")
 
 
-async def test_without_a_coordinator_nothing_is_queued(world: World, tmp_path: Path) -> None:
-    await world.end()
+async def test_without_a_coordinator_nothing_is_queued(world: ScriptedWorld, tmp_path: Path) -> None:
+    await world.stop_coordinator()
     before = set(world.cluster.jobs())
     with pytest.raises(Unavailable) as refused:
         await queue(world, tmp_path)
@@ -126,8 +130,10 @@ async def test_without_a_coordinator_nothing_is_queued(world: World, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-async def test_force_queues_all_the_same(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await world.end()
+async def test_force_queues_all_the_same(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.stop_coordinator()
     job = await queue(world, tmp_path, "--force")
     out, err = outputs(capsys)
     assert out == f"{job}\n"
@@ -135,7 +141,7 @@ async def test_force_queues_all_the_same(world: World, tmp_path: Path, capsys: p
     assert "the job registers itself when its agents start" in err
 
 
-async def test_a_silent_slurm_leaves_no_script_behind(world: World, tmp_path: Path) -> None:
+async def test_a_silent_slurm_leaves_no_script_behind(world: ScriptedWorld, tmp_path: Path) -> None:
     silent = FakeSlurm(world.cluster)
     silent.unavailable_reason = "slurmctld is paused"
     with pytest.raises(Unavailable) as refused:
@@ -144,34 +150,34 @@ async def test_a_silent_slurm_leaves_no_script_behind(world: World, tmp_path: Pa
     assert not list((tmp_path / "run").iterdir())
 
 
-async def test_a_run_folder_that_cannot_be_made(world: World, tmp_path: Path) -> None:
+async def test_a_run_folder_that_cannot_be_made(world: ScriptedWorld, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(WrongInput, match="can't be written"):
         await queue(world, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["in the way", "in the way/ck"])
-async def test_a_durable_folder_that_can_not_be(world: World, tmp_path: Path, place: str) -> None:
+async def test_a_durable_folder_that_can_not_be(world: ScriptedWorld, tmp_path: Path, place: str) -> None:
     (tmp_path / "in the way").touch()
     with pytest.raises(WrongInput, match=r"durable_dir = .* is not a folder"):
         await queue(world, tmp_path, top=f'durable_dir = "{tmp_path / place}"\n')
 
 
-async def test_a_number_that_no_job_has_is_not_known(world: World) -> None:
+async def test_a_number_that_no_job_has_is_not_known(world: ScriptedWorld) -> None:
     with pytest.raises(WrongInput, match="99999999999999"):
         await muster(world, "status", "99999999999999")
 
 
-async def test_a_missing_secret_is_the_sites_fault(world: World, tmp_path: Path) -> None:
+async def test_a_missing_secret_is_the_sites_fault(world: ScriptedWorld, tmp_path: Path) -> None:
     (tmp_path / "secret").unlink()
     with pytest.raises(SiteFault, match="can't authenticate"):
         await muster(world, "nodes")
 
 
 async def test_dry_run_prints_the_script_and_asks_nobody(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await world.end()
+    await world.stop_coordinator()
     assert await muster(world, "submit", "--dry-run", str(job_file(tmp_path)), "--", "--nice=3") == 0
     out, _ = outputs(capsys)
     assert out.startswith("#!/bin/bash\n# tiny: 2 nodes and 1 spare, 1 rank each.")
@@ -179,9 +185,9 @@ async def test_dry_run_prints_the_script_and_asks_nobody(
     assert not (tmp_path / "run").exists()
 
 
-async def test_status_of_a_running_gang(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_status_of_a_running_gang(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     assert await muster(world, "status", "1") == 0
     text, _ = outputs(capsys)
     for seen in ("train (Slurm job 1, gang ", "generation  1", "2 with ranks, 1 spare", "n3", "committed none"):
@@ -193,20 +199,20 @@ async def test_status_of_a_running_gang(world: World, capsys: pytest.CaptureFixt
     assert "train" in outputs(capsys)[0]
 
 
-async def test_cancel_then_follow_to_the_end(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     assert await muster(world, "cancel", "1") == 0
     assert "CANCELLED" in outputs(capsys)[0]
-    await world.settled()
+    await world.wait_for_slurm()
     status = await muster(world, "status", "-f", "1")
     assert "CANCELLED" in outputs(capsys)[0]
     assert status != 0
 
 
-async def test_following_outlives_the_coordinator(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_following_outlives_the_coordinator(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     seen: asyncio.Queue[str] = asyncio.Queue()
     at, secret = world.address, SecretCredentials(world.folder.parent / "secret")
     async with CoordinatorClient(at, secret) as coordinator:
@@ -225,20 +231,20 @@ async def test_following_outlives_the_coordinator(world: World, capsys: pytest.C
 
         following, reading = asyncio.create_task(follow()), asyncio.create_task(read())
         await seen.get()
-        await world.end()
+        await world.stop_coordinator()
         while "coordinator at" not in await seen.get():
             pass
-        await world.begin(listen=at)
+        await world.start_coordinator(listen=at)
         assert await muster(world, "cancel", "1") == 0
         assert (await following)[-1] == "CANCELLED"
-        await world.settled()
+        await world.wait_for_slurm()
         positions = await reading
     assert positions == sorted(set(positions))
 
 
-async def test_events_are_one_line_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    await world.join(NODES)
-    await world.ordered("RUN 1", ["n1", "n2"])
+async def test_events_are_one_line_each(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
     assert await muster(world, "events", "1") == 0
     lines = outputs(capsys)[0].splitlines()
     assert any("n1 joined from job 1" in line for line in lines)
@@ -247,13 +253,13 @@ async def test_events_are_one_line_each(world: World, capsys: pytest.CaptureFixt
     assert [r["sentinel"] for r in records] == [False] * len(lines) + [True]
 
 
-def gang_of(world: World, job: int) -> str:
+def gang_of(world: ScriptedWorld, job: int) -> str:
     assert world.coordinator
     return next(gang.id for gang in world.coordinator.engine.core.state.gangs.values() if gang.job == job)
 
 
 async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [await queue(world, tmp_path), await queue(world, tmp_path)]
     outputs(capsys)
@@ -266,7 +272,9 @@ async def test_jobs_that_share_a_run_folder_have_logs_of_their_own(
         assert outputs(capsys)[0] == f"g1 rank 0: job {job}\n"
 
 
-async def test_logs_come_from_the_run_folder(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_logs_come_from_the_run_folder(
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = await queue(world, tmp_path)
     outputs(capsys)
     with pytest.raises(WrongInput, match="there are no logs"):
@@ -291,7 +299,7 @@ async def test_logs_come_from_the_run_folder(world: World, tmp_path: Path, capsy
 
 
 async def test_stacks_of_every_generation_are_shown_on_request(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = await queue(world, tmp_path)
     outputs(capsys)
@@ -306,12 +314,12 @@ async def test_stacks_of_every_generation_are_shown_on_request(
     assert outputs(capsys)[0] == "g1 rank 0: in train\n"
 
 
-async def test_a_job_that_nobody_knows(world: World) -> None:
+async def test_a_job_that_nobody_knows(world: ScriptedWorld) -> None:
     with pytest.raises(WrongInput, match="Slurm job 4711 is not known to Muster"):
         await muster(world, "status", "4711")
 
 
-async def test_nodes_before_any_daemon(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_nodes_before_any_daemon(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.coordinator
     world.coordinator.roster.nodes, world.coordinator.roster.unknown = {}, "slurmctld is away"
     assert await muster(world, "nodes") == 0
@@ -320,11 +328,13 @@ async def test_nodes_before_any_daemon(world: World, capsys: pytest.CaptureFixtu
     assert err == "nodes without musterd are not listed: slurmctld is away\n"
 
 
-async def test_nodes_that_no_daemon_was_ever_heard_from(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_nodes_that_no_daemon_was_ever_heard_from(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert world.coordinator
     world.cluster.topology = Topology({"n1": "s0", "n3": "s1"})
-    await world.signal("n2", 79)
-    await world.settled()
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
     await world.coordinator.roster.refresh()
     assert await muster(world, "nodes") == 0
     table = [line.split() for line in outputs(capsys)[0].splitlines()]
@@ -370,7 +380,7 @@ def test_every_command_is_in_the_table_once() -> None:
 
 
 async def test_without_slurm_the_next_step_is_told(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: ScriptedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     options = parser().parse_args(words(world, "submit", str(job_file(tmp_path))))

@@ -1,7 +1,8 @@
-"""An agent without processes: attaches, obeys orders at once, and does what a test says. Real sockets, no waiting.
+"""An agent without processes: it attaches, obeys orders at once, and does what a test tells it. Real sockets, no
+sleeps.
 
-It speaks the wire as muster-agent does (whole statuses, ProbeService behind its address), so a coordinator that
-satisfies it is tested up to its last byte.
+It speaks the wire protocol of muster-agent (whole statuses, a ProbeService at its address), so tests with it cover the
+coordinator's whole protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from muster.v1 import agent_pb2_grpc, common_pb2, common_pb2_grpc
 
 
 class ScriptedAgent:
-    """The agent of `gang` on `node`. `status` is what it reports; `orders` are all it was given."""
+    """The agent of `gang` on `node`. `status`: the status that it reports. `orders`: all orders that it received."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class ScriptedAgent:
         self.terms: list[int] = []
         self.pongs: list[int] = []
         self.dismissed = ""
-        self.silent_about: set[str] = set()
+        self.ignored_probes: set[str] = set()
         self.unreachable: dict[str, pb.Silence.ValueType] = {}
         self._credentials = credentials
         self._hello = pb.AgentHello(
@@ -62,7 +63,7 @@ class ScriptedAgent:
         await self._server.start()
 
     async def attach(self, coordinator: str) -> None:
-        """One stream, from hello until it ends; raises grpc.aio.AioRpcError as the coordinator ends it."""
+        """Run one stream, from hello to its end. Raises grpc.aio.AioRpcError where the coordinator aborts it."""
         async with open_channel(coordinator, self._credentials) as channel:
             metadata = await credential_metadata(self._credentials, "/muster.v1.AgentService/Attach")
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
@@ -71,50 +72,50 @@ class ScriptedAgent:
             await self._send()
             async for message in self._call:
                 self.terms.append(message.term)
-                await self._take(message)
-                self._wake()
+                await self._process(message)
+                self._note_change()
 
     async def die(self) -> None:
-        """The process ends: its kernel closes every connection and refuses new ones."""
-        self.hang_up()
+        """End as a process does: its kernel closes every connection and refuses new ones."""
+        self.close_stream()
         if self._server:
             await self._server.stop(0)
 
-    async def fall_silent(self) -> None:
-        """Nobody reaches this node any more, and it tells nobody so; its stream stays open."""
+    async def stop_answering(self) -> None:
+        """Stop to answer probes. The stream to the coordinator stays open."""
         if self._server:
             await self._server.stop(0)
 
-    def hang_up(self) -> None:
-        """End the stream; the process lives on."""
+    def close_stream(self) -> None:
+        """Close the stream. The agent lives on."""
         if self._call:
             self._call.cancel()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until `holds`; it is looked at whenever something arrived or was done."""
-        while not holds():
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition`. It is evaluated after every message and every action."""
+        while not condition():
             self._changed.clear()
             await self._changed.wait()
 
     @property
     def address(self) -> str:
-        """host:port where it answers probes."""
+        """host:port at which the agent answers probes."""
         return self._hello.peer_address
 
     @property
     def duty(self) -> str:
-        """The newest order: "RUN 2"."""
+        """The duty of the newest order: "RUN 2"."""
         order = self._order
         return f"{pb.Duty.Name(order.duty).removeprefix('DUTY_')} {order.generation}" if order else ""
 
     async def step(self, count: int = 1) -> None:
-        """Every rank here finishes `count` steps."""
+        """Report `count` more finished steps of every rank on this node."""
         for rank in self.status.ranks:
             rank.step, rank.progressed = rank.step + count, True
         await self._send()
 
-    async def keep(self, generation: int, step: int, ranks: list[int]) -> None:
-        """Shards of `ranks` at this version stand in this node's memory, those of others' ranks as copies."""
+    async def report_shards(self, generation: int, step: int, ranks: list[int]) -> None:
+        """Report that this node holds the shards of `ranks` at this version, those of other nodes as replicas."""
         del self.status.shards[:]
         own, version = {rank.rank for rank in self.status.ranks}, common_pb2.Version(generation=generation, step=step)
         for rank in ranks:
@@ -124,13 +125,13 @@ class ScriptedAgent:
         await self._send()
 
     async def end_ranks(self, exit_code: int, stderr: str = "") -> None:
-        """Every rank here ends."""
+        """Report the end of every rank on this node."""
         for rank in self.status.ranks:
             rank.phase, rank.exit_code, rank.stderr_tail = pb.RANK_PHASE_EXITED, exit_code, stderr
         await self._send()
 
     async def accuse(self, node: str, silence: pb.Silence.ValueType) -> None:
-        """This agent hears `node` no more."""
+        """Accuse `node`: this agent no longer hears it."""
         self.unreachable[node] = silence
         await self._write(pb.AgentMessage(accusation=pb.Accusation(node=node, silence=silence)))
 
@@ -142,18 +143,18 @@ class ScriptedAgent:
         try:
             await self._write(pb.AgentMessage(status=self.status))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            pass  # the stream has ended; the next one begins with the status
-        self._wake()
+            pass  # the stream has ended; the next one starts with the status
+        self._note_change()
 
     async def _write(self, message: pb.AgentMessage) -> None:
-        """One at a time: of two at once grpc.aio drops one, and the call is over without a word to the other side."""
+        """Write one message at a time: of two simultaneous writes grpc.aio drops one and ends the call silently."""
         async with self._writing:
             await self._call.write(message)
 
-    def _wake(self) -> None:
+    def _note_change(self) -> None:
         self._changed.set()
 
-    async def _take(self, message: pb.CoordinatorMessage) -> None:
+    async def _process(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("body"):
             case "order":
                 self.orders.append(message.order)
@@ -200,7 +201,7 @@ class ScriptedAgent:
                 )  # fmt: skip
 
     async def _probe(self, order: pb.ProbeOrder) -> None:
-        if order.node in self.silent_about:
+        if order.node in self.ignored_probes:
             return
         silence = self.unreachable.get(order.node)
         result = pb.ProbeResult(probe_id=order.probe_id, node=order.node, answered=silence is None)

@@ -1,6 +1,7 @@
 """A coordinator on loopback with scripted agents: real streams, credentials and journal, Slurm in memory.
 
-For tests: the job of three nodes (two with a rank each, one spare) runs in Slurm already; coordinators come and go.
+For tests. A job of three nodes (two with one rank each, one spare) runs in Slurm; the test starts and stops
+coordinators.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ DEADLINE_S = 120.0
 
 
 def spec(**more: object) -> common_pb2.JobSpec:
-    """Two nodes with a rank each, one spare."""
+    """A job of two nodes with one rank each, and one spare."""
     wanted = {"name": "train", "nodes": 2, "spares": 1, "ranks_per_node": 1, "max_failures": 3, **more}
     return common_pb2.JobSpec(**wanted)  # type: ignore[arg-type]
 
 
 async def _loopback(name: str) -> set[str]:
-    """Every node of these tests is this machine."""
+    """Resolve every node of the tests to this machine."""
     return {"127.0.0.1"}
 
 
 @dataclass
-class World:
-    """One Slurm, one journal folder, one coordinator after the other, and the agents of one job."""
+class ScriptedWorld:
+    """One Slurm, one journal folder, one coordinator at a time, and the agents of one job."""
 
     folder: Path
     credentials: SecretCredentials
@@ -55,27 +56,27 @@ class World:
     coordinator: Coordinator | None = None
 
     @classmethod
-    def make(cls, folder: Path, owner_uid: int | None = None) -> World:
-        """Slurm runs the job, of `owner_uid` (None: of whoever runs this); there is no coordinator yet."""
+    def create(cls, folder: Path, owner_uid: int | None = None) -> ScriptedWorld:
+        """A world in which Slurm runs the job of `owner_uid` (None: this process's uid), without a coordinator yet."""
         cluster = FakeCluster(NODES, now=clock.wall, user=(os.getuid() if owner_uid is None else owner_uid, "user"))
         cluster.submit(JobRequest(nodes=len(NODES), no_kill=True))
         return cls(folder / "state", SecretCredentials.create(folder / "secret"), FakeSlurm(cluster))
 
     @property
     def cluster(self) -> FakeCluster:
-        """What Slurm has."""
+        """The cluster of the in-memory Slurm."""
         return self.slurm.cluster
 
     async def close(self) -> None:
-        """End everything."""
+        """End all agents and the coordinator."""
         for agent in self.agents.values():
             await agent.die()
-        await self.end()
+        await self.stop_coordinator()
 
-    async def begin(
+    async def start_coordinator(
         self, journal: Journal | None = None, resolve: Resolve = _loopback, listen: str = "127.0.0.1:0"
     ) -> None:
-        """Start a coordinator; every agent that has not left attaches to it."""
+        """Start a coordinator. Every agent without a duty EXIT attaches to it."""
         rights = Rights(frozenset())
         settings = Settings(listen, self.folder, self.slurm, self.credentials, rights, resolve=resolve)
         self.coordinator = (
@@ -86,22 +87,22 @@ class World:
             if not agent.duty.startswith("EXIT"):
                 self._attach(name)
 
-    async def end(self) -> None:
-        """Stop the coordinator and forget it; agents stay."""
+    async def stop_coordinator(self) -> None:
+        """Stop the coordinator. The agents keep running."""
         coordinator, self.coordinator = self.coordinator, None
         if coordinator:
             await coordinator.stop()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
 
-    async def live(self) -> Coordinator:
-        """The coordinator, once there is one that acts."""
+    async def running_coordinator(self) -> Coordinator:
+        """Wait for a running coordinator and return it."""
         while self.coordinator is None or not self.coordinator.engine.running:  # noqa: ASYNC110  # see below
-            await asyncio.sleep(0)  # a turn of the loop each: whoever revives it is in this loop
+            await asyncio.sleep(0)  # one turn of the loop: the task that restarts the coordinator runs in this loop
         return self.coordinator
 
-    async def settled(self) -> None:
-        """Wait until Slurm is owed nothing."""
+    async def wait_for_slurm(self) -> None:
+        """Wait until no Slurm call is owed."""
         assert self.coordinator
         engine = self.coordinator.engine
         with engine.journal_subscribers.subscribe() as live:
@@ -109,8 +110,8 @@ class World:
                 while engine.core.state.owed:
                     await live.get()
 
-    async def join(self, names: Sequence[str], **given: object) -> None:
-        """Agents start on these nodes and attach."""
+    async def start_agents(self, names: Sequence[str], **given: object) -> None:
+        """Start agents on these nodes; they attach."""
         for name in names:
             agent = ScriptedAgent(name, spec(**given), self.credentials, batch_host=name == "n1")
             await agent.open()
@@ -121,18 +122,18 @@ class World:
     def _attach(self, name: str) -> None:
         self.tasks.add(asyncio.create_task(self.agents[name].attach(self.address), name=name))
 
-    def tasks_of(self, name: str) -> list[asyncio.Task[None]]:
-        """The streams of one agent since this coordinator began."""
+    def streams_of(self, name: str) -> list[asyncio.Task[None]]:
+        """The tasks of one agent's streams since this coordinator started."""
         return [task for task in self.tasks if task.get_name() == name]
 
-    async def ordered(self, duty: str, names: Sequence[str]) -> None:
+    async def wait_for_duty(self, duty: str, names: Sequence[str]) -> None:
         """Wait until each of these agents has this duty."""
         for name in names:
             agent = self.agents[name]
             async with asyncio.timeout(DEADLINE_S):
-                await agent.until(lambda agent=agent: agent.duty == duty)  # type: ignore[misc]
+                await agent.wait_until(lambda agent=agent: agent.duty == duty)  # type: ignore[misc]
 
-    async def facts(self, kind: type[facts.Fact], count: int = 1) -> list[Record]:
+    async def wait_for_facts(self, kind: type[facts.Fact], count: int = 1) -> list[Record]:
         """Wait until the journal has `count` facts of this kind."""
         assert self.coordinator
         engine = self.coordinator.engine
@@ -147,7 +148,7 @@ class World:
 
     @property
     def address(self) -> str:
-        """Where the coordinator listens."""
+        """The address of the coordinator."""
         assert self.coordinator
         return f"127.0.0.1:{self.coordinator.port}"
 
@@ -157,9 +158,9 @@ class World:
         assert self.coordinator
         return self.coordinator.engine.core.state.gangs["g1"]
 
-    async def signal(self, node: str, code: int) -> None:
-        """The node's daemon attaches and tells of an Xid; returns once the coordinator has taken it."""
-        await self.live()
+    async def send_signal(self, node: str, code: int) -> None:
+        """Attach as the node's daemon and send an Xid. Returns once the coordinator has confirmed it."""
+        await self.running_coordinator()
         async with open_channel(self.address, self.credentials) as channel:
             metadata = await credential_metadata(self.credentials, "/muster.v1.NodeService/Attach")
             stub: Any = node_pb2_grpc.NodeServiceStub(channel)
