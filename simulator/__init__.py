@@ -1,23 +1,19 @@
-"""The deterministic simulator: the real core, journal, orders and agents' rules in a world of virtual time and faults.
+"""The deterministic simulator: the real core, journal, orders and agents' rules, in virtual time and among faults.
 
-Real are the core, the journal, `process_event`, the `OrderDispatcher`, the agents' `reconcile.next_steps` and
-`silence_rules.evaluate`, the checkpoint's `CommitTracker`, the watch on Slurm and the rules of the in-memory Slurm.
-Played are processes, kernels, wires, the training itself and what an asyncio shell does in between.
+These parts are the real code: the core, the journal, `process_event`, the OrderDispatcher, the agents'
+`reconcile.next_steps` and `silence_rules.evaluate`, the checkpoint's CommitTracker, the SlurmWatch and the rules of the
+in-memory Slurm. These parts are simulated: processes, kernels, the network, the training, and the asyncio code around
+the core.
 
-    schedule    virtual time
-    network     delays, losses, doubles, one-way cuts; streams as TCP gives them
-    machine     one node: kernel, processes, its daemon
-    agent       one agent; `memory` keeps its shards, `uneasy` its view of silence
-    training    the ranks of one generation
-    slurm       a Slurm that may be late, wrong or mute
-    coordinator the shell around the core, with a crash at any line
-    world       all of it together
-    laws        the invariants, checked at every event
-    moves       the edges and rungs that are taken; `tally` counts them
-    faults      what can go wrong, with weights: `hardware_faults`, `process_faults`, `wire_faults`, `service_faults`
-    seeds       one seed; `many` runs them in processes
-    rehearsal   a script's front of the same world, without rng
-    mutants     planted bugs that the laws must find
+    environment   virtual time, durations, nodes and processes, the network, an unreliable Slurm
+    world         agents, node daemons, Slurm jobs, training, and the coordinator's shell with a crash at any line
+    faults        what can go wrong, with weights
+    ground_truth  who could reach whom, and which progress was reported
+    invariants    what must hold at every event
+    coverage      which transitions, kinds of recovery, faults and events occurred
+    scenarios     scripted runs without chance
+    planted_bugs  deliberate bugs that the invariants must find
+    seeds         one seed; `parallel` runs many seeds in processes
 
-Everything random comes from the seed: one seed is one run.
+Every random number follows from the seed: the same seed gives the same run. No other package imports the simulator.
 """

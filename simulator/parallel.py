@@ -1,4 +1,4 @@
-"""Many seeds in processes: a count of them, or as many as a time allows."""
+"""Many seeds in several processes: a number of seeds, or as many as fit into a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from muster.simulator.coverage.counts import Coverage
 
 SEEDS_PER_TASK = 20
 MAX_FAILURES = 50
-"""No more seeds are begun after so many have failed."""
+"""After this many failed seeds no further seeds are started."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of many seeds. `count`: how many were run; `failures`: the results
-    of those that broke a law; `seconds`: wall clock."""
+    """The result of many seeds.
+
+    `count`: how many seeds were run. `failures`: the results of the seeds that violated an invariant. `seconds`:
+    wall-clock time.
+    """
 
     count: int = 0
     seconds: float = 0.0
@@ -31,29 +34,29 @@ class Outcome:
     failures: list[seeds.Result] = field(default_factory=list)
 
     def add(self, results: list[seeds.Result]) -> None:
-        """Take over what some seeds have given."""
+        """Add the results of some seeds."""
         self.count += len(results)
         for result in results:
             self.coverage.merge(result.coverage)
         self.failures += [result for result in results if result.violation]
 
     def report(self) -> list[str]:
-        """The table, and what failed."""
+        """The coverage table, and the transcripts of failed seeds."""
         lines = self.coverage.table(self.count)
-        lines.append(f"{self.count / max(self.seconds, 1e-9):.0f} seeds a second, {self.seconds:.1f} s")
+        lines.append(f"{self.count / max(self.seconds, 1e-9):.0f} seeds per second, {self.seconds:.1f} s")
         for failure in self.failures[:3]:
             lines += ["", f"seed {failure.seed}: {failure.violation}", *failure.transcript]
         if self.failures:
             numbers = ", ".join(str(failure.seed) for failure in self.failures)
-            lines += ["", f"{len(self.failures)} seeds failed: {numbers}", "one of them again: make sim SEED=..."]
+            lines += ["", f"{len(self.failures)} seeds failed: {numbers}", "run one of them again: make sim SEED=..."]
         return lines
 
 
 def run(first: int, count: int | None = None, seconds: float | None = None, processes: int | None = None) -> Outcome:
-    """Seeds from `first` on: `count` of them, or for `seconds`, or until the first of both.
+    """Run seeds from `first` on, until `count` seeds are done or `seconds` have passed.
 
     Args:
-        processes: how many work at once; None: one a processor.
+        processes: how many processes work at once. None: one for each processor.
     """
     outcome, began = Outcome(), clock.monotonic()
     workers = processes or os.cpu_count() or 1
@@ -81,8 +84,8 @@ def _ranges(first: int, count: int | None, seconds: float | None, began: float) 
 
 
 def _initialize_worker() -> None:
-    logging.disable(logging.CRITICAL)  # what the parts would log stands in the transcript
-    gc.freeze()  # a world leaves few cycles: looking for them took a sixth of the time
+    logging.disable(logging.CRITICAL)  # the transcript shows what the parts would log
+    gc.freeze()  # a run leaves few reference cycles: collecting them took a sixth of the time (measured)
     gc.set_threshold(50_000, 20, 20)
 
 

@@ -1,4 +1,4 @@
-"""One seed: a site, one or two jobs, some faults, and whether all settles in the end. Many seeds: in processes."""
+"""One seed: a site, one or two jobs, some faults, and a check that everything settles in the end."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ from muster.simulator.world.world import NO_LIMITS, POOL, START_S, Site, World
 from muster.slurm.client.states import JobState
 
 SETTLE_TIMEOUT_S = 900.0
-"""Everything settles within this after the last fault: Slurm's own delay of a requeue, and whatever waits, included."""
+"""Seconds after the last fault within which everything settles. It includes Slurm's delay of a requeue and all
+timeouts."""
 TIGHT_LIMITS = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2, pool=POOL)
 HEAL_TIME_S = 70.0
-"""So long after the last fault all that mends itself has mended."""
+"""Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
 
 
 def _limits(seed: int) -> Limits:
-    """Most sites need none; some are reached soon, and some only watch."""
+    """Most sites have no limits that matter. Some reach their limits soon, and some run in observe mode."""
     if seed % 14 == 7:
         return Limits(observe=True)
     return TIGHT_LIMITS if seed % 4 == 2 else NO_LIMITS
 
 
 def _step_s(seed: int, usual: float) -> float:
-    """Most gangs finish a step sooner than a round of probes is over; some don't."""
-    rng = random.Random(f"long steps {seed}")  # of its own: the other seeds stay as they are
+    """In most gangs a step takes less time than a round of probes; in some gangs it takes more."""
+    rng = random.Random(f"long steps {seed}")  # a generator of its own leaves all other seeds as they are
     return rng.choice([2.0, 3.0]) if rng.random() < 0.1 else usual
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of a seed. `violation_text`: the law that was violation_text, or the error; empty: all is well."""
+    """The result of a seed. `violation`: the violated invariant or the error. It is empty if there was none."""
 
     seed: int
     coverage: Coverage
@@ -54,7 +55,7 @@ class Result:
 
 
 class SeedRun:
-    """The world of one seed, and its faults."""
+    """The simulated cluster of one seed, and its faults."""
 
     def __init__(self, seed: int, folder: Path, trace: bool = False) -> None:
         rng = random.Random(f"plan {seed}")
@@ -97,7 +98,10 @@ class SeedRun:
             self._submit(gang, spec)
 
     def _arm_faults(self, seed: int) -> None:
-        """What would come about too seldom. Each of a rng of its own: the other seeds stay as they are."""
+        """Arm faults that would otherwise be too rare.
+
+        Each one has a random generator of its own, so that a change to one of them leaves the others as they are.
+        """
         for phase, shares in injection.ARMED_FAULTS.items():
             left = random.Random(f"{phase} {seed}").random()
             for (fault, after_s), share in shares.items():
@@ -118,7 +122,7 @@ class SeedRun:
             world.jobs.unstartable_nodes.add(rng.choice(list(world.machines)))
         limit_s = rng.choice([60, 200]) if rng.random() < 0.2 else None
         if limit_s and not spec.durable_dir:
-            limit_s = 200  # it begins afresh each time, and would never come to its end within a minute
+            limit_s = 200  # without durable storage every run starts afresh: a minute would never suffice
         world.submit(JobSubmission(gang, spec, limit_s))
         if rng.random() < 0.15:
             world.cluster.update("take the requeue flag off", world.jobs.job_ids[gang], requeue=False)
@@ -141,10 +145,10 @@ class SeedRun:
         )
 
     def run(self) -> None:
-        """All of it.
+        """Run the seed to its end.
 
         Raises:
-            InvariantViolation: a law was violation_text.
+            InvariantViolation: an invariant was violated.
         """
         world, rng = self.world, self._rng
         at = START_S + 1.0 + 8.0 * rng.random()
@@ -160,7 +164,7 @@ class SeedRun:
         end = at + HEAL_TIME_S + SETTLE_TIMEOUT_S
         while not self._is_settled():
             if world.schedule.now > end:
-                raise InvariantViolation(f"law 4: {', '.join(map(self._describe, self._gangs))}: nothing settles")
+                raise InvariantViolation(f"invariant 4: {', '.join(map(self._describe, self._gangs))}: did not settle")
             self.world.run_until(world.schedule.now + 1.0)
         world.observer.run_settled()
 
@@ -169,7 +173,7 @@ class SeedRun:
         injection.inject(self.world, self._rng.choice(live or self._gangs))
 
     def _submit_next_job(self) -> None:
-        """Where a gang has ended early, the next job is submitted."""
+        """If a gang has ended early, submit the next job."""
         gang = self.world.gang(self._gangs[-1])
         spec = self._spec()
         if gang and gang.final and len(self._gangs) < 4 and spec.nodes + spec.spares <= len(self.world.machines):
@@ -177,7 +181,7 @@ class SeedRun:
             self._submit(self._gangs[-1], spec)
 
     def _repair_nodes(self) -> None:
-        """Somebody repairs what is drained, and puts it back."""
+        """An operator repairs drained nodes and resumes them in Slurm."""
         world = self.world
         for name, node in world.cluster.nodes().items():
             machine = world.machines[name]
@@ -205,7 +209,7 @@ class SeedRun:
         )
 
     def _is_healed(self) -> bool:
-        """No wire is cut, nothing is stopped: what is dead is dead for good, or back."""
+        """No link is cut and no process is stopped. What has ended has ended for good or has been restarted."""
         world = self.world
         processes = [*world.agents.values(), *world.daemons.values()]
         frozen = any(machine.frozen for machine in world.machines.values())
@@ -219,7 +223,7 @@ class SeedRun:
         world = self.world
         gang, job = world.gang(id), world.jobs.job(id)
         if gang is None:
-            # A job whose agents died before any coordinator had heard of it is Slurm's to end.
+            # If all agents ended before a coordinator knew the job, Slurm ends it.
             return job.state is not JobState.RUNNING or not any(
                 a.alive for (g, _), a in world.agents.items() if g == id
             )
@@ -231,7 +235,7 @@ class SeedRun:
                 and not any(self._should_exit(a) for (g, _), a in world.agents.items() if g == id)
             )
         if any(pool_job.id not in {m.job for m in gang.present()} for pool_job in pool_jobs):
-            return False  # one that nobody wants is still there
+            return False  # a pool job that no gang needs is still there
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             return job.state is JobState.PENDING
         training = world.newest_training(id)
@@ -248,12 +252,12 @@ class SeedRun:
         )
 
     def _should_exit(self, agent: Agent) -> bool:
-        """It could be told to leave, and is still there."""
+        """The agent is reachable, so it could be told to exit, and it is still there."""
         return agent.is_running() and self.world.network.connected(agent.node, COORDINATOR)
 
 
 def run(seed: int, trace: bool = False) -> Result:
-    """One seed. The same seed gives the same run."""
+    """Run one seed. The same seed gives the same run."""
     folder = Path(tempfile.mkdtemp(prefix="muster-sim-", dir=_MEMORY if _MEMORY.is_dir() else None))
     try:
         seed_run = SeedRun(seed, folder, trace)
@@ -262,7 +266,7 @@ def run(seed: int, trace: bool = False) -> Result:
             seed_run.run()
         except InvariantViolation as violation:
             violation_text = str(violation)
-        except Exception as error:  # whatever the core raises is a finding of this seed
+        except Exception as error:  # any exception of the core is a failure of this seed
             violation_text = f"{type(error).__name__}: {error}"
             if trace:
                 raise

@@ -1,1 +1,4 @@
-"""What a run, or many runs, went through: edges of the state tables, rungs of the recovery ladder, faults."""
+"""What a run has gone through: transitions of the state tables, kinds of recovery, faults and events.
+
+It knows the core's facts and states, and nothing of the simulated cluster. The rest of the simulator imports it.
+"""

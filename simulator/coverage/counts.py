@@ -1,4 +1,4 @@
-"""What a run, or many, went through: edges of the state tables, rungs of the ladder, faults, events."""
+"""Counts of what one run or many runs have gone through: transitions, kinds of recovery, faults and events."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ RECOVERIES = (
     "withheld",
     "observed",
 )
-"""The rungs of the recovery ladder that exist."""
+"""Every kind of recovery, and every way in which a gang ends."""
 
 
 class Coverage:
-    """Counts by kind and name."""
+    """Counts by kind ("gang", "node", "recovery", "fault", "event") and name."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def count(self, kind: str, name: str) -> None:
-        """One more."""
+        """Count one occurrence."""
         self.counts[kind, name] += 1
 
     def count_event(self, event: events.Event) -> None:
-        """The core has taken an event."""
+        """The core has processed an event."""
         self.counts["event", type(event).__name__] += 1
 
     def merge(self, other: Coverage) -> None:
-        """Take over what another run has counted."""
+        """Add the counts of another run."""
         self.counts.update(other.counts)
 
     def total(self, kind: str) -> int:
-        """All of one kind."""
+        """The sum of all counts of one kind."""
         return sum(number for (of, _), number in self.counts.items() if of == kind)
 
     def required(self) -> Iterator[tuple[str, str, int]]:
-        """Every edge of both tables and every rung, with how often it was taken."""
+        """Every transition of both state tables and every kind of recovery: its kind, name and count."""
         for kind, moves in (("gang", GANG_MOVES), ("node", NODE_MOVES)):
             for before, after in moves.items():
                 for to in sorted(after):
@@ -67,7 +67,7 @@ class Coverage:
             yield "recovery", recovery, self.counts["recovery", recovery]
 
     def table(self, seeds: int) -> list[str]:
-        """For a person: what was taken how often, in columns."""
+        """All counts in columns, for a person to read."""
         rows = [f"{kind:5} {name:28} {number:8}" for kind, name, number in self.required()]
         for kind in ("fault", "event"):
             rows += [

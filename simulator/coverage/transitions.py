@@ -1,7 +1,6 @@
-"""The way of gangs and nodes through their tables, fact by fact, and the rungs of the ladder that are taken on it.
+"""Records each gang's and each node's way through its state table, fact by fact, and counts it in the coverage.
 
-It is counted in the `tally`, and whoever lies in wait for a phase hears of it. While a turn's facts are gone through,
-the durable state is ahead: it holds all of them already.
+While the facts of one turn are recorded, the durable state is ahead: it already holds all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Callable
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.counts import Coverage
 
 _RECOVERY_OF_EXIT_CODE = {
@@ -24,7 +24,10 @@ _RECOVERY_OF_EXIT_CODE = {
 
 
 class TransitionRecorder:
-    """Where each gang and each node is, as of the newest fact that was taken."""
+    """The state of each gang and each node as of the newest recorded fact.
+
+    `phase_entered` is called with the gang and its phase whenever a gang enters a phase.
+    """
 
     def __init__(self, coverage: Coverage, phase_entered: Callable[[str, Phase], None]) -> None:
         self._coverage = coverage
@@ -38,7 +41,7 @@ class TransitionRecorder:
         return self._phases[gang]
 
     def record(self, fact: facts.Fact) -> None:
-        """The next fact."""
+        """Record the next fact."""
         match fact:
             case facts.GangRegistered():
                 self._phases.setdefault(fact.gang, Phase.SUBMITTED)
@@ -50,7 +53,7 @@ class TransitionRecorder:
                 self._change_phase(fact.gang, Phase.PREFLIGHT if gathering else Phase.RECOVERING)
             case facts.GenerationStarted():
                 self._change_phase(fact.gang, Phase.STARTING)
-                if fact.action != "requeue":  # that was counted when the job went back
+                if fact.action != "requeue":  # it was counted when the job was requeued
                     self._count(fact.action)
                 if fact.version is not None and fact.action in ("start", "requeue"):
                     self._count("resume from memory")
@@ -67,7 +70,7 @@ class TransitionRecorder:
                 self._count("end a hang")
             case facts.MemberOut() if not fact.proven:
                 self._count("doubt a node")
-            case facts.MemberOut() if "go on elsewhere" in fact.reason:
+            case facts.MemberOut() if reason_phrases.CAUSE_PROVEN in fact.reason:
                 self._count("blame a node that was doubted")
             case facts.Withheld():
                 self._count("withheld")
@@ -75,7 +78,7 @@ class TransitionRecorder:
                 self._count_requeue(fact)
 
     def gang_ended(self, fact: facts.GangEnded) -> None:
-        """The end that was taken just now broke no law: its rung counts."""
+        """Count how the gang ended. The caller has checked that the end violates no invariant."""
         self._count(_RECOVERY_OF_EXIT_CODE.get(fact.exit_code, fact.phase))
 
     def _change_phase(self, gang: str, to: Phase) -> None:
@@ -92,7 +95,7 @@ class TransitionRecorder:
         self._healths[node] = verdict
 
     def _count_requeue(self, fact: facts.SlurmOwed) -> None:
-        if "batch script" in fact.text:
+        if reason_phrases.BATCH_PROCESS_LOST in fact.text:
             self._count("requeue what nobody starts")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING
         self._count("flush, then requeue" if flushed else "requeue")

@@ -1,4 +1,4 @@
-"""How long things take on the nodes: drawn from the seed, or fixed where a script wants no rng."""
+"""How long things take on the nodes. A seed samples each duration; a scenario uses constant durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds, the longest of each; the shortest is a tenth. `constant`: no rng, always half of it."""
+    """The longest duration of each kind, in seconds. The shortest is a tenth of it.
+
+    `constant`: use half of the longest duration every time, and no random numbers.
+    """
 
     step_s: float = 0.4
     boot_s: float = 1.5
@@ -21,7 +24,7 @@ class Durations:
 
 
 class DurationSampler:
-    """Draws durations."""
+    """Samples durations. All methods return seconds."""
 
     def __init__(self, durations: Durations, rng: random.Random) -> None:
         self._durations = durations
@@ -33,11 +36,11 @@ class DurationSampler:
         return longest * (0.1 + 0.9 * self._rng.random())
 
     def step_s(self) -> float:
-        """One optimizer step: all ranks are as fast."""
+        """One step of the optimizer. It is the same for all ranks."""
         return self._durations.step_s
 
     def boot_s(self) -> float:
-        """From the order to a rank that loads its state."""
+        """From the start of a rank's process until the rank loads its state."""
         return self._sample_s(self._durations.boot_s)
 
     def kill_s(self) -> float:
@@ -49,7 +52,7 @@ class DurationSampler:
         return self._sample_s(self._durations.store_s)
 
     def copy_s(self) -> float:
-        """A shard's way to its buddy."""
+        """Copying a shard to the buddy."""
         return self._sample_s(self._durations.copy_s)
 
     def flush_s(self) -> float:
@@ -57,5 +60,5 @@ class DurationSampler:
         return self._sample_s(self._durations.flush_s)
 
     def launch_s(self) -> float:
-        """From the job's start to an agent that attaches."""
+        """From the start of the job until an agent attaches."""
         return self._sample_s(self._durations.launch_s)

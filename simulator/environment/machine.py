@@ -1,4 +1,7 @@
-"""One node: a kernel, and processes that can be stopped or end. A stopped process does nothing until it goes on."""
+"""One node and its processes.
+
+A process can be stopped (SIGSTOP) or end; a stopped process does nothing until it resumes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from muster.simulator.environment.schedule import Schedule
 class Machine:
     """A node of the simulated cluster.
 
-    `powered`: the kernel runs and answers. `frozen`: no process runs, and the kernel answers. `ranks_unkillable_until`:
-    until this time a driver holds the ranks, so SIGKILL has no effect. `has_hardware_fault`: a sensor has reported a
-    fatal signal.
+    `powered`: the kernel runs and answers. `frozen`: the kernel answers, and no process runs. `boot_count`: starts of
+    the kernel. `ranks_unkillable_until`: until this time a driver holds the ranks, so SIGKILL has no effect.
+    `has_hardware_fault`: a sensor has reported a fatal signal.
     """
 
     name: str
@@ -28,7 +31,7 @@ class Machine:
 
 
 class Process:
-    """A process on a machine; with `machine` None, on the coordinator's host."""
+    """A process on a machine. `machine` is None for a process on the coordinator's host."""
 
     def __init__(self, schedule: Schedule, machine: Machine | None) -> None:
         self.schedule = schedule
@@ -38,17 +41,20 @@ class Process:
         self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def is_running(self) -> bool:
-        """It runs."""
+        """The process executes code: it is alive and not stopped, and its node is powered and not frozen."""
         machine = self.machine
         return self.alive and not self.stopped and (machine is None or (machine.powered and not machine.frozen))
 
     def call_later(self, delay: float, action: Callable[..., None], *args: Any) -> None:
-        """Call `action(*args)` in `delay` seconds, or when the process goes on after that; never once it has ended."""
+        """Call `action(*args)` in `delay` seconds, or when the process resumes after that.
+
+        Never call it after the process has ended.
+        """
         schedule = self.schedule
         schedule.call_at(schedule.now + delay, self._run, action, args)
 
     def resume(self) -> None:
-        """It is no longer stopped: what was due meanwhile happens now."""
+        """The process is no longer stopped. Actions that were due meanwhile run now."""
         deferred, self._deferred = self._deferred, []
         for action, args in deferred:
             self.schedule.call_later(0.0, self._run, action, args)
@@ -62,7 +68,7 @@ class Process:
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between tries, doubling."""
+    """Waits between attempts. Each wait is twice the one before, up to `max_s` seconds."""
 
     first_s: float
     max_s: float
@@ -72,10 +78,10 @@ class Backoff:
         self._next_s = self.first_s
 
     def next_delay_s(self) -> float:
-        """The next one, seconds."""
+        """The next wait, in seconds."""
         pause, self._next_s = self._next_s, min(2 * self._next_s, self.max_s)
         return pause
 
     def reset(self) -> None:
-        """It went well."""
+        """An attempt succeeded: start again with the first wait."""
         self._next_s = self.first_s

@@ -1,7 +1,9 @@
-"""Wires: messages are late, some are doubled; a lost one ends its stream, as TCP does. Cuts are one-way and counted.
+"""Network links and streams. Messages are delayed and some are duplicated; a lost message ends its stream, as TCP
+would.
 
-A cut loses nothing by itself: what was sent waits in the kernel and arrives when the cut is mended, unless somebody has
-given the stream up meanwhile. Streams overtake each other, messages of one stream never do.
+A cut blocks one direction of one link. Cuts are counted, so two cuts need two heals. A cut loses no message: a sent
+message waits in the kernel and arrives after the heal, unless an endpoint has closed the stream meanwhile. Messages of
+one stream keep their order; messages of different streams may overtake each other.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from typing import Any
 from muster.simulator.environment.schedule import Schedule
 
 COORDINATOR = "coordinator"
-"""The host of coordinator and slurmctld."""
+"""The host on which the coordinator and slurmctld run."""
 _RETRANSMIT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """Chances of a message to be lost (its stream ends), doubled, and delayed by up to late_s instead of hop_s."""
+    """Probabilities for each message, and delays in seconds.
+
+    `loss_rate`: the message is lost and its stream ends. `duplicate_rate`: the message arrives twice. `delay_rate`: the
+    message takes up to `max_delay_s` instead of `latency_s`.
+    """
 
     loss_rate: float = 0.0
     duplicate_rate: float = 0.0
@@ -31,14 +37,14 @@ class NetworkConditions:
 
 
 class StreamEnd:
-    """The last message of a stream's direction: the other kernel has closed it."""
+    """The last message of one direction of a stream: the other endpoint's kernel has closed the connection."""
 
 
 STREAM_END = StreamEnd()
 
 
 class Network:
-    """Who reaches whom."""
+    """Which host reaches which other host, and how long a message takes."""
 
     def __init__(self, schedule: Schedule, rng: random.Random, conditions: NetworkConditions) -> None:
         self.schedule = schedule
@@ -48,36 +54,36 @@ class Network:
         self._waiting: list[Pipe] = []
 
     def cut(self, src: str, dst: str) -> None:
-        """Nothing goes from `src` to `dst` any more."""
+        """Block all messages from `src` to `dst`."""
         self.cuts[src, dst] = self.cuts.get((src, dst), 0) + 1
 
     def heal(self, src: str, dst: str) -> None:
-        """Take one cut back."""
+        """Remove one cut."""
         left = self.cuts.pop((src, dst)) - 1
         if left:
             self.cuts[src, dst] = left
 
     def passes(self, src: str, dst: str) -> bool:
-        """Messages go from `src` to `dst`."""
+        """True if messages go from `src` to `dst`."""
         return not self.cuts or (src, dst) not in self.cuts
 
     def connected(self, a: str, b: str) -> bool:
-        """Messages go both ways."""
+        """True if messages go both ways between `a` and `b`."""
         return not self.cuts or ((a, b) not in self.cuts and (b, a) not in self.cuts)
 
     def message_delay_s(self) -> float:
-        """Seconds that one message is under way."""
+        """How long one message takes, in seconds."""
         conditions, rng = self.conditions, self.rng
         if conditions.delay_rate and rng.random() < conditions.delay_rate:
             return conditions.max_delay_s * rng.random()
         return conditions.latency_s * (0.5 + 0.5 * rng.random())
 
     def add_waiting(self, pipe: Pipe) -> None:
-        """Remember who waits for changed."""
+        """Remember a pipe that can't deliver now. `retry_waiting` tries it again."""
         self._waiting.append(pipe)
 
     def retry_waiting(self) -> None:
-        """Wires or processes have changed: whatever waits is sent again soon."""
+        """Links or processes have changed: every waiting pipe tries again soon."""
         waiting, self._waiting = self._waiting, []
         for pipe in waiting:
             self.schedule.call_later(_RETRANSMIT_S * self.rng.random(), pipe.resume)
@@ -104,7 +110,7 @@ class Pipe:
         self._queue: deque[Any] = deque()
 
     def send(self, message: Any) -> None:
-        """Send."""
+        """Send one message."""
         if self.closed:
             return
         network = self._network
@@ -137,7 +143,7 @@ class Pipe:
             self._deliver(message)
 
     def resume(self) -> None:
-        """Deliver what waits, as far as that goes now."""
+        """Deliver the waiting messages, until one can't be delivered."""
         while self._queue and not self.closed:
             if not self._can_deliver():
                 self._network.add_waiting(self)
@@ -149,8 +155,13 @@ class Pipe:
 
 
 class Stream:
-    """One connection of a process on `node` to the coordinator; `key` says whose. near takes what comes down there,
-    far what comes up to the coordinator."""
+    """One connection from a process on a node to the coordinator.
+
+    Args:
+        key: names the process.
+        node_side: of the process on the node: whether it takes messages now, and what receives them.
+        coordinator_side: the same for the coordinator.
+    """
 
     __slots__ = ("down", "key", "last_order", "up")
 
@@ -171,16 +182,16 @@ class Stream:
         self.up.on_loss = self.down.on_loss = self.reset
 
     def reset(self) -> None:
-        """Both ends are told that it is over."""
+        """The connection is lost: both endpoints receive STREAM_END."""
         self.up.send(STREAM_END)
         self.down.send(STREAM_END)
 
     def close_node_side(self) -> None:
-        """The process on the node, whose kernel lives, has closed its end."""
+        """The process on the node, or its kernel, closes the connection."""
         self.down.closed = True
         self.up.send(STREAM_END)
 
     def close_coordinator_side(self) -> None:
-        """The coordinator, or its kernel, has closed its end."""
+        """The coordinator, or its kernel, closes the connection."""
         self.up.closed = True
         self.down.send(STREAM_END)

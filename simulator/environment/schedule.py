@@ -1,4 +1,7 @@
-"""Virtual time: what happens when. Ties are broken by the order of asking, so one script gives one run."""
+"""Virtual time: a queue of actions, each with the time at which it is due.
+
+Actions that are due at the same time run in the order in which they were scheduled, so one seed gives one run.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ Action = Callable[..., None]
 
 
 class Schedule:
-    """`now` moves only by `step`. Seconds."""
+    """A queue of timed actions. `now` is in seconds. It advances only in `step` and `run_until`."""
 
     def __init__(self, start: float) -> None:
         self.now = start
@@ -19,7 +22,7 @@ class Schedule:
         self._count = 0
 
     def call_at(self, moment: float, action: Action, *args: Any) -> None:
-        """Call `action(*args)` at `moment`, or now if that has passed."""
+        """Call `action(*args)` at `moment`, or at once if that time has passed."""
         self._count += 1
         heappush(self._heap, (moment if moment > self.now else self.now, self._count, action, args))
 
@@ -29,21 +32,21 @@ class Schedule:
         heappush(self._heap, (self.now + delay if delay > 0.0 else self.now, self._count, action, args))
 
     def next_time(self) -> float | None:
-        """When the next action is due; None: nothing will happen."""
+        """The time at which the next action is due. None: no action is left."""
         return self._heap[0][0] if self._heap else None
 
     def step(self) -> None:
-        """Let time pass to the next action, and take it.
+        """Advance to the next action and run it.
 
         Raises:
-            IndexError: there is none.
+            IndexError: no action is left.
         """
         self.now, _, action, args = heappop(self._heap)
         self.steps += 1
         action(*args)
 
     def run_until(self, moment: float) -> None:
-        """Take every action that is due by `moment`, which is `now` afterwards."""
+        """Run every action that is due by `moment`, then set `now` to `moment`."""
         heap = self._heap
         while heap and heap[0][0] <= moment:
             self.now, _, action, args = heappop(heap)

@@ -1,6 +1,6 @@
-"""A Slurm that may be mute, late or wrong, over the in-memory cluster with its measured rules.
+"""A Slurm that may fail, answer late or not answer.
 
-Its jobs start agents, its kills end them, its batch scripts end when their gang has.
+The in-memory cluster behind it follows the rules measured on Slurm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run_without_waiting(work: Coroutine[Any, Any, _T]) -> _T:
     """The result of a coroutine that never waits.
 
     Raises:
-        RuntimeError: it does wait.
+        RuntimeError: the coroutine waits.
     """
     try:
         work.send(None)
@@ -38,8 +38,11 @@ def _wait_once() -> Generator[None]:
 
 
 class UnreliableSlurm(FakeSlurm):
-    """FakeSlurm with whims. wrong: the rng that a command fails with an error that is no refusal, half of the
-    time after it was carried out; late_s: how long an answer takes at most."""
+    """Commands that may fail.
+
+    `error_rate`: the probability that a command fails with an error other than a refusal. In half of these cases Slurm
+    has executed the command. `max_delay_s`: the longest time until an answer comes, in seconds.
+    """
 
     def __init__(self, cluster: FakeCluster, rng: random.Random) -> None:
         super().__init__(cluster)
@@ -48,10 +51,10 @@ class UnreliableSlurm(FakeSlurm):
         self.max_delay_s = 0.05
 
     async def run_unreliably(self, work: Coroutine[Any, Any, None]) -> None:
-        """Carry out a command, or not; tell the truth about it, or not.
+        """Execute a command or not, and report its result or an error.
 
         Raises:
-            SlurmError: as the command does, or by whim.
+            SlurmError: the command failed, or the simulator decided to report a failure.
         """
         fails = self._rng.random() < self.error_rate
         if fails and self._rng.random() < 0.5:
@@ -63,8 +66,11 @@ class UnreliableSlurm(FakeSlurm):
 
 
 class DelayedSlurm:
-    """What a UnreliableSlurm says when it is asked, where each answer is on its way for a while: it tells what was when
-    it was given, and may be lost. The coroutines wait once; who drives them says for how long."""
+    """The answers of an UnreliableSlurm, delivered late.
+
+    An answer shows the state at the time it was given, and it may be lost. Each coroutine waits once; the caller
+    decides for how long.
+    """
 
     def __init__(self, slurm: UnreliableSlurm, rng: random.Random) -> None:
         self._slurm = slurm

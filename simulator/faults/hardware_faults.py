@@ -1,4 +1,4 @@
-"""What happens to nodes: they crash, lose power, freeze, come back, and say that their hardware fails."""
+"""Faults of nodes: they crash, lose power, freeze, boot again, and report hardware signals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from muster.simulator.world.world import World
 
 
 def crash_node(world: World, gang: str) -> None:
-    """A node goes down in order: its kernel closes all connections. It may come back."""
+    """A node crashes; its kernel closes all connections first. It may boot again."""
     take_down(world, targets.random_node(world, gang), closes=True)
 
 
 def power_off_node(world: World, gang: str) -> None:
-    """A node dies without a word. It may come back."""
+    """A node loses power and closes no connection. It may boot again."""
     take_down(world, targets.random_node(world, gang), closes=False)
 
 
@@ -28,12 +28,12 @@ def take_down(world: World, node: str, closes: bool) -> None:
 
 
 def crash_batch_host(world: World, gang: str, tries: int = 40) -> None:
-    """The batch host goes down with srun as soon as its batch script is heard, and is back before Slurm has noticed."""
+    """The batch host crashes with srun as soon as its batch process was heard. It is back before Slurm notices."""
     job = world.jobs.running_job(gang)
     if job is not None and tries and world.jobs.batch_heard_at.get(job.id, -1.0) < (job.start_time or 0.0):
         world.schedule.call_later(0.05, crash_batch_host, world, gang, tries - 1)
     elif job is not None and world.machines[job.batch_host].powered:
-        world.note(f"FAULT: {job.batch_host} crashes, which starts the agents of {gang}")
+        world.note(f"FAULT: {job.batch_host} crashes, and srun of {gang} with it")
         world.power_off(job.batch_host, closes=True)
         world.schedule.call_later(1.0 + 4.0 * world.rng.random(), _boot, world, job.batch_host)
 
@@ -44,7 +44,7 @@ def _boot(world: World, node: str) -> None:
 
 
 def power_off_rack(world: World, gang: str) -> None:
-    """Every node of a leaf dies at once."""
+    """Every node of a leaf loses power at once."""
     leaf = world.machines[targets.random_node(world, gang)].leaf
     for node, machine in world.machines.items():
         if machine.leaf == leaf:
@@ -52,7 +52,7 @@ def power_off_rack(world: World, gang: str) -> None:
 
 
 def power_off_buddies(world: World, gang: str) -> None:
-    """A node and the one that keeps its copies die at once."""
+    """A node and its buddy lose power at once."""
     known, node = world.gang(gang), targets.random_node(world, gang)
     seat = next((seat for seat in known.seats if seat.node == node), None) if known else None
     for name in dict.fromkeys((node, seat.buddy or node) if seat else (node,)):
@@ -60,29 +60,29 @@ def power_off_buddies(world: World, gang: str) -> None:
 
 
 def freeze_node(world: World, gang: str) -> None:
-    """A node's processes stop; its kernel answers. They go on after a while."""
+    """A node's processes stop and resume later. Its kernel answers."""
     node = targets.random_node(world, gang)
     if world.machines[node].powered and not world.machines[node].frozen:
-        world.note(f"FAULT: {node} is paused")
+        world.note(f"FAULT: {node} is frozen")
         world.set_frozen(node, True)
         world.schedule.call_later(targets.random_duration_s(world, 40.0), unfreeze, world, node)
 
 
 def unfreeze(world: World, node: str) -> None:
     if world.machines[node].powered and world.machines[node].frozen:
-        world.note(f"{node} goes on")
+        world.note(f"{node} resumes")
         world.set_frozen(node, False)
 
 
 def hardware_signal(world: World, gang: str) -> None:
-    """A node's hardware says something."""
+    """A node reports a hardware signal."""
     node = targets.random_node(world, gang)
     judgement = world.rng.choice(["unfit", "unfit", "echo", "degraded"])
     _signal(world, node, judgement)
 
 
 def degraded_then_failure(world: World, gang: str) -> None:
-    """A precursor, and what it announced."""
+    """A node reports a precursor, and the failure follows."""
     node = targets.random_node(world, gang)
     _signal(world, node, "degraded")
     worse = world.rng.choice([crash_node, power_off_node, freeze_node, freeze_node, None])
@@ -96,7 +96,7 @@ def degraded_then_failure(world: World, gang: str) -> None:
 
 
 def unfit_then_failure(world: World, gang: str) -> None:
-    """A fatal signal, and the node's end before its ranks could be told to go."""
+    """A node reports a fatal signal and fails before its ranks can be told to end."""
     node = targets.random_node(world, gang)
     cut(world, [(COORDINATOR, node)], 10.0)
     _signal(world, node, "unfit")
@@ -114,7 +114,7 @@ def freeze_for_long(world: World, node: str) -> None:
 
 
 def _signal(world: World, node: str, judgement: str) -> None:
-    world.note(f"FAULT: the hardware of {node} says: {judgement}")
+    world.note(f"FAULT: {node} reports a hardware signal: {judgement}")
     if judgement in ("unfit", "echo"):
         world.machines[node].has_hardware_fault = True
     if world.daemons[node].alive:
@@ -122,11 +122,11 @@ def _signal(world: World, node: str, judgement: str) -> None:
 
 
 def correlated_signal(world: World, gang: str) -> None:
-    """A node dies without a word, or hangs, for long, and the hardware of a peer tells of it, which has no fault."""
+    """A node dies or freezes for long, and the hardware of a healthy peer reports a signal because of that."""
     known = world.gang(gang)
     if known is not None and len(known.seats) > 1:
         dead, peer = (seat.node for seat in world.rng.sample(known.seats, 2))
-        world.note(f"FAULT: {peer} echoes the loss of {dead}")
+        world.note(f"FAULT: {dead} fails, and {peer} reports a correlated signal")
         world.correlated_signals[peer] = (gang, dead)
         if world.rng.random() < 0.3:
             world.power_off(dead, closes=False)

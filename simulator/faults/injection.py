@@ -1,7 +1,4 @@
-"""What can go wrong: every fault with its weight, and those that lie in wait for a phase.
-
-A fault is a verb on the world. Whatever can be mended is mended by the verb itself after a while.
-"""
+"""Every fault with its weight, and faults that are armed: they strike when a gang enters a phase."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from muster.simulator.faults import service_faults as service
 from muster.simulator.world.world import World
 
 Fault = Callable[[World, str], None]
-"""Strikes the world, with a gang as its aim; nothing happens where there is nothing to strike."""
+"""Injects a fault that aims at a gang. If there is nothing to strike, it does nothing."""
 
 FAULTS: dict[Fault, float] = {
     hardware.crash_node: 4,
@@ -61,7 +58,7 @@ FAULTS: dict[Fault, float] = {
     service.fail_durable_storage: 1.4,
     service.false_accusation: 1,
 }
-"""With the weight of each."""
+"""Every fault with its weight. The weights make every transition and recovery occur in 2,000 seeds."""
 JOB_ENDING_FAULTS: tuple[Fault, ...] = (
     service.cancel_gang, service.cancel_gang, service.scancel_job,
     service.fail_batch_script, service.fail_batch_script, service.fail_batch_script,
@@ -86,17 +83,17 @@ EARLY_PHASES = (
 )  # fmt: skip
 LATE_PHASES = (Phase.DRAINING, Phase.REQUEUED)
 SHORT_PHASES = (Phase.PREFLIGHT, Phase.STARTING, Phase.RECOVERING, Phase.DRAINING)
-"""What would be over in a moment: an agent is stopped first, so that it lasts."""
+"""Phases that last only a moment. An agent is stopped first, so that the phase lasts."""
 
 
 def inject(world: World, gang: str) -> None:
-    """One fault, chosen by weight; often another one comes with it."""
+    """Inject one fault, chosen by weight, and often a second one."""
     for fault in world.rng.choices(list(FAULTS), list(FAULTS.values()), k=world.rng.choice([1, 2])):
         _inject_counted(world, fault, gang)
 
 
 def arm_random(world: World, phases: Sequence[Phase]) -> None:
-    """Lie in wait for a gang to enter one of `phases`, and strike then."""
+    """Arm a random fault: it strikes when a gang enters one of `phases`."""
     phase = world.rng.choice(phases)
     fault = world.rng.choice(JOB_ENDING_FAULTS if world.rng.random() < 0.6 else DISTURBING_FAULTS)
     prolongs = phase in SHORT_PHASES and fault in JOB_ENDING_FAULTS
@@ -112,20 +109,20 @@ def arm_random(world: World, phases: Sequence[Phase]) -> None:
 
 
 def arm(world: World, fault: Fault, after_s: float, phase: Phase = Phase.RUNNING) -> None:
-    """So long after the first gang has come to this phase it is struck."""
+    """Arm a fault: it strikes `after_s` seconds after the first gang has entered `phase`."""
     world.armed_faults.append(
         (phase, lambda gang: world.schedule.call_later(after_s, _inject_counted, world, fault, gang))
     )
 
 
 def _inject_counted(world: World, fault: Fault, gang: str) -> None:
-    if fault is not service.crash_coordinator:  # counted when it does die
+    if fault is not service.crash_coordinator:  # it is counted when the process ends
         world.coverage.count("fault", fault.__name__.replace("_", " "))
     fault(world, gang)
 
 
 def fail_during_preflight(world: World, gang: str) -> None:
-    """The job ends while its preflight lasts."""
+    """The batch script fails while the preflight lasts."""
     process.stop_agent_of_seat(world, gang, 3.0 + 3.0 * world.rng.random())
     service.fail_batch_script(world, gang)
 
@@ -137,13 +134,14 @@ def requeue_during_start(world: World, gang: str) -> None:
 
 
 def crash_rank_behind_cut(world: World, gang: str) -> None:
-    """A generation ends while the coordinator does not reach one of its nodes."""
+    """A generation ends while the coordinator is unable to reach one of its nodes."""
     network.cut_from_coordinator(world, gang)
     process.kill_rank(world, gang)
 
 
 def isolate_node_and_crash_rank(world: World, gang: str) -> None:
-    """A node is cut off from all, and a rank dies at once: of its connection to that node, most likely."""
+    """A node is cut off from all hosts, and a rank crashes at once, probably because its connection to that node
+    broke."""
     network.isolate_node(world, gang)
     process.kill_rank(world, gang)
 
@@ -169,11 +167,11 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
         (process.crash_ranks_on_node, 1.5): 0.06,
         (process.agent_error, 3.0): 0.055,
         (service.fail_durable_storage, 3.0): 0.02,
-        (service.preempt_job, 2.0): 0.15,  # it comes back to nodes that have kept its memory
+        (service.preempt_job, 2.0): 0.15,  # the next run finds the memory that its nodes have kept
         (service.cancel_gang, 5.0): 0.005,
     },
     Phase.REQUEUED: {(service.start_other_job, 0.1): 0.15},
     Phase.FAILED: {(service.slurm_unresponsive, 0.0): 0.5},
 }
-"""One of these strikes the first gang that comes to a phase, so many seconds later, before much else can have happened:
-in which share of the seeds each."""
+"""For each phase: faults, and the seconds after which they strike the first gang that enters the phase, each with the
+share of seeds in which it is armed."""

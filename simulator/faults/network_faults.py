@@ -1,4 +1,4 @@
-"""What happens to wires: cut one way or both, between two, around one, between parts, again and again."""
+"""Faults of the network: cuts in one direction or both, around one host, between two parts, or again and again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from muster.simulator.world.world import World
 
 
 def cut(world: World, pairs: list[tuple[str, str]], seconds: float | None) -> None:
-    """Cut wires for so long; None: for good."""
-    how_long = "for good" if seconds is None else f"for {seconds:.1f} s"
+    """Cut links for this many seconds. None: permanently."""
+    how_long = "permanently" if seconds is None else f"for {seconds:.1f} s"
     world.note(f"FAULT: cut {how_long}: {', '.join(f'{a} to {b}' for a, b in pairs)}")
     for src, dst in pairs:
         world.network.cut(src, dst)
@@ -21,37 +21,39 @@ def cut(world: World, pairs: list[tuple[str, str]], seconds: float | None) -> No
 
 
 def _heal(world: World, pairs: list[tuple[str, str]]) -> None:
-    world.note(f"mended: {', '.join(f'{a} to {b}' for a, b in pairs)}")
+    world.note(f"healed: {', '.join(f'{a} to {b}' for a, b in pairs)}")
     for src, dst in pairs:
         world.network.heal(src, dst)
     world.topology_changed()
 
 
 def _cut_perhaps_permanently(world: World, pairs: list[tuple[str, str]], longest: float) -> None:
-    """Cut wires, now and then for good."""
+    """Cut links, sometimes permanently."""
     cut(world, pairs, None if world.rng.random() < 0.1 else targets.random_duration_s(world, longest))
 
 
 def _directions(world: World, a: str, b: str) -> list[tuple[str, str]]:
-    """Both, or one."""
+    """Both directions of a link, or one."""
     return world.rng.choice([[(a, b), (b, a)], [(a, b), (b, a)], [(a, b)], [(b, a)]])
 
 
 def cut_link(world: World, gang: str) -> None:
-    """Two nodes don't reach each other."""
+    """Cut the link between a node and another host."""
     node = targets.random_node(world, gang)
     others = [name for name in (*world.machines, COORDINATOR) if name != node]
     cut(world, _directions(world, node, world.rng.choice(others)), targets.random_duration_s(world, 20.0))
 
 
 def cut_from_coordinator(world: World, gang: str) -> None:
-    """One node and the coordinator don't reach each other."""
+    """Cut the link between one node and the coordinator."""
     _cut_perhaps_permanently(world, _directions(world, targets.random_node(world, gang), COORDINATOR), 30.0)
 
 
 def cut_from_coordinator_during_phase(world: World, gang: str) -> None:
-    """One node and the coordinator don't reach each other for long, while all ranks are in a declared phase. Slurm sees
-    the node all the same."""
+    """Cut one node off from the coordinator for long, while all ranks are in a declared phase.
+
+    Slurm still sees the node.
+    """
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over and not training.in_declared_phase:
         node = world.rng.choice([rank.agent.node for rank in training.ranks.values()])
@@ -61,7 +63,7 @@ def cut_from_coordinator_during_phase(world: World, gang: str) -> None:
 
 
 def cut_from_coordinator_during_crash(world: World, gang: str) -> None:
-    """One node and the coordinator don't reach each other, just when a rank elsewhere exits."""
+    """Cut one node off from the coordinator just when a rank on another node crashes."""
     training = world.newest_training(gang)
     if training is not None and not training.over:
         ranks = list(training.ranks.values())
@@ -72,7 +74,7 @@ def cut_from_coordinator_during_crash(world: World, gang: str) -> None:
 
 
 def isolate_node(world: World, gang: str) -> None:
-    """One node reaches nobody, or is reached by nobody, or both."""
+    """One node reaches no host, or no host reaches it, or both."""
     node = targets.random_node(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     out, into = [(node, host) for host in hosts], [(host, node) for host in hosts]
@@ -80,7 +82,7 @@ def isolate_node(world: World, gang: str) -> None:
 
 
 def isolate_node_with_resets(world: World, gang: str) -> None:
-    """One node reaches nobody, and the others' ranks die of it at once: their transfers have failed."""
+    """One node is isolated, and ranks on other nodes crash at once because their transfers fail."""
     training = world.newest_training(gang)
     if training is not None and not training.over:
         node = world.rng.choice([rank.agent.node for rank in training.ranks.values()])
@@ -91,14 +93,14 @@ def isolate_node_with_resets(world: World, gang: str) -> None:
 
 
 def isolate_coordinator(world: World, gang: str) -> None:
-    """The coordinator's own link is cut."""
+    """Cut the coordinator's own link."""
     out = [(COORDINATOR, node) for node in world.machines]
     into = [(node, COORDINATOR) for node in world.machines]
     cut(world, world.rng.choice([out + into, out + into, out, into]), 1.0 + 39.0 * world.rng.random())
 
 
 def partition(world: World, gang: str) -> None:
-    """The nodes fall into two parts; the coordinator is with one of them."""
+    """Split the nodes into two parts. The coordinator is in one of them."""
     nodes = list(world.machines)
     world.rng.shuffle(nodes)
     half = nodes[: world.rng.randint(1, max(1, len(nodes) - 1))]
@@ -107,7 +109,7 @@ def partition(world: World, gang: str) -> None:
 
 
 def isolate_spare(world: World, gang: str) -> None:
-    """A node that waits for its turn reaches nobody, while the others train on."""
+    """A spare is isolated while the other nodes train on."""
     known = world.gang(gang)
     if known is not None and known.spares:
         node = world.rng.choice(known.spares).node
@@ -117,7 +119,7 @@ def isolate_spare(world: World, gang: str) -> None:
 
 
 def flap_link(world: World, gang: str) -> None:
-    """A node's link goes down and up again and again."""
+    """A node's link goes down and up several times."""
     node = targets.random_node(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
@@ -129,7 +131,7 @@ def flap_link(world: World, gang: str) -> None:
 
 
 def isolate_nodes_of_every_gang(world: World, gang: str) -> None:
-    """One or two nodes of each gang reach nobody: a switch has failed that all of them share."""
+    """One or two nodes of each gang are isolated: a switch that all of them share has failed."""
     nodes = []
     for id in {id: None for id, _ in world.agents}:
         alive = [node for (other, node), agent in world.agents.items() if other == id and agent.alive]

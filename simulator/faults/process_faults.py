@@ -1,4 +1,4 @@
-"""What happens to processes: agents, daemons and ranks stop, end, or can't be ended."""
+"""Faults of processes: agents, node daemons and ranks stop, end, hang, or can't be killed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from muster.simulator.world.world import World
 
 
 def stop_agent_of_seat(world: World, gang: str, seconds: float) -> None:
-    """The agent of a node that carries ranks, or shall, stops: what its gang is about lasts."""
+    """Stop the agent of a node that has a seat, so that the gang's present phase lasts."""
     known = world.gang(gang)
     nodes = [seat.node for seat in known.seats] if known else []
     agents = [agent for node in nodes if (agent := world.agents.get((gang, node))) and agent.is_running()]
     if agents:
         agent = world.rng.choice(agents)
-        world.note(f"the agent on {agent.node} is stopped, for the ambush")
+        world.note(f"the agent on {agent.node} is stopped, so that the phase lasts")
         world.set_stopped(agent, True)
         world.schedule.call_later(seconds, world.set_stopped, agent, False)
 
 
 def stop_agent(world: World, gang: str) -> None:
-    """An agent alone stops, its ranks don't."""
+    """An agent stops. Its ranks run on."""
     agent = targets.random_agent(world, gang)
     if agent is not None and not agent.stopped:
         world.note(f"FAULT: the agent on {agent.node} is stopped")
@@ -29,19 +29,19 @@ def stop_agent(world: World, gang: str) -> None:
 
 
 def stop_node_daemon(world: World, gang: str) -> None:
-    """A node's daemon alone stops."""
+    """A node daemon stops."""
     daemon = world.daemons[targets.random_node(world, gang)]
     if daemon.alive and not daemon.stopped:
-        world.note(f"FAULT: the daemon on {daemon.machine.name} is stopped")
+        world.note(f"FAULT: the node daemon on {daemon.machine.name} is stopped")
         world.set_stopped(daemon, True)
         world.schedule.call_later(targets.random_duration_s(world, 30.0), world.set_stopped, daemon, False)
 
 
 def stop_agent_and_daemon(world: World, gang: str) -> None:
-    """Agent and daemon of a node stop, its ranks don't."""
+    """The agent and the node daemon of a node stop. The ranks run on."""
     agent = targets.random_agent(world, gang)
     if agent is not None and not agent.stopped and not world.daemons[agent.node].stopped:
-        world.note(f"FAULT: agent and daemon on {agent.node} are stopped")
+        world.note(f"FAULT: agent and node daemon on {agent.node} are stopped")
         seconds = 6.0 + 20.0 * world.rng.random()
         for process in (agent, world.daemons[agent.node]):
             world.set_stopped(process, True)
@@ -57,26 +57,28 @@ def kill_agent(world: World, gang: str) -> None:
 
 
 def kill_node_daemon(world: World, gang: str) -> None:
-    """A node's daemon ends; it is started anew."""
+    """A node daemon ends and is started again."""
     node = targets.random_node(world, gang)
     if world.daemons[node].is_running():
-        world.note(f"FAULT: the daemon on {node} is killed")
+        world.note(f"FAULT: the node daemon on {node} is killed")
         world.end_daemon(node)
 
 
 def kill_rank(world: World, gang: str) -> None:
-    """One rank exits."""
+    """One rank crashes."""
     agent = targets.random_agent(world, gang)
     able = [rank for rank in agent.ranks.values() if rank.is_active] if agent else []
     if agent is not None and able:
         rank = world.rng.choice(able)
-        world.note(f"FAULT: rank {rank.rank} on {agent.node} exits")
+        world.note(f"FAULT: rank {rank.rank} on {agent.node} crashes")
         _crash_rank(world, rank, world.rng.choice([1, -9, -11]), "RuntimeError: CUDA error")
 
 
 def _crash_rank(world: World, rank: Rank, exit_code: int, words: str, first: str = "") -> None:
-    """The rank dies, and its kernel resets its peers: some die of that, and their agents may be quicker to tell; those
-    on the node `first` are."""
+    """A rank crashes, and its kernel resets the connections to its peers.
+
+    Some peers crash because of that, and their agents may report first. Ranks on the node `first` always do.
+    """
     training = world.newest_training(rank.agent.identity.gang)
     if training is not None and training.generation == rank.generation:
         training.reset_connections(rank.agent.node, 0.4, within_s=0.1, first=first)
@@ -84,13 +86,13 @@ def _crash_rank(world: World, rank: Rank, exit_code: int, words: str, first: str
 
 
 def crash_ranks_on_node(world: World, gang: str) -> None:
-    """Ranks on one node exit by themselves, in two generations running, and come no further in between."""
+    """Ranks on one node crash in two consecutive generations, without a new step in between."""
     known = world.gang(gang)
     seats = [seat.node for seat in known.seats] if known else []
     node = world.rng.choice(seats) if seats else targets.random_node(world, gang)
     others = [other for other in seats if other != node]
     first = world.rng.choice(others) if others and world.rng.random() < 0.5 else ""
-    world.note(f"FAULT: {node} is bad for ranks" + (f", and {first} tells first" if first else ""))
+    world.note(f"FAULT: ranks on {node} crash" + (f", and {first} reports first" if first else ""))
     _crash_again_on_node(world, gang, (node, first), 0, 2, world.schedule.now + 40.0)
 
 
@@ -108,8 +110,8 @@ def _crash_again_on_node(
 
 
 def crash_script_repeatedly(world: World, gang: str) -> None:
-    """The script fails again and again for a while: in every generation a rank exits."""
-    world.note(f"FAULT: the script of {gang} fails from now on")
+    """The script is broken for some time: in every generation a rank exits with an error."""
+    world.note(f"FAULT: the script of {gang} crashes from now on")
     _crash_again(world, gang, world.schedule.now + 25.0)
 
 
@@ -124,7 +126,7 @@ def _crash_again(world: World, gang: str, until: float) -> None:
 
 
 def hang_rank(world: World, gang: str) -> None:
-    """A rank goes on no more; its process lives. Where hangs are not looked for it goes on after a while."""
+    """A rank hangs; its process lives. If the core does not look for hangs, the rank resumes later."""
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over:
         rank = world.rng.choice(list(training.ranks.values()))
@@ -141,7 +143,7 @@ def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
 
 
 def hang_ranks_on_node(world: World, gang: str) -> None:
-    """Ranks on one node hang, a step behind the others, in two generations running, with no step in between."""
+    """Ranks on one node hang, a step behind the others, in two consecutive generations without a step in between."""
     known = world.gang(gang)
     if known is not None and known.seats:
         node = world.rng.choice(known.seats).node
@@ -162,7 +164,7 @@ def _hang_again_on_node(world: World, gang: str, node: str, generation: int, lef
 
 
 def declared_phase(world: World, gang: str) -> None:
-    """All ranks are in a declared phase, longer than a hang would be given."""
+    """All ranks are in a declared phase that lasts longer than the hang timeout."""
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over and not training.in_declared_phase:
         world.note(f"FAULT: the ranks of {gang} are in a declared phase")
@@ -170,14 +172,14 @@ def declared_phase(world: World, gang: str) -> None:
 
 
 def unkillable_ranks(world: World, gang: str) -> None:
-    """For a while, ranks on a node can't be killed."""
+    """For some time, ranks on a node can't be killed."""
     node = targets.random_node(world, gang)
-    world.note(f"FAULT: ranks on {node} can't be killed for a while")
+    world.note(f"FAULT: ranks on {node} can't be killed for some time")
     world.machines[node].ranks_unkillable_until = world.schedule.now + 4.0 + 26.0 * world.rng.random()
 
 
 def agent_error(world: World, gang: str) -> None:
-    """An agent, or every one of the gang, meets an error that no order mends."""
+    """One agent of the gang, or every one, meets an error that no order can repair."""
     agent = targets.random_agent(world, gang)
     if agent is None:
         return
@@ -190,8 +192,8 @@ def agent_error(world: World, gang: str) -> None:
 
 
 def stuck_shared_storage(world: World, gang: str) -> None:
-    """Shared storage stands still: no rank anywhere can be killed for a while; one exits."""
-    world.note("FAULT: shared storage stands still")
+    """Shared storage hangs: for some time no rank on any node can be killed. One rank crashes."""
+    world.note("FAULT: shared storage hangs")
     until = world.schedule.now + 12.0 + 20.0 * world.rng.random()
     for machine in world.machines.values():
         machine.ranks_unkillable_until = max(machine.ranks_unkillable_until, until)

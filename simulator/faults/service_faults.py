@@ -1,4 +1,4 @@
-"""What happens to coordinator, Slurm and storage, and what users and operators do."""
+"""Faults of the coordinator, Slurm and storage, and what users and operators do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from muster.simulator.faults import targets
 from muster.simulator.world.world import World
 
 _OTHER_JOB_ID = 10_000
-"""A number that no job of a seed has."""
+"""A job id that no job of a seed has."""
 
 
 def crash_coordinator(world: World, gang: str) -> None:
-    """The coordinator dies at one of the next points at which it writes or acts, or now."""
+    """The coordinator crashes at one of the next points at which it writes or acts, or now."""
     world.coordinator_restart_s = 0.1 + targets.random_duration_s(world, 30.0)
     if world.rng.random() < 0.25 and world.coordinator.alive:
         world.crash_coordinator("by itself")
@@ -29,25 +29,25 @@ def stall_coordinator(world: World, gang: str) -> None:
 def slurm_unresponsive(world: World, gang: str) -> None:
     """slurmctld does not answer."""
     if not world.slurm.unavailable_reason:
-        world.note("FAULT: Slurm is mute")
+        world.note("FAULT: Slurm does not answer")
         world.slurm.unavailable_reason = "slurmctld is down"
         world.schedule.call_later(targets.random_duration_s(world, 60.0), _slurm_responsive, world)
 
 
 def _slurm_responsive(world: World) -> None:
-    world.note("Slurm answers")
+    world.note("Slurm answers again")
     world.slurm.unavailable_reason = ""
 
 
 def slurm_unreliable(world: World, gang: str) -> None:
-    """Slurm answers late and wrongly."""
-    world.note("FAULT: Slurm is late and wrong")
+    """Slurm answers late, and its commands fail."""
+    world.note("FAULT: Slurm answers late and fails")
     world.slurm.error_rate, world.slurm.max_delay_s = 0.6, 10.0
     world.schedule.call_later(40.0, _slurm_reliable, world)
 
 
 def _slurm_reliable(world: World) -> None:
-    world.note("Slurm is itself again")
+    world.note("Slurm is reliable again")
     world.slurm.error_rate, world.slurm.max_delay_s = 0.0, 0.05
 
 
@@ -69,7 +69,7 @@ def preempt_job(world: World, gang: str) -> None:
 
 
 def start_other_job(world: World, gang: str) -> None:
-    """Where the gang's agents have ended, a job that is none of Muster's has run before they start again."""
+    """A foreign job runs on a node where the gang's agent has ended."""
     mine = {node: agent for (id, node), agent in world.agents.items() if id == gang}
     left = [node for node, agent in mine.items() if not agent.alive and world.machines[node].powered]
     if left:
@@ -79,42 +79,42 @@ def start_other_job(world: World, gang: str) -> None:
 
 
 def clear_requeue_flag(world: World, gang: str) -> None:
-    """Somebody forbids that the job be requeued."""
+    """Someone forbids that the job is requeued."""
     job = world.jobs.running_job(gang)
     if job is not None:
-        world.note(f"FAULT: job {job.id} may not be requeued any more")
+        world.note(f"FAULT: job {job.id} may no longer be requeued")
         world.cluster.update("take the requeue flag off", job.id, requeue=False)
 
 
 def fail_batch_script(world: World, gang: str) -> None:
-    """The batch script ends by itself, with an error."""
+    """The batch script ends by itself with an error."""
     job = world.jobs.running_job(gang)
     if job is not None and world.cluster.end_batch_script(job.id, 1):
         world.note(f"FAULT: the batch script of job {job.id} has ended with 1")
 
 
 def cancel_gang(world: World, gang: str) -> None:
-    """muster cancel."""
+    """A user runs `muster cancel`."""
     if world.coordinator.is_running() and world.gang(gang):
         world.note(f"FAULT: {gang} is cancelled")
         world.coordinator.post_event(events.CancelAsked(gang, "uid 1000"))
 
 
 def scancel_job(world: World, gang: str) -> None:
-    """scancel."""
+    """A user runs `scancel`."""
     world.note(f"FAULT: scancel of {gang}")
     world.cluster.cancel(world.jobs.job_ids[gang])
 
 
 def request_flush(world: World, gang: str) -> None:
-    """muster flush."""
+    """A user runs `muster flush`."""
     if world.coordinator.is_running() and world.gang(gang):
-        world.note(f"FAULT: a flush of {gang} is asked for")
+        world.note(f"FAULT: a flush of {gang} is requested")
         world.coordinator.post_event(events.FlushAsked(gang, "uid 1000"))
 
 
 def fail_durable_storage(world: World, gang: str) -> None:
-    """Durable storage is full, or hangs."""
+    """Durable storage is full, or it hangs."""
     world.note("FAULT: durable storage fails")
     until = world.schedule.now + 30.0
     if world.rng.random() < 0.7:
@@ -124,10 +124,10 @@ def fail_durable_storage(world: World, gang: str) -> None:
 
 
 def false_accusation(world: World, gang: str) -> None:
-    """An agent accuses a node for no reason."""
+    """An agent accuses a healthy node."""
     nodes = targets.nodes_with_agent(world, gang)
     if len(nodes) > 1 and world.coordinator.is_running():
         witness, node = world.rng.sample(nodes, 2)
         silence = world.rng.choice(list(events.Silence))
-        world.note(f"FAULT: {witness} accuses {node} for no reason ({silence})")
+        world.note(f"FAULT: {witness} accuses {node} without a reason ({silence})")
         world.coordinator.post_event(events.NeighbourAccused(gang, witness, node, silence))

@@ -1,4 +1,4 @@
-"""Whom a fault strikes, and for how long."""
+"""Which node or agent a fault strikes, and for how long."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from muster.simulator.world.world import World
 
 
 def nodes_with_agent(world: World, gang: str) -> list[str]:
-    """Nodes on which the gang has an agent that lives."""
+    """Nodes on which the gang has a live agent."""
     return [node for (id, node), agent in world.agents.items() if id == gang and agent.alive]
 
 
 def random_node(world: World, gang: str) -> str:
-    """A node of the gang, more often one that carries ranks; any node where it has none."""
+    """A node of the gang, more often one that carries ranks. Any node if the gang has none."""
     nodes = nodes_with_agent(world, gang)
     if not nodes:
         return world.rng.choice(list(world.machines))
@@ -21,11 +21,11 @@ def random_node(world: World, gang: str) -> str:
 
 
 def random_agent(world: World, gang: str) -> Agent | None:
-    """The agent on such a node, if one lives there."""
+    """The agent on a random node of the gang. None: no agent is alive there."""
     found = world.agents.get((gang, random_node(world, gang)))
     return found if found is not None and found.alive else None
 
 
 def random_duration_s(world: World, longest: float) -> float:
-    """Seconds: mostly short, sometimes long."""
+    """Seconds, up to `longest`: mostly short, sometimes long."""
     return longest * world.rng.random() ** 3 + 0.05

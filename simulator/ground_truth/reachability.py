@@ -1,4 +1,4 @@
-"""Who could see whom, in truth: what a witness may have said of a node follows from that."""
+"""Which host could reach which agent, in truth. It follows what a witness may rightly have reported about a node."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 WITNESS_WINDOW_S = 3.0
-"""A witness that did not reach a node at some moment of this long may have said so."""
+"""Seconds. A witness that was unable to reach a node at some moment of this window may rightly report the node
+silent."""
 
 
 class Reachability:
-    """Who has been blind for whom, and since when all is as it is.
+    """For each host and agent: since when the host is unable to reach the agent, and until when it was.
 
-    `changed_at`: wires, kernels or processes have changed last; `coordinator_since`: the coordinator's last start.
+    `changed_at`: the last change of links, kernels or processes. `coordinator_since`: the coordinator's last start.
     """
 
     def __init__(self, world: World) -> None:
@@ -31,7 +32,7 @@ class Reachability:
         self.coordinator_since = self._world.schedule.now
 
     def topology_changed(self) -> None:
-        """Wires, kernels or processes have changed."""
+        """Links, kernels or processes have changed."""
         world, now = self._world, self._world.schedule.now
         self.changed_at = now
         for (gang, node), agent in world.agents.items():
@@ -45,7 +46,8 @@ class Reachability:
                     self._unreachable_since.setdefault(key, now)
 
     def was_unreachable(self, src: str, gang: str, node: str, within_s: float = WITNESS_WINDOW_S) -> bool:
-        """`src` did not reach the gang's agent on `node` at some moment of late."""
+        """True if `src` was unable to reach the gang's agent on `node` at some moment of the last `within_s`
+        seconds."""
         key = (src, gang, node)
         agent = self._world.agents.get((gang, node))
         if key in self._unreachable_since or agent is None or not agent.alive:
@@ -53,5 +55,5 @@ class Reachability:
         return self._world.schedule.now - self._unreachable_until.get(key, 0.0) < within_s
 
     def unreachable_since(self, src: str, gang: str, node: str) -> float | None:
-        """Since when `src` has not reached the gang's agent on `node`; None: it reaches it."""
+        """The time since which `src` is unable to reach the gang's agent on `node`. None: `src` reaches it."""
         return self._unreachable_since.get((src, gang, node))

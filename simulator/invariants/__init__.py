@@ -1,32 +1,30 @@
-"""The invariants that Muster must keep, checked against the truth of the world at every event.
+"""The invariants that Muster must keep, checked at every event against the truth of the simulated cluster.
 
-1. One generation can run, commit and publish: when a generation starts, the ranks of all before are dead.
-2. No committed step is lost while its shards stand, none is mixed.
-3. No fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG within 3 s.
-4. Every gang ends or settles (`end_of_run`); nothing is owed for ever.
-5. While many nodes are silent at once nobody is evicted before a minute has passed.
-   A hang is found where there is one, and only there: all agents live, no step was made for as long as the job gives,
-   the ranks are in no declared phase; and it is found in good time.
-6. No more nodes are taken out of service than the site allows; in observe mode nothing is done.
-7. A node keeps memory for gangs that come back, or may do so, ten minutes at most, and never beside another job.
+1. One generation can run, commit and publish. When a generation starts, all ranks of earlier generations have ended. 2.
+No committed step is lost while its shards exist, and no restored state mixes versions. 3. No healthy node is evicted on
+the word of one witness. No node is called LOST while its gang makes progress, and none is called HUNG within 3 s. A
+hang is found only where there is one. 4. Every gang ends or settles; no call is owed to Slurm for ever. A hang is found
+in time. 5. While many nodes are silent at once, none is evicted for a minute. 6. No more nodes are taken out of service
+than the site allows. In observe mode nothing is done to a node. 7. A node keeps memory only for a gang that may come
+back, for ten minutes at most, and never beside another job.
 
-And of the coordinator: nothing is done that the journal does not hold, what the journal holds is the durable state.
-In every turn the rules of the core come to an end.
+Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
+durable state, and the core's rules come to an end in every turn.
 
-A rank whose agent or node is stopped can do nothing that counts; it must be gone soon after they go on.
+    invariants       tells each event to the invariants that it concerns
+    journal_first    the journal comes first
+    generations      1
+    versions         2
+    node_health      3: verdicts on nodes, and evictions
+    hangs            3 and 4: generations that are ended because they hang
+    batch_processes  3 and 4: the processes that start the agents
+    seats            4: the nodes of a generation, and its store
+    liveness         4: how a gang and a run end
+    outages          5
+    site_limits      6
+    kept_memory      7
+    violation        the exception
 
-    laws           what happens in the world, passed on to all of the others
-    journal_first  the journal comes first
-    generations    1
-    versions       2
-    verdicts       3: what nodes are called, and which are taken out
-    hangs          3, 4, 5: generations that are ended for standing still
-    seats          4: where a generation's ranks and its store are
-    launchers      3, 4: whoever starts the agents
-    ends           4: what a gang, and a run, may end with
-    outages        5: many nodes at once
-    site_limits    6
-    kept_memory    7
-    reach          who could see whom; `progress`: which steps the coordinator was told of
-    violation      what a broken law raises
+A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node
+resumes.
 """

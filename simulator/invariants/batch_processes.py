@@ -1,4 +1,7 @@
-"""Batch scripts, which start the agents: none is given up while it may live (law 3), or waited for in vain (law 4)."""
+"""Invariants 3 and 4 for batch processes, which start the agents.
+
+No batch process is given up while it may live, and no gang waits for one that has ended.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +13,56 @@ from muster.daemon.coordinator.core.recovery.requeueing import most_silent
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
+from muster.simulator.coverage import reason_phrases
 from muster.simulator.invariants.violation import require
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 MAX_DELAY_S = 6.0
-"""A batch script that has died with its host is given up so soon after it might have been."""
+"""Seconds. A batch process that has ended with its host is given up at most this much later than possible."""
 
 
 class BatchProcessInvariant:
-    """No memory of its own: when a batch script was heard, the world's jobs know."""
+    """Stateless: the world's jobs record when each batch process was heard."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def check_requeue(self, core: Core, fact: facts.SlurmOwed, at: float) -> None:
-        """Not too soon, and not only because the nodes' time is over."""
+        """The batch process is not given up too early, and not only because the gather timeout is over."""
         gang, seen = core.state.gangs[fact.gang], core.observed.gang(fact.gang)
         silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
-        if "is heard no more" in fact.text:
-            require(silent_s >= BATCH_S, f"law 3: a batch script is given up that was heard {silent_s:.1f} s ago")
+        if reason_phrases.BATCH_PROCESS_SILENT in fact.text:
+            require(
+                silent_s >= BATCH_S, f"invariant 3: a batch process is given up {silent_s:.1f} s after it was heard"
+            )
             return
         _, granted_at = seen.granted or (0, 0.0)
-        quiet_s = at - max(seen.attached_at, granted_at, core.observed.since)
+        unchanged_s = at - max(seen.attached_at, granted_at, core.observed.since)
         heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.restart_count)
-        # While the agent beside it is there, the batch script can't have died with its host.
-        there = gang.batch_host is not None and seen.attached(gang.batch_host.node)
-        late = heard and not there and silent_s > BATCH_S + MAX_DELAY_S and quiet_s > SPARE_WAIT_S + MAX_DELAY_S
+        # While the agent on the batch host is attached, the batch process can't have ended with its host.
+        host_attached = gang.batch_host is not None and seen.attached(gang.batch_host.node)
+        late = (
+            heard
+            and not host_attached
+            and silent_s > BATCH_S + MAX_DELAY_S
+            and unchanged_s > SPARE_WAIT_S + MAX_DELAY_S
+        )
         late = late and not most_silent(GangTurn(Turn(core.state, core.observed, core.index, at), gang))
-        require(not late, f"law 4: {gang.id} waits {silent_s:.1f} s for agents, and who starts them is not heard")
+        require(
+            not late, f"invariant 4: {gang.id} has waited {silent_s:.1f} s for agents, and its batch process is silent"
+        )
 
     def check_gather_failure(self, gang: Gang) -> None:
-        """A gang fails because its nodes don't come."""
+        """A gang fails because its nodes did not attach."""
         job = self._world.jobs.running_job(gang.id)
-        mends = gang.spec.requeue and not self._world.limits.observe and gang.in_vain < IN_VAIN
+        may_requeue = gang.spec.requeue and not self._world.limits.observe and gang.in_vain < IN_VAIN
         require(
-            not mends
+            not may_requeue
             or job is None
             or job.restart_count != gang.restart_count
             or self._world.jobs.has_batch_process(job),
-            f"law 4: {gang.id} fails because its nodes don't come, and who would have started them died with its host",
+            f"invariant 4: {gang.id} fails because its nodes did not attach, and its batch process has ended with its "
+            f"host",
         )

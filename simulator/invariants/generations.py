@@ -1,4 +1,4 @@
-"""Law 1: one generation can run, commit and publish; when one starts, the ranks of all before are dead."""
+"""Invariant 1: one generation can run, commit and publish. When one starts, all ranks of earlier ones have ended."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 RESUMED_RANK_TIMEOUT_S = 0.75
-"""Ranks that were stopped, and are of an older generation, are gone so soon after they go on."""
+"""Seconds after a resume by which ranks of older generations have ended."""
 LATE_RANK_TIMEOUT_S = 6.0
-"""A rank that was started by a late order is gone so soon."""
+"""Seconds by which a rank that was started by an outdated order has ended."""
 
 
 class GenerationInvariant:
-    """The newest generation of each gang that was started, and that newest to train; ranks that came too late."""
+    """By gang: the newest generation that was started and the newest that joined.
+
+    Also the ranks that started too late.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -30,22 +33,24 @@ class GenerationInvariant:
         self._resumed_at: dict[str, float] = {}
 
     def check_start(self, fact: facts.GenerationStarted) -> None:
-        """The coordinator lets a generation start."""
+        """The coordinator starts a generation."""
         for rank in self._active_ranks(fact.gang):
             require(
                 rank.generation >= fact.generation,
-                f"law 1: generation {fact.generation} starts while rank {rank.rank} of generation {rank.generation} "
-                f"lives on {rank.agent.node}",
+                f"invariant 1: generation {fact.generation} starts while rank {rank.rank} of generation "
+                f"{rank.generation} "
+                f"is alive on {rank.agent.node}",
             )
 
     def rank_started(self, gang: str, rank: Rank) -> None:
         """A rank's process was started."""
         require(
             rank.generation > rank.agent.fenced_generation,
-            f"law 1: rank {rank.rank} of generation {rank.generation} starts on {rank.agent.node}, which has fenced it",
+            f"invariant 1: rank {rank.rank} of generation {rank.generation} starts on {rank.agent.node}, where it is "
+            f"fenced",
         )
         if rank.generation < self._newest_started.get(gang, 0):
-            # An order that waited in a stopped process or a cut wire. It joins nobody; others tell the agent.
+            # The order waited in a stopped process or behind a cut. The rank joins no training; peers tell its agent.
             self._late_ranks.append(rank)
             self._world.schedule.call_later(LATE_RANK_TIMEOUT_S, self._check_ranks_gone, rank.agent.node)
             return
@@ -53,31 +58,33 @@ class GenerationInvariant:
         for other in self._active_ranks(gang):
             require(
                 other.generation == rank.generation,
-                f"law 1: ranks of generations {other.generation} (on {other.agent.node}) and {rank.generation} "
-                f"(on {rank.agent.node}) run at once",
+                f"invariant 1: ranks of generations {other.generation} (on {other.agent.node}) and {rank.generation} "
+                f"(on {rank.agent.node}) run at the same time",
             )
 
     def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
-        """All ranks of a generation, which are on these nodes, have met."""
+        """All ranks of a generation, which run on these nodes, have joined the rendezvous."""
         newest, resumed_at = (
             self._newest_joined.get(gang, 0),
             max(self._resumed_at.get(node, -LATE_RANK_TIMEOUT_S) for node in nodes),
         )
         if generation < newest and len(nodes) == 1 and self._world.schedule.now - resumed_at < RESUMED_RANK_TIMEOUT_S:
-            return  # on a single node ranks need nobody; who was stopped is ended before long
-        require(generation >= newest, f"law 1: generation {generation} joins after a newer one")
+            return  # ranks of a single node need no other host, and resumed ranks end soon
+        require(
+            generation >= newest, f"invariant 1: generation {generation} joins the rendezvous after a newer generation"
+        )
         self._newest_joined[gang] = generation
 
     def node_resumed(self, node: str) -> None:
-        """What was stopped on `node` runs again: ranks of older generations must be gone soon."""
+        """Processes on `node` run again: ranks of older generations must end soon."""
         self._resumed_at[node] = self._world.schedule.now
         self._world.schedule.call_later(RESUMED_RANK_TIMEOUT_S, self._check_ranks_gone, node)
 
     def version_committed(self, gang: str, version: Version) -> None:
-        """A leader calls a version committed."""
+        """A commit leader commits a version."""
         require(
             version.generation >= self._newest_joined.get(gang, 0),
-            f"law 1: generation {version.generation} commits too late",
+            f"invariant 1: generation {version.generation} commits after a newer generation has started",
         )
 
     def _active_ranks(self, gang: str) -> list[Rank]:
@@ -91,5 +98,5 @@ class GenerationInvariant:
                 for rank in agent.ranks.values():
                     require(
                         not rank.is_active or rank.generation >= self._newest_started.get(gang, 0),
-                        f"law 1: rank {rank.rank} of generation {rank.generation} still runs on {node}",
+                        f"invariant 1: rank {rank.rank} of generation {rank.generation} still runs on {node}",
                     )

@@ -1,4 +1,4 @@
-"""What happens in the world, passed on to the laws that it concerns."""
+"""Tells each event of the simulated cluster to the invariants that it concerns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from muster.daemon.coordinator.core.state.events import Status, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry
+from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.ground_truth.progress import Progress
 from muster.simulator.ground_truth.reachability import Reachability
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 
 class Invariants:
-    """All that must hold. Any method raises InvariantViolation where a law is broken.
+    """All invariants. Any method raises InvariantViolation if an invariant is violated.
 
-    `journal`: every fact that was journaled, and when.
+    `journal`: every journaled fact with its time.
     """
 
     def __init__(self, world: World) -> None:
@@ -72,7 +73,7 @@ class Invariants:
         self._journal_first.journaled(core.state)
 
     def _check(self, core: Core, fact: facts.Fact, at: float) -> None:
-        """Which laws look at a fact, the first one first."""
+        """Tell a fact to the invariants that it concerns. The order matters: a fact may violate several."""
         gangs = core.state.gangs
         match fact:
             case facts.GenerationStarted():
@@ -98,7 +99,7 @@ class Invariants:
                 self._node_health.check_removal(fact)
             case facts.SlurmOwed() if fact.verb in ("drain", "down"):
                 self._site_limits.check_taken(fact)
-            case facts.SlurmOwed() if fact.verb == "requeue" and "batch script" in fact.text:
+            case facts.SlurmOwed() if fact.verb == "requeue" and reason_phrases.BATCH_PROCESS_LOST in fact.text:
                 self._batch_processes.check_requeue(core, fact, at)
             case facts.Flushed() if fact.path:
                 self._versions.check_flush(gangs[fact.gang], fact)
@@ -124,11 +125,11 @@ class Invariants:
     # -- the coordinator --
 
     def order_sent(self, gang: Gang, order: pb.Order) -> None:
-        """An order goes out."""
+        """The coordinator sends an order."""
         self._journal_first.order_sent(gang, order)
 
     def slurm_call_started(self, call: facts.SlurmOwed) -> None:
-        """Slurm is called."""
+        """The coordinator starts a call to Slurm."""
         self._journal_first.slurm_call_started(call)
 
     def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
@@ -136,15 +137,15 @@ class Invariants:
         self._journal_first.snapshot_taken(state, journal)
 
     def status_received(self, gang: str, status: Status) -> None:
-        """The coordinator hears an agent's status."""
+        """The coordinator receives an agent's status."""
         self._progress.status_received(gang, status)
 
     def coordinator_crashed(self, state: DurableState, written: bool) -> None:
-        """The coordinator dies with this durable state; `written`: the journal holds all of it."""
+        """The coordinator ends with this durable state. `written`: the journal holds all of it."""
         self._journal_first.coordinator_crashed(state, written)
 
     def coordinator_restarted(self, state: DurableState, journal: Journal) -> None:
-        """A coordinator has taken up the journal."""
+        """A new coordinator has replayed the journal."""
         self._reachability.coordinator_restarted()
         self._journal_first.coordinator_restarted(state, journal)
 
@@ -155,11 +156,11 @@ class Invariants:
     # -- wires, kernels, processes --
 
     def topology_changed(self) -> None:
-        """Wires, kernels or processes have changed."""
+        """Links, kernels or processes have changed."""
         self._reachability.topology_changed()
 
     def node_resumed(self, node: str) -> None:
-        """What was stopped on `node` runs again."""
+        """Processes on `node` that were stopped run again."""
         self._generations.node_resumed(node)
 
     # -- ranks --
@@ -169,37 +170,37 @@ class Invariants:
         self._generations.rank_started(gang, rank)
 
     def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
-        """All ranks of a generation, which are on these nodes, have met."""
+        """All ranks of a generation, which run on these nodes, have joined the rendezvous."""
         self._generations.generation_joined(gang, generation, nodes)
 
     def version_committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
-        """The leader calls a version committed."""
+        """The commit leader commits a version."""
         if self._versions.is_binding(leader):
             self._generations.version_committed(leader.identity.gang, version)
             self._versions.version_committed(leader.identity.gang, order, version)
 
     def rank_crashed(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
-        """A rank has exited with an error, and nobody had killed it. `of_reset`: its peer had died."""
+        """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""
         self._liveness.generation_failed(gang, generation)
         if not of_reset:
             self._node_health.rank_crashed(node)
 
     def rank_hung(self, gang: str, generation: int) -> None:
-        """A rank hangs: it may be no node's fault, for it may be slow only."""
+        """A rank hangs. The cause need not be a node: the rank may only be slow."""
         self._liveness.generation_failed(gang, generation)
 
     # -- memory between two runs of a job --
 
     def shards_handed_over(self, agent: Agent) -> None:
-        """An agent leaves its shards with its node's daemon."""
+        """An agent hands its shards to its node's daemon."""
         self._kept_memory.shards_handed_over(agent)
 
     def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
-        """A job's first process is about to start on a node that keeps this."""
+        """A job's first process is about to start on a node that keeps this memory."""
         self._kept_memory.prolog_finished(node, job, kept)
 
     def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
-        """A node keeps this at this time."""
+        """A node keeps this memory at this time."""
         self._kept_memory.kept_memory_checked(node, now, kept)
 
     def batch_script_ended(self, gang: Gang, job: Job) -> None:
@@ -209,7 +210,7 @@ class Invariants:
     # -- the end --
 
     def run_settled(self) -> None:
-        """All has settled."""
+        """The run is over and everything has settled."""
         coordinator = self._world.coordinator
         self._journal_first.run_settled(coordinator.core.state, coordinator.journal)
         self._liveness.run_settled(coordinator.core.state)

@@ -1,4 +1,7 @@
-"""Law 7: a node keeps memory for gangs that come back, or may do so, ten minutes at most, never beside another job."""
+"""Invariant 7: a node keeps memory only for a gang that may come back.
+
+It keeps the memory for ten minutes at most, and never beside another job.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class KeptMemoryInvariant:
-    """Which runs of which gangs' jobs were requeued."""
+    """The runs of each gang's job that were requeued."""
 
     def __init__(self) -> None:
         self._requeued: set[tuple[str, int]] = set()
@@ -23,19 +26,19 @@ class KeptMemoryInvariant:
         self._requeued.add((gang.id, gang.restart_count))
 
     def shards_handed_over(self, agent: Agent) -> None:
-        """An agent leaves its shards with its node's daemon."""
+        """An agent hands its shards to its node's daemon."""
         gang = agent.identity.gang
         require(
             (gang, agent.identity.restarts) in self._requeued or agent.failure,
-            f"law 7: {agent.node} keeps memory of {gang}, which does not come back",
+            f"invariant 7: {agent.node} keeps memory of {gang}, and the gang does not come back",
         )
 
     def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
-        """A job's first process is about to start on a node that keeps this."""
+        """A job's first process is about to start on a node that keeps this memory."""
         other = kept.gang if kept is not None and kept.owner.job != job else ""
-        require(not other, f"law 7: job {job} starts on {node} beside the memory of {other}")
+        require(not other, f"invariant 7: job {job} starts on {node}, which still keeps memory of {other}")
 
     def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
-        """A node keeps this at this time."""
+        """A node keeps this memory at this time."""
         late = kept.gang if kept is not None and kept.until <= now else ""
-        require(not late, f"law 7: {node} still keeps the memory of {late}")
+        require(not late, f"invariant 7: {node} keeps memory of {late} for too long")

@@ -1,4 +1,7 @@
-"""Of law 4: nothing is owed for ever, nobody waits in vain. And no gang fails for a software that did not crash."""
+"""Invariant 4 for gangs and runs: no call is owed for ever, and no gang waits in vain.
+
+No gang fails because of its software unless the software crashed.
+"""
 
 from __future__ import annotations
 
@@ -16,43 +19,43 @@ if TYPE_CHECKING:
 
 
 class LivenessInvariant:
-    """The generations of each gang that crashed or hung by themselves."""
+    """By gang: the generations that crashed or hung by themselves."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._crashes: dict[str, set[int]] = {}
 
     def generation_failed(self, gang: str, generation: int) -> None:
-        """A generation has a rank that crashed or hung, and nobody had killed it."""
+        """A rank of this generation crashed or hung, and was not killed."""
         self._crashes.setdefault(gang, set()).add(generation)
 
     def check_software_failure(self, gang: Gang) -> None:
-        """A gang fails for its software."""
+        """A gang fails because of its software."""
         crashes = self._crashes.get(gang.id, set())
         require(
             len(crashes) >= gang.spec.max_failures,
-            f"{gang.id} fails for its software, of which only generations {sorted(crashes)} crashed",
+            f"{gang.id} fails because of its software, and only generations {sorted(crashes)} crashed",
         )
 
     def batch_script_ended(self, gang: Gang, job: Job) -> None:
         """A batch script ends, and its job with it."""
-        require(gang.final, f"law 4: {gang.id} is {gang.phase}, and its job ends")
+        require(gang.final, f"invariant 4: {gang.id} is {gang.phase}, and its batch script ends")
         require(
             gang.exit_code != EXIT_NO_REQUEUE or not job.requeue,
-            f"law 4: {gang.id} has failed for good, and its job ends with its requeue flag on",
+            f"invariant 4: {gang.id} has failed for good, and its job keeps its requeue flag",
         )
 
     def run_settled(self, state: DurableState) -> None:
-        """Nothing is owed, and every job that waits may start."""
-        require(not state.owed, f"law 4: Slurm is owed {state.owed}")
+        """No call is owed to Slurm, and every waiting job may start."""
+        require(not state.owed, f"invariant 4: calls are still owed to Slurm: {state.owed}")
         for gang in state.gangs.values():
             self._check_may_start(gang, state)
 
     def _check_may_start(self, gang: Gang, state: DurableState) -> None:
-        """A job that waits is kept from no node that was put back into service meanwhile."""
+        """A waiting job excludes no node that was put back into service meanwhile."""
         job = self._world.cluster.jobs().get(gang.job)
         if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
             return
         nodes = [state.node(name) for name in job.excluded]
         back = [node.name for node in nodes if node.verdict is Verdict.FIT and node.judged_at > gang.phase_at]
-        require(not back, f"law 4: {gang.id} waits, and its job may not start on {back}, which are in service")
+        require(not back, f"invariant 4: {gang.id} waits, and its job excludes {back}, which are in service")

@@ -1,4 +1,7 @@
-"""Law 3: no fit node is taken on one witness's word; nobody is LOST while its gang makes progress, HUNG within 3 s."""
+"""Invariant 3: no healthy node is evicted on the word of one witness.
+
+No node is called LOST while its gang makes progress, and none is called HUNG within 3 s.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import SILENT, WATCHED, Phase, Verdict
+from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.environment.machine import Machine
 from muster.simulator.environment.network import COORDINATOR
@@ -19,20 +23,20 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 SHORTEST_PROBE_ROUND_S = 0.35
-"""The shortest round of probes."""
+"""Seconds that the shortest round of probes takes."""
 MIN_HUNG_S = 3.0
-"""Four seconds of probes find a node hung; a moment of life in between may have escaped them."""
+"""Seconds. The core probes for 4 s before it calls a node hung; the probes may miss a moment of life in between."""
 UNKILLABLE_WINDOW_S = 15.0
-"""A node is rightly called UNFIT for so long after ranks on it could not be killed."""
+"""Seconds for which a node may be called UNFIT after its ranks could not be killed."""
 
 
 def gang_watching(state: DurableState, node: str) -> Gang | None:
-    """A gang that asks after `node` when that falls silent."""
+    """A gang that probes `node` when the node falls silent."""
     return next((g for g in state.gangs.values() if node in g.members and g.phase in WATCHED), None)
 
 
 class NodeHealthInvariant:
-    """How often ranks have crashed on each node by themselves."""
+    """By node: how often ranks have crashed there by themselves."""
 
     def __init__(
         self, world: World, reachability: Reachability, progress: Progress, transitions: TransitionRecorder
@@ -44,12 +48,12 @@ class NodeHealthInvariant:
         self._crash_counts: dict[str, int] = {}
 
     def rank_crashed(self, node: str) -> None:
-        """A rank has exited with an error that is its own, or its node's."""
+        """A rank has crashed because of itself or its node."""
         self._crash_counts[node] = self._crash_counts.get(node, 0) + 1
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
-        """A node is called something."""
-        machine = self._world.machines[fact.node]  # nobody judges a name that no node has
+        """The core changes a node's health."""
+        machine = self._world.machines[fact.node]  # KeyError: the core judges a node that does not exist
         if fact.verdict is Verdict.UNFIT:
             self._check_unfit(core, machine, at)
         if fact.verdict in SILENT and (gang := gang_watching(core.state, fact.node)) is not None:
@@ -62,25 +66,28 @@ class NodeHealthInvariant:
         agent = self._world.agents.get((fact.gang, fact.node))
         if fact.alive or agent is None:
             return
-        ended = "has ended" in fact.reason
+        ended = reason_phrases.AGENT_ENDED in fact.reason
         require(
-            "has not answered anybody" not in fact.reason
+            reason_phrases.AGENT_ANSWERS_NO_HOST not in fact.reason
             or self._reachability.was_unreachable(COORDINATOR, fact.gang, fact.node),
-            f"law 3: {fact.node} is out, for it answers nobody, and the coordinator could reach it",
+            f"invariant 3: {fact.node} is out because it answers no host, and the coordinator was able to reach it",
         )
         require(
             not ended or not agent.alive or self._reachability.was_unreachable(COORDINATOR, fact.gang, fact.node),
-            f"law 3: the agent on {fact.node} is said to have ended, and lives",
+            f"invariant 3: the agent on {fact.node} is said to have ended, and it is alive",
         )
 
     def _check_unfit(self, core: Core, machine: Machine, at: float) -> None:
-        stuck = at - UNKILLABLE_WINDOW_S < machine.ranks_unkillable_until
+        unkillable = at - UNKILLABLE_WINDOW_S < machine.ranks_unkillable_until
         crashes = self._crash_counts.get(machine.name, 0) > 1
-        may_be = machine.has_hardware_fault or stuck or crashes or self._has_unexplained_signal(core, machine.name)
-        require(may_be, f"law 3: {machine.name} is called UNFIT, and is not")
+        has_reason = (
+            machine.has_hardware_fault or unkillable or crashes or self._has_unexplained_signal(core, machine.name)
+        )
+        require(has_reason, f"invariant 3: {machine.name} is called UNFIT without a reason")
 
     def _has_unexplained_signal(self, core: Core, node: str) -> bool:
-        """It echoes a peer's loss that nobody looks for: the peer is out, or not missed, or its gang is not watched."""
+        """The node reported a correlated signal, and its gang does not suspect the lost peer, or does not watch nodes
+        now."""
         if node not in self._world.correlated_signals:
             return False
         id, dead = self._world.correlated_signals[node]
@@ -92,31 +99,31 @@ class NodeHealthInvariant:
         world, node = self._world, fact.node
         require(
             self._reachability.was_unreachable(COORDINATOR, gang.id, node),
-            f"law 3: {node} is called {fact.verdict}, and the coordinator could reach it",
+            f"invariant 3: {node} is called {fact.verdict}, and the coordinator was able to reach it",
         )
-        # Who is out, or never joined, is nobody's witness: nodes go out because they are no longer trusted.
+        # A node that is out or never joined is no witness: nodes go out because they are no longer trusted.
         members = {m.node for m in gang.present()} - {node}
         others = [n for (id, n), a in world.agents.items() if id == gang.id and n in members and a.is_running()]
-        blind = [n for n in others if self._reachability.was_unreachable(n, gang.id, node)]
+        unable = [n for n in others if self._reachability.was_unreachable(n, gang.id, node)]
         require(
-            len(blind) >= min(2, len(others)),
-            f"law 3: {node} is called {fact.verdict}; of {others} only {blind} may have found it silent",
+            len(unable) >= min(2, len(others)),
+            f"invariant 3: {node} is called {fact.verdict}; of {others} only {unable} may have found it silent",
         )
 
     def _check_no_progress(self, gang: Gang, fact: facts.NodeJudged) -> None:
-        """Whoever was told of a new step within the shortest round of probes must not call anybody lost who lives."""
+        """A live node must not be called lost within the shortest round of probes after a step was reported."""
         agent = self._world.agents.get((gang.id, fact.node))
         if self._transitions.phase(gang.id) is Phase.RECOVERING or agent is None or not agent.alive:
-            return  # closed connections prove an end at once, right after a step too
-        ago = self._world.schedule.now - self._progress.reported_at(gang.id)
+            return  # closed connections prove the end of a process at once, even right after a step
+        since_step_s = self._world.schedule.now - self._progress.reported_at(gang.id)
         require(
-            ago > SHORTEST_PROBE_ROUND_S,
-            f"law 3: {fact.node} is called {fact.verdict} {ago:.2f} s after a step of its gang",
+            since_step_s > SHORTEST_PROBE_ROUND_S,
+            f"invariant 3: {fact.node} is called {fact.verdict} {since_step_s:.2f} s after a step of its gang",
         )
 
     def _check_hung_duration(self, gang: Gang, fact: facts.NodeJudged, at: float) -> None:
-        mute = at - (self._reachability.unreachable_since(COORDINATOR, gang.id, fact.node) or 0.0)
+        silent_s = at - (self._reachability.unreachable_since(COORDINATOR, gang.id, fact.node) or 0.0)
         require(
-            fact.verdict is not Verdict.HUNG or mute > MIN_HUNG_S,
-            f"law 3: {fact.node} is called HUNG after {mute:.2f} s, and its kernel answers",
+            fact.verdict is not Verdict.HUNG or silent_s > MIN_HUNG_S,
+            f"invariant 3: {fact.node} is called HUNG after {silent_s:.2f} s of silence",
         )

@@ -1,6 +1,6 @@
-"""Law 5: while many nodes are silent at once nobody is evicted before a minute has passed.
+"""Invariant 5: while many nodes are silent at once, none is evicted for a minute.
 
-The same goes for many nodes on which ranks can't be killed: what they wait for is none of these nodes' fault.
+The same holds for many nodes on which ranks can't be killed: none of these nodes is the cause.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from muster.daemon.coordinator.core.detection.outage import LATE_S
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import FENCING, SILENT, WATCHED, Verdict
+from muster.simulator.coverage import reason_phrases
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.ground_truth.reachability import Reachability
 from muster.simulator.invariants.node_health import gang_watching
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 OUTAGE_HOLD_S = 60.0
-"""So long at least is waited for many nodes."""
+"""Seconds for which an outage of many nodes is waited out."""
 MANY_WINDOW_S = 10.0
-"""Who was called silent so lately counts among the many."""
+"""Seconds. A node that was called silent within this time counts towards "many"."""
 
 
 class OutageInvariant:
-    """When nodes were called silent, who is out of which gang, and when gangs were fenced last."""
+    """When each node was called silent, which nodes are out of which gang, and when each gang was last fenced."""
 
     def __init__(self, world: World, reachability: Reachability) -> None:
         self._world = world
@@ -49,8 +50,8 @@ class OutageInvariant:
         self._out.add((gang, node))
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
-        """A node is called something."""
-        if fact.verdict is Verdict.UNFIT and "could not be killed" in fact.reason:
+        """The core changes a node's health."""
+        if fact.verdict is Verdict.UNFIT and reason_phrases.RANKS_UNKILLABLE in fact.reason:
             self._check_unkillable(core, fact, at)
         if fact.verdict in SILENT:
             gang = gang_watching(core.state, fact.node)
@@ -62,43 +63,45 @@ class OutageInvariant:
 
     def _check_unkillable(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         known, gangs = len(core.state.nodes), core.state.gangs
-        held = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
-        stuck = {fact.node}
+        held_s = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
+        unkillable = {fact.node}
         for (id, node), agent in self._world.agents.items():
             member = id in gangs and node in gangs[id].members and (id, node) not in self._out
             reached = agent.is_running() and not self._reachability.was_unreachable(COORDINATOR, id, node)
-            # What ends by itself, the coordinator is not told of; and what is to end may take so long.
+            # The coordinator is not told of ranks that exit by themselves, and killing a rank may take this long.
             late = member and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > LATE_S
             if late and reached:
-                stuck |= {node for rank in agent.ranks.values() if rank.alive and rank.kill_sent}
+                unkillable |= {node for rank in agent.ranks.values() if rank.alive and rank.kill_sent}
         require(
-            len(stuck) <= max(2, known // 10) or held >= OUTAGE_HOLD_S,
-            f"law 5: {fact.node} is called UNFIT after {held:.1f} s, and ranks on {sorted(stuck)} can't be killed",
+            len(unkillable) <= max(2, known // 10) or held_s >= OUTAGE_HOLD_S,
+            f"invariant 5: {fact.node} is called UNFIT after {held_s:.1f} s, and ranks on {sorted(unkillable)} can't "
+            f"be killed",
         )
 
     def _check_silent(self, core: Core, gang: Gang, fact: facts.NodeJudged, at: float) -> None:
-        lately = {node for node, when in self._silent_at.items() if at - when < MANY_WINDOW_S}
+        recently_silent = {node for node, when in self._silent_at.items() if at - when < MANY_WINDOW_S}
         suspected = {node for one in core.state.gangs.values() for node in self._suspected_nodes(core, one, gang, at)}
-        many = len(lately | suspected | {fact.node})
+        many = len(recently_silent | suspected | {fact.node})
         since = self._reachability.unreachable_since(COORDINATOR, gang.id, fact.node)
-        held = at - (self._world.schedule.now if since is None else since)
+        held_s = at - (self._world.schedule.now if since is None else since)
         known = max(len(core.state.nodes), len(gang.members))
         require(
-            many <= max(2, known // 10) or held >= OUTAGE_HOLD_S,
-            f"law 5: {fact.node} is called {fact.verdict} after {held:.1f} s, and {many} of {known} nodes are silent",
+            many <= max(2, known // 10) or held_s >= OUTAGE_HOLD_S,
+            f"invariant 5: {fact.node} is called {fact.verdict} after {held_s:.1f} s, and {many} of {known} nodes are "
+            f"silent",
         )
 
     def _suspected_nodes(self, core: Core, gang: Gang, judged: Gang, at: float) -> set[str]:
-        """Nodes of a gang that are silent, and that somebody is being asked after."""
+        """Silent nodes of a gang that the core probed before this turn."""
         if gang.phase not in WATCHED:
             return set()
         seen = core.observed.gang(gang.id)
-        missed = set()
+        silent_nodes = set()
         for node, since in seen.suspected.items():
             member, probe = gang.members.get(node), seen.probes.get(node)
-            # Whom this very turn began to suspect, it did not know of when it judged.
+            # A node that this turn began to suspect was unknown to it when it decided.
             known = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
             silent = self._reachability.unreachable_since(COORDINATOR, gang.id, node) is not None
             if known and member is not None and not member.out and silent:
-                missed.add(node)
-        return missed
+                silent_nodes.add(node)
+        return silent_nodes

@@ -1,4 +1,4 @@
-"""Law 2: no committed step is lost while its shards stand, none is mixed."""
+"""Invariant 2: no committed step is lost while its shards exist, and no restored state mixes versions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from muster.v1 import agent_pb2 as pb
 
 STABLE_CONTACT_S = 6.0
-"""Who could be reached for this long is in touch."""
+"""Seconds. A node that was reachable for this long is in contact with the coordinator."""
 
 
 class VersionInvariant:
-    """The newest version of each gang that was committed, and that was written to durable storage."""
+    """By gang: the newest committed version, and the newest version in durable storage."""
 
     def __init__(self, world: World, reachability: Reachability) -> None:
         self._world = world
@@ -33,17 +33,17 @@ class VersionInvariant:
     # -- what there is --
 
     def is_binding(self, leader: Agent) -> bool:
-        """What this leader calls committed counts. What a node that is out tells itself binds nobody."""
+        """This leader's commit counts. A commit among nodes that are out of the gang does not."""
         gang = leader.identity.gang
         known = self._world.gang(gang)
         if known is not None and leader.node in known.members and known.members[leader.node].out:
             return False
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
-        # Where a newer run of the job has begun, the memory of the leader's own is freed node by node.
+        # If a newer run of the job has begun, the memory of the leader's run is freed node by node.
         return all(agent.identity.restarts <= leader.identity.restarts for agent in agents)
 
     def version_committed(self, gang: str, order: pb.Order, version: Version) -> None:
-        """A leader, who has this order, calls a version committed."""
+        """A leader with this order commits a version."""
         for place in order.places:
             copies = [
                 node
@@ -53,7 +53,8 @@ class VersionInvariant:
             wanted = min(2, len({p.node for p in order.places}))
             dead = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
             require(
-                len(copies) + dead >= wanted, f"law 2: {version} is committed, but rank {place.rank} stands on {copies}"
+                len(copies) + dead >= wanted,
+                f"invariant 2: {version} is committed, but the shard of rank {place.rank} is only on {copies}",
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
@@ -61,24 +62,24 @@ class VersionInvariant:
         """The coordinator counts a flush as done."""
         ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
         wrong = self._world.durable_storage.publish(gang.id, fact.serial, fact.path, ranks)
-        require(not wrong, f"law 2: {gang.id}: {wrong}")
+        require(not wrong, f"invariant 2: {gang.id}: {wrong}")
         if gang.durable_version is not None:
             self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
 
     def run_ended(self, gang: str) -> None:
-        """A run of the gang's job is over, and its agents' memory with it."""
+        """A run of the gang's job is over, and its agents' memory is gone."""
         self._committed.pop(gang, None)
 
     # -- what is made of it --
 
     def check_sources(self, fact: facts.GenerationStarted) -> None:
-        """Every rank of a generation begins with what it wrote itself, and all at one step."""
+        """Every rank of a generation starts with the state that it wrote itself, and all ranks start at one step."""
         for source in fact.sources:
             right = digest(source.rank, fact.version) if fact.version else ""
-            require(source.digest == right, f"law 2: {fact.version} shall come from {source}")
+            require(source.digest == right, f"invariant 2: {fact.version} would be restored from {source}")
 
     def check_restored_version(self, gang: Gang, fact: facts.GenerationStarted) -> None:
-        """A generation begins with the newest version that stands."""
+        """A generation starts with the newest version that exists."""
         committed = self._committed.get(fact.gang)
         best = self._durable.get(fact.gang)
         ranks = len(fact.seats) * gang.spec.ranks_per_node
@@ -87,11 +88,11 @@ class VersionInvariant:
         chosen = fact.version or (gang.durable_version if fact.durable_path else None)
         require(
             best is None or (chosen is not None and chosen >= best),
-            f"law 2: generation {fact.generation} starts from {chosen}, though {best} stands",
+            f"invariant 2: generation {fact.generation} starts from {chosen}, though {best} is available",
         )
 
     def check_saved(self, gang: Gang) -> None:
-        """A gang that was stopped by plan leaves nothing behind that could have been written."""
+        """After a planned stop nothing is lost that could have been written to durable storage."""
         committed, durable = self._committed.get(gang.id), self._durable.get(gang.id)
         failed = gang.flush is not None and gang.flush.error
         if gang.stop is None or not gang.spec.durable_dir or committed is None or failed:
@@ -99,11 +100,12 @@ class VersionInvariant:
         require(
             (durable is not None and durable >= committed)
             or not self._is_available(gang, committed, gang.ranks_of(committed)),
-            f"law 2: {gang.id} is stopped at {committed}, and only {durable} is durable",
+            f"invariant 2: {gang.id} is stopped at {committed}, and only {durable} is in durable storage",
         )
 
     def _is_available(self, gang: Gang, version: Version, ranks: int) -> bool:
-        """The shards of the first `ranks` ranks stand where the coordinator has been in touch for a while."""
+        """The shards of the first `ranks` ranks are on nodes with which the coordinator has been in contact for some
+        time."""
         world = self._world
         if world.schedule.now - self._reachability.coordinator_since < STABLE_CONTACT_S:
             return False

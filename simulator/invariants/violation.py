@@ -1,17 +1,17 @@
-"""What a broken law raises."""
+"""The exception for a violated invariant."""
 
 from __future__ import annotations
 
 
 class InvariantViolation(Exception):
-    """A law was broken."""
+    """An invariant was violated."""
 
 
 def require(holds: object, message: str) -> None:
-    """`holds` is what a law asks for; law says in words how it was broken.
+    """Check a condition. `message` says how the invariant is violated if the condition does not hold.
 
     Raises:
-        InvariantViolation: it does not hold.
+        InvariantViolation: the condition does not hold.
     """
     if not holds:
         raise InvariantViolation(message)

@@ -1,1 +1,1 @@
-"""Planted bugs, each of which the simulator must find: the simulator's own test."""
+"""Deliberate bugs, as changes of a module's text. They test the simulator: its invariants must find each of them."""

@@ -1,1 +1,5 @@
-"""Scripted scenarios without rng: commands, and a transcript of all that follows from each."""
+"""Scripted runs of the simulated cluster without chance. `scenario` is the cluster, `script` reads and writes
+transcripts.
+
+Unit tests of the core and the transcripts of docs/ladder use it.
+"""

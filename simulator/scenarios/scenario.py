@@ -1,6 +1,6 @@
-"""A script's front of the simulated world: one gang in calm weather, and verbs that strike it when the script says so.
+"""A simulated cluster for scripts: one gang, a healthy network, and faults exactly when the script injects them.
 
-Nothing is left to rng, so one script gives one transcript.
+Nothing is random, so the same script gives the same transcript.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ _DURATIONS = Durations(step_s=0.2, boot_s=1.0, kill_s=0.02, store_s=0.1, copy_s=
 
 
 class Scenario:
-    """Gang g of `nodes` + `spares` nodes n0, n1, ... on two leaves, one rank a node; n0 is the batch host.
+    """Gang "g" on nodes n0, n1, ... on two leaves, with one rank for each node. n0 is the batch host.
 
     Args:
-        absent: nodes whose agent never starts.
+        nodes: nodes that carry ranks.
+        spares: further nodes of the job.
+        absent: nodes on which no agent starts.
         flush_s: seconds that writing a checkpoint takes.
-        limit_s: the job's time limit, seconds; None: none.
-        idle: further nodes that carry no job: the site's shared pool.
+        time_limit_s: the job's time limit in seconds. None: no limit.
+        idle_nodes: further nodes without a job: the site's shared pool.
         limits: what the coordinator may do.
         step_s: seconds that a step takes.
-        launch_s: seconds from the job's start to its processes.
-        spec: more of the GangSpec.
+        launch_s: seconds from the job's start until its processes start.
+        spec: further fields of the GangSpec.
     """
 
     def __init__(
@@ -60,12 +62,12 @@ class Scenario:
 
     @property
     def now(self) -> float:
-        """Virtual time, seconds."""
+        """Virtual time in seconds."""
         return self.world.schedule.now
 
     @property
     def core(self) -> Core:
-        """The core of the coordinator that lives."""
+        """The core of the current coordinator."""
         return self.world.coordinator.core
 
     @property
@@ -75,21 +77,21 @@ class Scenario:
 
     @property
     def machines(self) -> dict[str, Machine]:
-        """The nodes."""
+        """The nodes by name."""
         return self.world.machines
 
     @property
     def journal(self) -> list[tuple[float, facts.Fact]]:
-        """All that was journaled, oldest first."""
+        """Every journaled fact with its time, oldest first."""
         return self.world.observer.journal
 
     @property
     def slurm(self) -> list[facts.SlurmOwed]:
-        """All calls that were owed to Slurm, oldest first."""
+        """Every call that was owed to Slurm, oldest first."""
         return [fact for _, fact in self.journal if isinstance(fact, facts.SlurmOwed)]
 
     def facts(self, kind: type[_Fact]) -> list[_Fact]:
-        """All journaled facts of a kind, oldest first."""
+        """Every journaled fact of one kind, oldest first."""
         return [fact for _, fact in self.journal if isinstance(fact, kind)]
 
     def agent(self, node: str) -> Agent:
@@ -97,19 +99,19 @@ class Scenario:
         return self.world.agents["g", node]
 
     def is_running(self, generation: int) -> bool:
-        """Every rank of `generation` has been started and lives."""
+        """Every rank of `generation` was started and is alive."""
         ranks = [rank for seat in self.gang.seats for rank in self.agent(seat.node).ranks.values()]
         return len(ranks) >= self.gang.spec.nodes and all(r.alive and r.generation == generation for r in ranks)
 
     def replayed_state(self) -> DurableState:
-        """The durable state that the journal alone gives."""
+        """The durable state that a replay of the journal gives."""
         state = DurableState()
         for at, fact in self.journal:
             apply(state, fact, at)
         return state
 
     def transcript(self) -> list[str]:
-        """All that happened, one line each."""
+        """Everything that happened, one line each."""
         return self.world.transcript()
 
     # -- time --
@@ -118,7 +120,8 @@ class Scenario:
         """Let time pass until `condition` holds.
 
         Raises:
-            TimeoutError: it does not hold within `limit_s` seconds of virtual time; the transcript is in the message.
+            TimeoutError: `condition` does not hold within `limit_s` seconds of virtual time. The message is the
+                transcript.
         """
         schedule = self.world.schedule
         end = schedule.now + limit_s
@@ -129,59 +132,59 @@ class Scenario:
             schedule.step()
 
     def run_for(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let this much time pass."""
         end = self.now + seconds
         self.world.run_until(end)
 
     def post_event(self, event: events.Event) -> None:
-        """Give the core an event now, whoever may have sent it."""
+        """Give the core an event now."""
         self.world.coordinator.post_event(event)
 
     # -- faults --
 
     def restart_coordinator(self) -> None:
-        """The coordinator dies and comes back with its journal alone; agents attach anew."""
+        """The coordinator crashes and restarts from its journal. All agents attach again."""
         before = self.world.coordinator
         self.world.crash_coordinator("as the script says")
         self.run_until(lambda: self.world.coordinator is not before)
 
     def crash(self, node: str) -> None:
-        """The node dies and its kernel closes every connection on the way."""
+        """The node crashes; its kernel closes every connection first."""
         self.world.power_off(node, closes=True)
 
     def power_off(self, node: str) -> None:
-        """The node dies without a word."""
+        """The node loses power and closes no connection."""
         self.world.power_off(node, closes=False)
 
     def pause(self, node: str) -> None:
-        """Its kernel answers, its processes don't."""
+        """The node's processes stop; its kernel still answers."""
         self.world.set_frozen(node, True)
 
     def resume(self, node: str) -> None:
-        """A paused node goes on."""
+        """A paused node resumes."""
         self.world.set_frozen(node, False)
 
     def repair(self, node: str) -> None:
-        """A dead or faulty node is mended, and an operator puts it back into service."""
+        """A dead or faulty node is repaired, and an operator resumes it in Slurm."""
         self.machines[node].has_hardware_fault = False
         if not self.machines[node].powered:
             self.world.boot(node)
         self.world.cluster.resume(node)
 
     def cut(self, *pairs: tuple[str, str]) -> None:
-        """Nothing goes from the first of each pair to the second; "coordinator" is a host, too."""
+        """Block messages from the first host to the second host of each pair. "coordinator" is a host, too."""
         for src, dst in pairs:
             self.world.network.cut(src, dst)
         self.world.topology_changed()
 
     def heal(self, *pairs: tuple[str, str]) -> None:
-        """The opposite of `cut`."""
+        """Undo `cut`."""
         for src, dst in pairs:
             self.world.network.heal(src, dst)
         self.world.topology_changed()
 
     def cut_from_coordinator(self, node: str, seconds: float) -> None:
-        """Nothing goes between the node and the coordinator for so long; Slurm's own daemon there has another way."""
+        """Cut the node off from the coordinator for this time. The node's slurmd still reaches slurmctld."""
         pairs = ((node, "coordinator"), ("coordinator", node))
         self.world.slurmd_connected.add(node)
         self.cut(*pairs)
@@ -190,7 +193,7 @@ class Scenario:
         self.world.slurmd_connected.discard(node)
 
     def kill_rank(self, node: str, exit_code: int = 1, delay_s: float = 0.0) -> None:
-        """The ranks of a node exit by themselves; their agent hears of it so much later."""
+        """The ranks of a node exit by themselves. Their agent learns of it this many seconds later."""
         agent = self.agent(node)
         for rank in agent.ranks.values():
             if delay_s:
@@ -199,20 +202,20 @@ class Scenario:
                 agent.rank_exited(rank, exit_code, "")
 
     def hang_rank(self, node: str, how: str = "") -> None:
-        """A rank of a node goes on no more; with "behind", one step before all others."""
+        """A rank of a node hangs. With "behind" it stays one step behind all other ranks."""
         training = self.world.newest_training("g")
         assert training is not None
         rank = next(rank for rank in training.ranks.values() if rank.agent.node == node)
         training.hang_rank(rank, how == "behind")
 
     def report_phase(self, node: str, phase: str) -> None:
-        """A rank of a node says that it is in a phase; empty: that it is in none."""
+        """A rank of a node declares a phase. An empty text ends the phase."""
         agent = self.agent(node)
         next(iter(agent.ranks.values())).declared_phase = phase
         agent.status_changed()
 
     def declared_phase(self, seconds: str) -> None:
-        """All ranks are in a declared phase for so long."""
+        """All ranks are in a declared phase for this many seconds."""
         training = self.world.newest_training("g")
         assert training is not None
         training.declare_phase(float(seconds))
@@ -222,7 +225,7 @@ class Scenario:
         self.world.end_agent(self.agent(node))
 
     def relaunch_agents(self, *nodes: str) -> None:
-        """srun has settings up, which ends its agents; another one starts them on these nodes alone."""
+        """srun gives up, which ends its agents. Another srun starts agents on these nodes."""
         before = [self.agent(node) for node in nodes]
         for agent in before:
             self.world.end_agent(agent)
@@ -231,21 +234,21 @@ class Scenario:
             self.world.add_agent(Agent(self.world, agent.machine, identity))
 
     def signal(self, node: str, action: str = "unfit", reason: str = "Xid 79") -> None:
-        """The node's daemon sees a hardware signal."""
+        """The node daemon reports a hardware signal."""
         self.machines[node].has_hardware_fault = True
         self.world.daemons[node].report_signal(events.NodeSignalled(node, action, reason, reason))
 
     def sigterm(self, *nodes: str) -> None:
-        """Slurm gives notice to the agents on these nodes; all of them where none is named."""
+        """Slurm sends SIGTERM to the agents on these nodes. Without nodes: to all agents."""
         for node in nodes or self.machines:
             self.agent(node).receive_sigterm(f"{node} was sent SIGTERM")
 
     def requeue(self) -> None:
-        """An operator has Slurm requeue the job."""
+        """An operator requeues the job in Slurm."""
         self.world.cluster.requeue(self.gang.job, (), None)
 
     def start_other_job(self, *nodes: str) -> None:
-        """Another job has started on these nodes: its prolog has returned."""
+        """Another job starts on these nodes: its prolog has finished."""
         for node in nodes:
             self.world.note(f"another job starts on {node}")
             self.world.kept_memory.job_starts(node, 1 + self.gang.job)

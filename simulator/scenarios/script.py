@@ -1,13 +1,13 @@
-"""Rehearsals as text: commands, each followed by all that it led to.
+"""Scenarios as text: commands, each followed by everything that it led to.
 
-    # A line of comment.
+    # A comment.
     > gang nodes=4 spares=2
     > until step 3
         0.000  Slurm starts job 1 (restart 0) on n0 n1 n2 n3 n4 n5
     > power_off n1
     > until generation 2
 
-`play` takes such a text and gives it back with what happens now. docs/ladder has one for each scenario.
+`play` takes such a text and returns it with what happens now. docs/ladder has one text for each scenario.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from muster.simulator.world.world import NO_LIMITS
 
 PROMPT = "> "
 UNTIL_TIMEOUT_S = 600.0
-"""No scenario has to wait longer, not even for a job that Slurm has requeued."""
+"""Seconds of virtual time after which "until" gives up. Waiting for a requeued job takes longest."""
 _COMMANDS = (
     "crash", "power_off", "pause", "resume", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
     "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase",
 )  # fmt: skip
-"""Methods of Scenario that take words alone."""
+"""Methods of Scenario that take only words."""
 
 
 class InvalidScript(ValueError):
-    """A command that can't be right: which, and what would be."""
+    """A command is wrong. The message says which one and what is right."""
 
 
 def play(text: str) -> str:
-    """The script `text` with what each of its commands leads to now, in place of what stands there.
+    """The script `text`, in which what each command leads to now replaces the old transcript.
 
     Raises:
-        InvalidScript: a command is unknown, or has the wrong words.
-        TimeoutError: what a command waits for does not happen.
+        InvalidScript: a command is unknown or has wrong arguments.
+        TimeoutError: the condition of an "until" command does not come true.
     """
     return "\n".join(Player().lines(text.splitlines())) + "\n"
 
 
 class Player:
-    """One world, and how much of its transcript has been told."""
+    """One scenario, and how many lines of its transcript have been shown."""
 
     def __init__(self) -> None:
         self._world: Scenario | None = None
         self._lines_shown = 0
 
     def lines(self, script: list[str]) -> Iterator[str]:
-        """Comments, commands, and what follows from each."""
+        """Comments, commands, and what follows from each command."""
         for line in script:
             if line.startswith(PROMPT):
                 yield line
@@ -96,7 +96,7 @@ class Player:
         elif name == "full_storage":
             world.world.durable_storage.fails_until = world.now + float(words[0])
         else:
-            raise ValueError("there is no such command")
+            raise ValueError("unknown command")
 
     def _condition(self, what: str, number: str = "") -> Callable[[], bool]:
         world = self.world
@@ -107,7 +107,7 @@ class Player:
         return lambda: world.gang.phase is Phase[what]
 
     def _show(self) -> Iterator[str]:
-        """How things stand, on a few lines."""
+        """The state of the gang and of its nodes in a few lines."""
         world, gang = self.world, self.world.gang
         yield f"phase       {gang.phase}" + (f", exit code {gang.exit_code}: {gang.reason}" if gang.final else "")
         yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
@@ -120,13 +120,13 @@ class Player:
 
     @property
     def world(self) -> Scenario:
-        """The world; the first command makes it.
+        """The scenario. The first command creates it.
 
         Raises:
-            ValueError: it has not been made.
+            ValueError: the scenario does not exist yet.
         """
         if self._world is None:
-            raise ValueError('the first command makes the gang: "gang nodes=4 spares=2"')
+            raise ValueError('the first command creates the gang: "gang nodes=4 spares=2"')
         return self._world
 
 

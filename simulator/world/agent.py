@@ -1,6 +1,6 @@
-"""One agent: attaches, obeys (by the real `converge.decide`), reports, pings, ends its ranks when it must.
+"""One agent: attaches, obeys orders with the real `reconcile.next_steps`, reports its status, pings, and fences itself.
 
-Its ranks are processes of their own: they die with it, and run on while it is stopped.
+An agent's ranks are processes of their own. They end with the agent, and they run on while the agent is stopped.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ STREAM_TIMEOUT_S = 16.0
 LEISURE_S = 0.25
 _SIGTERM_TIMEOUT_S = 8.0
 _ORPHAN_LIFETIME_S = 0.05
-"""How long a rank outlives its agent at most."""
+"""Seconds. A rank outlives its agent by this time at most."""
 
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """One rank's process. doomed: SIGKILL is on its way, it runs no more code; `alive`: it is still there; `hung`: it
-    goes on no more; declared: the phase that it says to be in."""
+    """One rank's process.
+
+    `alive`: the process exists. `kill_sent`: SIGKILL is on its way, and the process executes no more code. `hung`: the
+    process makes no more steps. `declared_phase`: the phase that the script has declared.
+    """
 
     agent: Agent
     rank: int
@@ -46,13 +49,13 @@ class Rank:
     progressed: bool = False
     hung: bool = False
     pending_exit_code: int | None = None
-    """It is dying, of itself, with this exit code; a SIGKILL that comes now changes nothing of that."""
+    """The rank is exiting by itself with this code. A SIGKILL that comes now does not change the code."""
     died_of_reset: bool = False
     declared_phase: str = ""
 
     @property
     def is_active(self) -> bool:
-        """It can write, join and publish at this moment."""
+        """The rank can write, join the rendezvous and publish at this moment."""
         machine = self.agent.machine
         dying = self.kill_sent or self.pending_exit_code is not None
         return self.alive and not dying and machine.powered and not machine.frozen
@@ -60,7 +63,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Where an agent belongs, and in which run of which job."""
+    """The gang, job and run that an agent belongs to. `pool_request`: see JobSubmission."""
 
     gang: str
     job: int
@@ -109,7 +112,7 @@ class Agent(Process):
     # -- the stream --
 
     def attach(self) -> None:
-        """Open a stream, again and again until there is one."""
+        """Open a stream. Retry until it is open."""
         if self.stream is not None:
             return
         coordinator = self.world.coordinator
@@ -155,12 +158,12 @@ class Agent(Process):
                 self.exit()
 
     def send(self, kind: str, body: object) -> None:
-        """Send something that no status holds; lost where no stream is open."""
+        """Send a message that is not part of the status. The message is lost if no stream is open."""
         if self.stream is not None:
             self.stream.up.send((kind, body))
 
     def status_changed(self, within: float = 0.0) -> None:
-        """The status has changed: send it, once for all changes within so many seconds."""
+        """The status has changed. Send it within this time, in seconds, once for all changes until then."""
         due = self.schedule.now + within
         if due < self._report_due:
             self._report_due = due
@@ -189,13 +192,13 @@ class Agent(Process):
         )
 
     def ping_now(self) -> None:
-        """Ping at once, and often from now on."""
+        """Ping the coordinator at once, and often from now on."""
         if self.stream is not None:
             self._ping_series += 1
             self._ping(self._ping_series)
 
     def status(self) -> events.Status:
-        """The whole status, as convert.status makes it of the wire's."""
+        """The whole status, as `convert.status` reads it from the wire."""
         ranks = []
         for r in self.ranks.values():
             gone = not r.alive and not self.fenced_generation < r.generation <= self.killed_generation
@@ -247,7 +250,7 @@ class Agent(Process):
             self.status_changed()
 
     def reconcile_order(self) -> None:
-        """Take steps until none is left."""
+        """Execute steps until none is left."""
         while self.order is not None and self.alive:
             steps = reconcile.next_steps(self._local_state(), self.order)
             if not steps:
@@ -309,10 +312,10 @@ class Agent(Process):
     # -- ranks --
 
     def self_fence(self, why: str) -> None:
-        """Fence ourselves: no order is waited for."""
+        """Kill the agent's own ranks without an order."""
         alive = [r.generation for r in self.ranks.values() if r.alive]
         if alive and max(alive) > self.killed_generation:
-            self.world.note(f"{self.node} ends its ranks: {why}")
+            self.world.note(f"{self.node} fences itself: {why}")
             self._kill_ranks(max(alive))
             self.reconcile_order()
 
@@ -325,15 +328,15 @@ class Agent(Process):
                 self.schedule.call_later(held + self.world.durations.kill_s(), self.rank_exited, rank, -9, "")
 
     def crash_rank(self, rank: Rank, exit_code: int, stderr: str, told_s: float) -> None:
-        """A rank's process dies; its agent hears of that so much later."""
+        """A rank crashes. Its agent learns of it this many seconds later."""
         rank.pending_exit_code = exit_code
         self.schedule.call_later(told_s, self.rank_exited, rank, exit_code, stderr)
 
     def rank_exited(self, rank: Rank, exit_code: int, stderr: str) -> None:
-        """A rank's process is gone, by whatever cause."""
+        """A rank's process has ended, for any reason."""
         if not rank.alive or not self.machine.powered:
             return
-        if self.machine.frozen:  # it goes once its node goes on
+        if self.machine.frozen:  # it exits once its node resumes
             self.schedule.call_later(0.5, self.rank_exited, rank, exit_code, stderr)
             return
         exit_code = exit_code if rank.pending_exit_code is None else rank.pending_exit_code
@@ -351,7 +354,10 @@ class Agent(Process):
     # -- ends --
 
     def receive_sigterm(self, words: str) -> None:
-        """SIGTERM has come: it says so; without the coordinator's word it winds down by itself."""
+        """SIGTERM has come.
+
+        The agent reports it. Without an answer from the coordinator the agent shuts down by itself.
+        """
         if not self.sigterm_notice:
             self.sigterm_notice = words
             self.status_changed()
@@ -365,16 +371,16 @@ class Agent(Process):
             self.call_later(self.world.durations.kill_s() + 0.3, self._exit_alone)
 
     def _exit_alone(self) -> None:
-        """Nobody has said what follows."""
+        """The coordinator has not said what follows: keep the memory."""
         self.world.kept_memory.keep(self)
         self.exit()
 
     def exit(self) -> None:
-        """End by itself, once its ranks have."""
+        """End the process, because its ranks have ended."""
         self.world.end_agent(self)
 
     def end(self, closes: bool) -> None:
-        """The process is gone, its ranks with it. `closes`: its kernel lives and closes its connections."""
+        """The process has ended, and its ranks with it. `closes`: its kernel runs and closes its connections."""
         self.alive = False
         for rank in self.ranks.values():
             rank.kill_sent = True
@@ -392,7 +398,7 @@ class Agent(Process):
     # -- probes --
 
     def _probe(self, ask: ProbeRequest) -> None:
-        """Probe for the coordinator, as probe.probe does: one connection, one ping."""
+        """Probe for the coordinator, as the real agent does: one connection and one ping."""
         found = self.world.reachability(self.node, ask.node, self.identity.gang)
         if found is None or found is Silence.CLOSED:
             self.call_later(0.003, self._answer_probe, ask, found)

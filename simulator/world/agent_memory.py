@@ -1,6 +1,6 @@
-"""The shards that one agent keeps, and its part in committing versions (the real `CommitTracker` counts).
+"""The shards that one agent holds, and its part in committing versions. The real CommitTracker counts.
 
-A shard is what its rank wrote: its digest names rank, generation and step, so a mixture shows.
+A shard is what its rank wrote. Its digest names rank, generation and step, so that a mixture of versions is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def digest(rank: int, version: Version) -> str:
 
 
 class ShardMemory:
-    """Shards by (rank, own, version), and what has been agreed on."""
+    """The shards of one node, by rank, by whether the node is their own, and by version; and what the gang has
+    committed."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -40,32 +41,32 @@ class ShardMemory:
     # -- what stands --
 
     def shards(self) -> tuple[Shard, ...]:
-        """All that stands whole here."""
+        """All complete shards of this node."""
         if self._shards_cache is None:
             self._shards_cache = tuple(Shard(rank, v, own, text) for (rank, own, v), text in self._digests.items())
         return self._shards_cache
 
     def has(self, rank: int, version: Version, text: str) -> bool:
-        """A shard of that digest stands here."""
+        """A shard with this digest is here."""
         return any(self._digests.get((rank, own, version)) == text for own in (True, False))
 
     def versions_of(self, rank: int) -> list[Version]:
-        """The versions of `rank` that stand here."""
+        """The versions of `rank` that are here."""
         return sorted({v for r, _, v in self._digests if r == rank})
 
     def own_shards(self) -> tuple[Shard, ...]:
-        """What stands in this node's own slots, of the two newest versions."""
+        """The shards of this node's own ranks, of the two newest versions."""
         own = [shard for shard in self.shards() if shard.own]
         newest = sorted({shard.version for shard in own})[-2:]
         return tuple(shard for shard in own if shard.version in newest)
 
     def restore_kept(self, rank: int, version: Version, text: str) -> None:
-        """Take in a shard of the run before, if it is what the rank wrote."""
+        """Take in a shard of the earlier run if its digest is right."""
         if text == digest(rank, version):
             self.add(rank, True, version)
 
     def add(self, rank: int, own: bool, version: Version) -> None:
-        """A shard has come to stand here."""
+        """A shard is complete here."""
         self._digests[rank, own, version] = digest(rank, version)
         self._shards_cache = None
 
@@ -77,7 +78,7 @@ class ShardMemory:
     # -- a generation --
 
     def apply_order(self, order: Order) -> None:
-        """Take note of an order."""
+        """Take over an order."""
         if order.duty != DUTY_RUN or order.generation <= max(self._order.generation, self._agent.fenced_generation):
             return
         self._order = order
@@ -86,7 +87,7 @@ class ShardMemory:
         self._next_step = self._last_vote_step = 0
 
     def store_step(self, generation: int, step: int, ranks: list[int]) -> None:
-        """The ranks of this node have finished a step: keep it, if it is one that all keep."""
+        """The ranks of this node have finished a step. Store it if it is the step that all nodes store."""
         agent = self._agent
         if not agent.is_running() or generation != self._order.generation or generation <= agent.fenced_generation:
             return
@@ -116,7 +117,7 @@ class ShardMemory:
         self._report_to_leader(version, False)
 
     def _report_to_leader(self, version: Version, skipped: bool) -> None:
-        """Tell the leader, until it has heard."""
+        """Report to the commit leader until it accepts the report."""
         agent = self._agent
         if version.generation <= agent.fenced_generation or version.generation != self._order.generation:
             return
@@ -127,7 +128,10 @@ class ShardMemory:
     # -- the leader --
 
     def count_vote(self, node: str, version: Version, skipped: bool) -> bool:
-        """A node stands twice at a version, or never will. False: that is not taken."""
+        """A node has two copies of a version, or has skipped it.
+
+        Returns False if this leader does not accept the vote.
+        """
         agent = self._agent
         if version.generation != self._tracker.generation or version.generation <= agent.fenced_generation:
             return False
@@ -152,7 +156,7 @@ class ShardMemory:
             other.memory.receive_decision(decision)
 
     def receive_decision(self, decision: CommitDecision) -> None:
-        """A version is committed, or void."""
+        """A version is committed or void."""
         agent = self._agent
         version = Version(*decision.version)
         if version.generation <= agent.fenced_generation:
@@ -176,7 +180,7 @@ class ShardMemory:
     # -- flushes --
 
     def start_flush(self, order: FlushOrder) -> None:
-        """Write this node's part of a flush: hold what is committed, agree on the newest, write it."""
+        """Write this node's part of a flush: hold the committed version, agree on the newest one, write it."""
         agent = self._agent
         named = Version(order.version.generation, order.version.step)
         held = max(named, self.committed) if self.committed is not None else named

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 SNAPSHOT_INTERVALS = (1, 5, 40)
-"""Facts between two snapshots, however big they are: one of these for each life."""
+"""Facts between two journal snapshots, whatever their size. Each life of a coordinator uses one of these."""
 _PROBE_RETRY_S = 0.15
 
 
 class CoordinatorCrashed(Exception):
-    """The coordinator's process ends here."""
+    """The coordinator's process ends at this point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Recipient:
 
 
 class Coordinator(Process):
-    """One life of the coordinator; it serves as soon as it is made."""
+    """One life of the coordinator. It accepts connections as soon as it exists."""
 
     def __init__(self, world: World, folder: Path, lease_term: int) -> None:
         super().__init__(world.schedule, None)
@@ -92,14 +92,14 @@ class Coordinator(Process):
         self._call_queues: dict[str, deque[facts.SlurmOwed]] = {}
 
     def start(self) -> None:
-        """Carry out what is owed, and begin to look at Slurm."""
+        """Execute the calls that are owed to Slurm, and start to poll Slurm."""
         self._run_guarded(self.start_slurm_calls)
         self.post_event(events.Tick())
         self.call_later(0.1, self._start_lookup, self._watch.poll_jobs, JOB_POLL_INTERVAL_S)
         self.call_later(0.2, self._start_lookup, self._watch.poll_nodes, NODE_POLL_INTERVAL_S)
 
     def listens(self) -> bool:
-        """It takes new connections."""
+        """The coordinator accepts new connections."""
         return self.alive
 
     def _clock(self) -> float:
@@ -108,7 +108,7 @@ class Coordinator(Process):
     # -- events --
 
     def post_event(self, event: events.Event) -> None:
-        """Take `event`, decide, journal, act. Nothing where it is dead."""
+        """Process an event: decide, journal, act. An ended coordinator ignores it."""
         self._events.append(event)
         if self._is_processing:
             return
@@ -138,7 +138,7 @@ class Coordinator(Process):
                 raise CoordinatorCrashed(where)
 
     def die(self) -> None:
-        """The process is gone; its kernel closes what it had open."""
+        """The process has ended; its kernel closes its connections."""
         self.alive = False
         self.journal.close()
         for stream in [*self.agent_streams.values(), *self._daemon_streams.values()]:
@@ -147,7 +147,7 @@ class Coordinator(Process):
     # -- event_processing.JournalWriter --
 
     def append(self, facts: Sequence[facts.Fact], at: float, cause: str) -> list[Record]:
-        """Write, and perhaps die before or after."""
+        """Write facts. The process may crash before or after."""
         self._crash_point(f"before the journal has {len(facts)} facts of {cause}")
         records = self.journal.append(facts, at, cause)
         self.world.observer.journaled(self.core, facts, at)
@@ -155,7 +155,7 @@ class Coordinator(Process):
         return records
 
     def snapshot_if_due(self, state: DurableState) -> bool:
-        """As the journal's."""
+        """See the journal's method of the same name."""
         taken = self.journal.snapshot_if_due(state)
         if taken:
             self.world.observer.snapshot_taken(state, self.journal)
@@ -164,10 +164,10 @@ class Coordinator(Process):
     # -- event_processing.Executor --
 
     def confirm_leadership(self) -> None:
-        """The lease is not played here: one life begins when the one before is over."""
+        """The simulator has no lease: one coordinator starts after the other has ended."""
 
     def publish(self, records: Sequence[Record]) -> None:
-        """The transcript holds the facts themselves."""
+        """Nothing to do: the transcript holds the facts themselves."""
 
     def send_orders(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor."""
@@ -223,7 +223,7 @@ class Coordinator(Process):
         self.call_later(delay, self._run_guarded, action, gang)
 
     def send(self, stream: Stream, message: pb.CoordinatorMessage) -> None:
-        """Send an order, and perhaps die before."""
+        """Send an order. The process may crash before."""
         gang, node, _ = stream.key
         self._crash_point(f"before the order for {node}")
         self.world.observer.order_sent(self.core.state.gangs[gang], message.order)
@@ -236,7 +236,7 @@ class Coordinator(Process):
         return 0.01 + self.world.slurm.max_delay_s * self.world.rng.random()
 
     def _try_call(self, call: facts.SlurmOwed, pause: float) -> None:
-        """Try one call; the answer takes a while."""
+        """Make one call to Slurm. The answer takes some time."""
         slurm = self.world.slurm
         try:
             run_without_waiting(slurm.run_unreliably(make_call(slurm, call, self.core.state)))
@@ -261,7 +261,7 @@ class Coordinator(Process):
     def _continue_lookup(
         self, lookup: Coroutine[Any, Any, None], ask: Callable[[], Coroutine[Any, Any, None]], every_s: float
     ) -> None:
-        """Slurm is asked, or its answer has come, however old it is by now."""
+        """Ask Slurm, or process its answer, however old the answer is."""
         try:
             lookup.send(None)
         except StopIteration:
@@ -272,7 +272,7 @@ class Coordinator(Process):
     # -- agents --
 
     def receive_from_agent(self, stream: Stream, message: Any) -> None:
-        """What comes up an agent's stream."""
+        """Process a message from an agent's stream."""
         gang, node, incarnation = stream.key
         if message is STREAM_END:
             if self.agent_streams.get((gang, node)) is stream:
@@ -292,7 +292,8 @@ class Coordinator(Process):
                 self.post_event(event)
 
     def _admit_agent(self, stream: Stream, agent: Agent, status: events.Status) -> None:
-        """As service_agent admits: from the journal what it knows, else from Slurm."""
+        """Admit an agent like the coordinator's agent service does: by the journal if it knows the agent, else by
+        Slurm."""
         identity = agent.identity
         gang = self.core.state.gangs.get(identity.gang)
         answer = self.world.jobs.dismissal_reason(gang, agent.node, identity)
@@ -323,7 +324,7 @@ class Coordinator(Process):
     # -- node daemons --
 
     def receive_from_daemon(self, stream: Stream, message: Any) -> None:
-        """What comes up a node daemon's stream."""
+        """Process a message from a node daemon's stream."""
         node, incarnation = stream.key
         if message is STREAM_END:
             if self._daemon_streams.get(node) is stream:
@@ -351,7 +352,8 @@ class Coordinator(Process):
     # -- probes --
 
     def _probe(self, ask: ProbeRequest, witness: str, until: float, accepted: bool) -> None:
-        """As probes.probe: again and again until it answers, its kernel refuses, or the deadline has come."""
+        """Probe like the coordinator's probe client: retry until an answer, a refusal by the kernel, or the
+        deadline."""
         world = self.world
         gang = ask.gang if witness == AGENT else None
         address = ask.peer_address if witness == AGENT else ask.probe_address
@@ -372,7 +374,7 @@ class Coordinator(Process):
     # -- standing still --
 
     def resume_after_stall(self, since: float) -> None:
-        """It stood still since then, goes on, and notices."""
+        """The process stood still since `since`. It resumes and notices the pause."""
         self.stopped = False
         if self.schedule.now - since > SUSPENDED_S:
             self.core.observed.since = self.schedule.now

@@ -1,4 +1,4 @@
-"""Durable storage: folders that the agents of a gang write together. A folder counts once every writer has finished."""
+"""Durable storage. The agents of a gang write a folder together; the folder is valid once every writer has finished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Flush:
-    """One flush of a gang: who said what it holds, and which ranks' shards are written."""
+    """One flush of a gang: the version that each node holds, and the ranks whose shards are written."""
 
     version: Version
     held_versions: dict[str, Version] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class _Flush:
 
 
 class DurableStorage:
-    """All durable checkpoints. broken_until: writing fails before that time."""
+    """All durable checkpoints. Until `fails_until` every write fails; until `hangs_until` no write finishes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -33,7 +33,7 @@ class DurableStorage:
         self.hangs_until = 0.0
 
     def join_flush(self, agent: Agent, order: FlushOrder, held: Version) -> None:
-        """`agent` holds `held` for this flush; it writes once all writers have spoken."""
+        """`agent` holds version `held` for this flush. It writes once all writers have joined."""
         named = Version(order.version.generation, order.version.step)
         flush = self._flushes.setdefault((agent.identity.gang, order.serial), _Flush(named))
         flush.held_versions[agent.node] = held
@@ -58,7 +58,10 @@ class DurableStorage:
         agent.status_changed()
 
     def publish(self, gang: str, serial: int, path: str, world_size: int) -> str:
-        """The coordinator counts the flush as done. Empty, or what is wrong with the folder in truth."""
+        """The coordinator counts the flush as done.
+
+        Returns an error text if the folder is not whole, else an empty text.
+        """
         flush = self._flushes.get((gang, serial))
         if flush is None or len(flush.written_shards) != world_size:
             return f"{path} lacks shards"
@@ -68,9 +71,9 @@ class DurableStorage:
         return ""
 
     def step_of(self, gang: str, path: str) -> int:
-        """The step of a folder.
+        """The step of the version in a folder.
 
         Raises:
-            KeyError: there is no such folder.
+            KeyError: the folder does not exist.
         """
         return self._folders[gang, path].step

@@ -1,7 +1,7 @@
-"""What the nodes' daemons keep of requeued gangs (by the real `retention.Retention`), and how it may be lost.
+"""The memory that node daemons keep for requeued gangs, by the real Retention rules, and how it may be lost.
 
-A node's memory goes with its kernel; a restart of its daemon does it no harm. Now and then a shard is damaged: whoever
-takes it back verifies it, and does without.
+A node's memory is lost with its kernel and survives a restart of the node daemon. A shard may be damaged: the agent
+that takes it back verifies it and drops it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DAMAGED = "damaged"
 
 
 class KeptMemoryStores:
-    """Every node's. damage: how often a shard is damaged."""
+    """The kept memory of every node. `damage_rate`: the probability that a shard is damaged."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world = world
@@ -35,7 +35,7 @@ class KeptMemoryStores:
         return self._retentions.setdefault(node, Retention())
 
     def keep(self, agent: Agent) -> None:
-        """An agent leaves what it has, if its node's daemon takes it."""
+        """An agent hands over its shards, if its node daemon accepts them."""
         world, node = self._world, agent.node
         shards = agent.memory.own_shards()
         if agent.identity.pool_request or not shards or not world.daemons[node].is_running():
@@ -47,7 +47,7 @@ class KeptMemoryStores:
         world.schedule.call_later(RETENTION_S, self.expire, node, until)
 
     def give_back(self, agent: Agent) -> None:
-        """The agent of the next run takes back what was left on its node."""
+        """The agent of the next run takes back what its node has kept."""
         if not self._world.daemons[agent.node].is_running():
             return
         kept = self._retention_of(agent.node).hand_out(_UID, agent.identity.gang)
@@ -56,21 +56,21 @@ class KeptMemoryStores:
             agent.memory.restore_kept(shard.rank, shard.version, _DAMAGED if damaged else shard.digest)
 
     def drop_unwanted(self, node: str, state: DurableState) -> None:
-        """The coordinator answers a heartbeat, which names what is kept."""
+        """The coordinator answers a heartbeat that names the kept memory: drop the memory if no run needs it."""
         kept = self._retention_of(node).kept
         if kept is not None and wants_no_memory(state.gangs.get(kept.gang), kept.generation):
             self._retention_of(node).remove_obsolete(kept.gang, kept.generation)
 
     def job_starts(self, node: str, job: int) -> None:
-        """A job's prolog."""
+        """Slurm's prolog runs for a job."""
         self._retention_of(node).job_starts(JobOwner(job, _UID))
         self._world.observer.prolog_finished(node, job, self._retention_of(node).kept)
 
     def expire(self, node: str, now: float) -> None:
-        """The daemon looks at what it has kept for long enough."""
+        """The node daemon drops what it has kept for long enough."""
         self._retention_of(node).remove_expired(now)
         self._world.observer.kept_memory_checked(node, now, self._retention_of(node).kept)
 
     def node_lost(self, node: str) -> None:
-        """The node's kernel is gone."""
+        """The node's kernel is gone, and its memory with it."""
         self._retentions.pop(node, None)

@@ -1,4 +1,4 @@
-"""A node's daemon: attaches, beats, and keeps signals until they are answered."""
+"""A node daemon: attaches, sends heartbeats, and keeps each signal until the coordinator confirms it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NodeDaemon(Process):
         self._heartbeat_series = 0
 
     def attach(self) -> None:
-        """Open a stream, again and again until there is one."""
+        """Open a stream. Retry until it is open."""
         if self.stream is not None:
             return
         coordinator, node = self._world.coordinator, self.machine.name
@@ -82,13 +82,13 @@ class NodeDaemon(Process):
         self.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat, number)
 
     def report_signal(self, event: events.NodeSignalled) -> None:
-        """The hardware has said something."""
+        """A sensor has seen a hardware signal."""
         self._signals.append(event)
         if self.stream is not None:
             self.stream.up.send(("signal", event))
 
     def end(self, closes: bool) -> None:
-        """The process is gone. `closes`: its kernel lives and closes its connections."""
+        """The process has ended. `closes`: its kernel runs and closes its connections."""
         self.alive = False
         if self.stream is not None:
             self.stream.down.closed = True

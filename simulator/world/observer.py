@@ -1,7 +1,7 @@
-"""What the parts of a world tell whoever watches them: the invariants.
+"""What the simulated cluster reports to the invariants.
 
-The world knows this Protocol alone, so that `simulator/world` imports no invariant. `simulator/invariants/laws.py`
-implements it.
+The world knows this Protocol alone, so that `simulator/world` imports no invariant.
+`simulator/invariants/invariants.py` implements it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Every method may raise where what it is told must not happen. `journal`: every journaled fact, and when."""
+    """Every method may raise if what it is told must not happen. `journal`: every journaled fact with its time."""
 
     journal: list[tuple[float, facts.Fact]]
 
@@ -31,58 +31,58 @@ class Observer(Protocol):
         """The journal holds these facts from now on."""
 
     def order_sent(self, gang: Gang, order: pb.Order) -> None:
-        """An order goes out."""
+        """The coordinator sends an order."""
 
     def slurm_call_started(self, call: facts.SlurmOwed) -> None:
-        """Slurm is called."""
+        """The coordinator starts a call to Slurm."""
 
     def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""
 
     def status_received(self, gang: str, status: Status) -> None:
-        """The coordinator hears an agent's status."""
+        """The coordinator receives an agent's status."""
 
     def coordinator_crashed(self, state: DurableState, written: bool) -> None:
-        """The coordinator dies with this durable state; `written`: the journal holds all of it."""
+        """The coordinator ends with this durable state. `written`: the journal holds all of it."""
 
     def coordinator_restarted(self, state: DurableState, journal: Journal) -> None:
-        """A coordinator has taken up the journal."""
+        """A new coordinator has replayed the journal."""
 
     def core_bug_reported(self, bug: str) -> None:
         """The core has found a bug in itself."""
 
     def topology_changed(self) -> None:
-        """Wires, kernels or processes have changed."""
+        """Links, kernels or processes have changed."""
 
     def node_resumed(self, node: str) -> None:
-        """What was stopped on `node` runs again."""
+        """Processes on `node` that were stopped run again."""
 
     def rank_started(self, gang: str, rank: Rank) -> None:
         """A rank's process was started."""
 
     def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
-        """All ranks of a generation, which are on these nodes, have met."""
+        """All ranks of a generation, which run on these nodes, have joined the rendezvous."""
 
     def version_committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
-        """The leader calls a version committed."""
+        """The commit leader commits a version."""
 
     def rank_crashed(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
-        """A rank has exited with an error, and nobody had killed it. `of_reset`: its peer had died."""
+        """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""
 
     def rank_hung(self, gang: str, generation: int) -> None:
-        """A rank hangs: it may be no node's fault, for it may be slow only."""
+        """A rank hangs. The cause need not be a node: the rank may only be slow."""
 
     def shards_handed_over(self, agent: Agent) -> None:
-        """An agent leaves its shards with its node's daemon."""
+        """An agent hands its shards to its node's daemon."""
 
     def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
-        """A job's first process is about to start on a node that keeps this."""
+        """A job's first process is about to start on a node that keeps this memory."""
 
     def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
-        """A node keeps this at this time."""
+        """A node keeps this memory at this time."""
 
     def batch_script_ended(self, gang: Gang, job: Job) -> None:
         """A batch script ends, and its job with it."""
 
     def run_settled(self) -> None:
-        """All has settled."""
+        """The run is over and everything has settled."""

@@ -1,7 +1,7 @@
-"""What one agent hears of the others, and what it makes of silence (by the real `silence_rules.evaluate`).
+"""What one agent hears from its peers, and how it judges silence with the real `silence_rules`.
 
-Pings are not sent one by one: the age of a contact follows from when the two could last reach each other, and from how
-often the one pings the other. The clock is looked at only while somebody is silent.
+Pings are not sent one by one. The age of a contact follows from the time at which the two agents could last reach each
+other and from the ping interval. The agent checks the clock only while a peer is silent.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ CHECK_INTERVAL_S = 0.1
 SLOW_CHECK_INTERVAL_S = 0.35
 _STALL_S = 0.5
 _RECONNECT_S = 0.15
-"""Until a broken link is open again, or an answer to an old ping has come."""
+"""Seconds until a broken link is open again, or until the answer to an earlier ping arrives."""
 
 
 class PeerMonitor:
-    """Contacts of one agent, and the judgement on them."""
+    """The contacts of one agent with its peers, and the judgement on their silence."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._membership = silence_rules.PeerGroup(agent.node)
         self._last_contact_before_break: dict[str, float] = {}
-        """Contact with whom it can't reach now."""
+        """By unreachable peer: the time of the last contact."""
         self._ping_phase: dict[str, float] = {}
         self._closed: set[str] = set()
         self._pinged_until_rejected: set[str] = set()
@@ -50,7 +50,7 @@ class PeerMonitor:
         return self._agent.schedule.now
 
     def apply_order(self, order: Order) -> None:
-        """Take over members and neighbours."""
+        """Take over members and neighbours from an order."""
         if order.duty == DUTY_RUN and order.generation > self._generation:
             self._run_started_at = self._now
         self._generation = order.generation
@@ -66,7 +66,7 @@ class PeerMonitor:
     # -- contacts --
 
     def reachability_changed(self, node: str, reachable: bool) -> None:
-        """The two can, or can't, ping each other from now on."""
+        """From now on the two agents can, or can't, ping each other."""
         if reachable:
             if node in self._last_contact_before_break:
                 self._agent.schedule.call_later(_RECONNECT_S, self._link_restored, node)
@@ -81,7 +81,7 @@ class PeerMonitor:
             self._closed.discard(node)
 
     def connection_closed(self, node: str) -> None:
-        """The other's kernel has closed the link: its process has ended."""
+        """The peer's kernel has closed the connection: the peer's process has ended."""
         if node in self._membership.members and node not in self._closed:
             self._closed.add(node)
             if node in self._membership.neighbours:
@@ -89,7 +89,7 @@ class PeerMonitor:
                 self._accuse(node, Silence.CLOSED)
 
     def was_closed(self, node: str) -> bool:
-        """The link was closed by the other's kernel."""
+        """The peer's kernel closed the connection."""
         return node in self._closed
 
     def _ping_interval_s(self, node: str) -> float:
@@ -103,12 +103,12 @@ class PeerMonitor:
         return self._ping_interval_s(node) * self._ping_phase[node]
 
     def last_contact(self, node: str) -> float:
-        """When the newest ping that `node` answered was sent."""
+        """The time at which the newest answered ping to `node` was sent."""
         at = self._last_contact_before_break.get(node)
         return at if at is not None else self._now - self._contact_age_s(node)
 
     def heard_s(self) -> dict[str, float]:
-        """Seconds since each node that is pinged often last answered."""
+        """Seconds since each frequently pinged peer last answered."""
         often = (
             self._membership.neighbours
             if self.suspicion_since is None
@@ -118,13 +118,13 @@ class PeerMonitor:
         return {node: now - self.last_contact(node) for node in sorted(often)}
 
     def _record_last_answer(self, node: str) -> None:
-        """`node` is no member any more: from now on its pings are answered with that word."""
+        """`node` is no longer a member. From now on the answer to its pings says so."""
         other = self._agent.world.agents.get((self._agent.identity.gang, node))
         if other is not None and other.alive:
             self._last_answered_at[node] = other.peer_monitor.last_contact(self._agent.node)
 
     def answered_s(self) -> dict[str, float]:
-        """Seconds since each node that is no member any more was last answered as one."""
+        """Seconds since this agent last answered each former member as a member."""
         ages = {
             node: self._now - at for node, at in self._last_answered_at.items() if node not in self._membership.members
         }
@@ -133,7 +133,7 @@ class PeerMonitor:
     # -- judgement --
 
     def start_checking(self) -> None:
-        """Look at the clock soon, and for as long as somebody is silent."""
+        """Check the clock soon, and again for as long as a peer is silent."""
         if not self._is_checking:
             self._is_checking = True
             self._last_check_at = self._now
@@ -158,7 +158,7 @@ class PeerMonitor:
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
         if judged.self_fence_reason and now - self._run_started_at >= SELF_FENCE_AFTER_S:
             agent.self_fence(judged.self_fence_reason)
-        # Nothing but the end of the ranks is decided to the tenth of a second.
+        # Only self-fencing needs a resolution of a tenth of a second.
         near_end = self.suspicion_since is None or now - agent.coordinator_contact > 1.0
         self._is_checking = True
         self._last_check_at = now
@@ -166,7 +166,9 @@ class PeerMonitor:
 
     def _heard(self) -> silence_rules.LastContacts:
         others = self._membership.members - {self._agent.node}
-        contacts = {node: self.last_contact(node) for node in sorted(others)}  # each may draw from rng
+        contacts = {
+            node: self.last_contact(node) for node in sorted(others)
+        }  # sorted: each call may draw a random number
         return silence_rules.LastContacts(
             contacts, self._agent.coordinator_contact, self.suspicion_since, self._stalled_until
         )
@@ -179,7 +181,7 @@ class PeerMonitor:
         agent.send("accusation", NeighbourAccused(agent.identity.gang, agent.node, node, how))
 
     def accuse_again(self) -> None:
-        """Say anew whom this agent doesn't hear."""
+        """Repeat every accusation that still holds."""
         self._accused_at.clear()
         for node in sorted(self._membership.neighbours & self._closed):
             self._accuse(node, Silence.CLOSED)
@@ -189,7 +191,7 @@ class PeerMonitor:
     # -- outcasts --
 
     def ping_until_rejected(self, other: Agent) -> None:
-        """Ping `other`, whose order does not count this node among the gang, until it could say so."""
+        """Ping `other`, whose order does not list this node as a member, until an answer can say so."""
         agent, order = self._agent, other.order
         if not any(rank.is_active for rank in agent.ranks.values()) or order is None or not other.alive:
             self._pinged_until_rejected.discard(other.node)
@@ -204,7 +206,7 @@ class PeerMonitor:
         agent.call_later(self._ping_interval_s(other.node), self.ping_until_rejected, other)
 
     def expect_rejection(self, other: Agent) -> None:
-        """The next ping to `other` will be answered with the word that this node is out."""
+        """The answer to the next ping to `other` will say that this node is no longer a member."""
         if other.node not in self._pinged_until_rejected and other.node in self._membership.members:
             self._pinged_until_rejected.add(other.node)
             self._agent.call_later(self._contact_age_s(other.node), self.ping_until_rejected, other)

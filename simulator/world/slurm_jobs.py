@@ -1,4 +1,5 @@
-"""Slurm jobs as processes: agents start with their job, are killed with it, and its batch script ends with its gang."""
+"""Slurm jobs as processes: agents start with their job, Slurm's kills end them, and the batch script ends with its
+gang."""
 
 from __future__ import annotations
 
@@ -24,42 +25,43 @@ _LAUNCH_RETRY_S = 0.5
 _POLL_INTERVAL_S = 1.5
 _SIGTERM_NOTICE = "Slurm has sent SIGTERM"
 _LAUNCH_TIMEOUT_S = 5.0
-"""An agent that was not launched within this will not be."""
+"""Seconds. An agent that has not started by then will not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmission:
-    """A job as its user asks for it."""
+    """A job as its user submits it."""
 
     gang: str
     spec: events.GangSpec
     time_limit_s: int | None = None
     pool_request: int = 0
-    """The request for a node of the shared pool that this job is, 0: it is the gang's own job; `restarts` of that."""
+    """The serial of the request for a pool node that this small job answers. 0: this is the gang's own job. `restarts`
+    is the gang's restart count at the request."""
     restarts: int = 0
 
 
 class SlurmJobs:
-    """All jobs of the world."""
+    """All jobs of the run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._submissions: dict[int, JobSubmission] = {}
         self._jobs: dict[int, Job] = {}
         self._batch_processes: dict[tuple[int, int], tuple[Machine, int]] = {}
-        """By job and restart, the batch processes that have not left: on which host, in which of its lives."""
+        """By job and restart count: the host of each batch process that has not ended, and the boot of that host."""
         self.job_ids: dict[str, int] = {}
         self.batch_heard_at: dict[int, float] = {}
-        """By job, when its batch process last reached a coordinator."""
+        """By job: the time at which its batch process last reached a coordinator."""
         self.unstartable_nodes: set[str] = set()
-        """Nodes whose agent does not start."""
+        """Nodes on which no agent starts."""
         self.sbatch_failure_rate = 0.0
-        """So often, of the requests for a node of the pool."""
+        """Probability that sbatch fails for a pool node."""
         self.kill_wait_s = 30.0
-        """From SIGTERM to SIGKILL."""
+        """Seconds from SIGTERM to SIGKILL (Slurm's KillWait)."""
 
     def submit(self, submission: JobSubmission) -> None:
-        """A job enters the queue."""
+        """Put a job into the queue."""
         spec = submission.spec
         number = len(self._submissions) + 1
         self._submissions[number], self.job_ids[submission.gang] = submission, number
@@ -83,7 +85,7 @@ class SlurmJobs:
         return events.PoolAnswer(serial, number)
 
     def pool_jobs(self, gang: str) -> list[Job]:
-        """The gang's small jobs, as Slurm has them."""
+        """The gang's small pool jobs, as Slurm has them."""
         return [
             self._jobs[n]
             for n, submission in self._submissions.items()
@@ -91,7 +93,7 @@ class SlurmJobs:
         ]
 
     def registration(self, gang: str) -> events.GangSubmitted:
-        """What registers the gang."""
+        """The event that registers the gang."""
         job = self.job_ids[gang]
         return events.GangSubmitted(gang, job, 1000, gang, self._submissions[job].spec, "{}")
 
@@ -111,16 +113,19 @@ class SlurmJobs:
             self._world.schedule.call_later(self.kill_wait_s, self._kill_batch_process, ran)
 
     def running_job(self, gang: str) -> Job | None:
-        """The gang's job while it runs."""
+        """The gang's job, if it runs."""
         job = self._jobs.get(self.job_ids.get(gang, 0))
         return job if job is not None and job.state is JobState.RUNNING else None
 
     def job(self, gang: str) -> Job:
-        """The gang's job as Slurm has it."""
+        """The gang's job, as Slurm has it."""
         return self._jobs[self.job_ids[gang]]
 
     def preempt(self, job: Job, grace_s: float) -> None:
-        """Every process is told; the job goes back into the queue, or ends, unless it has done so by then."""
+        """Send SIGTERM to every process of the job.
+
+        After the grace time, requeue the job or cancel it, unless this run of it is over.
+        """
         gang = self._submissions[job.id].gang
         for node in job.nodes:
             agent = self._world.agents.get((gang, node))
@@ -148,7 +153,7 @@ class SlurmJobs:
         world.schedule.call_later(world.durations.launch_s(), self._poll_gang, job)
 
     def has_batch_process(self, job: Job) -> bool:
-        """The batch process of this run of the job, and its srun, may still live, or begin."""
+        """The batch process of this run of the job lives, so srun may live or start."""
         return self._batch_process_lives(job.id, job.restart_count)
 
     def _is_current_run(self, job: Job) -> bool:
@@ -160,7 +165,10 @@ class SlurmJobs:
         return self._is_current_run(job) and node in self._jobs[job.id].nodes
 
     def _launch_agent(self, job: Job, node: str, tries: int) -> None:
-        """srun starts the agent, once nothing of the runs before is left on any node: Slurm calls it completing."""
+        """srun starts the agent once no process of an earlier run is left on any node.
+
+        Until then Slurm shows the job as completing.
+        """
         world = self._world
         if not self._has_node(job, node) or node in self.unstartable_nodes or not self.has_batch_process(job):
             return
@@ -184,7 +192,7 @@ class SlurmJobs:
         world.add_agent(agent)
 
     def _is_completing(self, job: Job, gang: str) -> bool:
-        """An agent of a run before lives, or a batch process."""
+        """An agent or a batch process of an earlier run is alive."""
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
         if any(agent.alive and agent.identity.restarts < job.restart_count for agent in agents):
             return True
@@ -195,7 +203,10 @@ class SlurmJobs:
         return host is not None and host.powered and host.boot_count == boot
 
     def _end_agent(self, job: Job, node: str, notice: str) -> None:
-        """slurmd ends what the job has on a node that it no longer has; a node that is cut off hears of it later."""
+        """slurmd ends the job's processes on a node that the job no longer has.
+
+        A node that is cut off learns of it later.
+        """
         world = self._world
         if self._has_node(job, node):
             return
@@ -214,7 +225,7 @@ class SlurmJobs:
             world.end_agent(agent)
 
     def _poll_gang(self, job: Job) -> None:
-        """The batch script asks after its gang until it may end."""
+        """The batch process polls its gang until it may end."""
         world = self._world
         if self._submissions[job.id].pool_request:
             if self._is_current_run(job):
@@ -238,7 +249,7 @@ class SlurmJobs:
         world.schedule.call_later(_POLL_INTERVAL_S, self._poll_gang, job)
 
     def _kill_batch_process(self, job: Job) -> None:
-        """Slurm's patience with the batch process of a run that is over has an end."""
+        """KillWait is over: Slurm kills the batch process of a run that is over."""
         host = self._world.machines[job.batch_host]
         if not self.has_batch_process(job):
             self._batch_processes.pop((job.id, job.restart_count), None)
@@ -249,7 +260,7 @@ class SlurmJobs:
             del self._batch_processes[job.id, job.restart_count]
 
     def _poll_pool_agent(self, job: Job) -> None:
-        """The batch script of a small job ends with its agent."""
+        """The batch script of a small pool job ends with its agent."""
         world, node = self._world, job.batch_host
         agent = world.agents.get((self._submissions[job.id].gang, node))
         mine = agent if agent is not None and agent.identity.job == job.id else None
@@ -261,7 +272,10 @@ class SlurmJobs:
     # -- what the coordinator asks Slurm before it believes an agent --
 
     def dismissal_reason(self, gang: Gang | None, node: str, identity: AgentIdentity) -> str | None:
-        """As service_agent does: empty, notice for a dismissal, or None where Slurm doesn't tell."""
+        """Checks an agent like the coordinator's agent service does.
+
+        Returns an empty text if the agent is admitted, the reason of its dismissal, or None if Slurm gives no answer.
+        """
         job, restarts = identity.job, identity.restarts
         if identity.pool_request and (refused := shared_pool.refusal(gang, identity.pool_request, job, node)):
             return refused

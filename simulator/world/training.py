@@ -1,4 +1,5 @@
-"""The ranks of one generation as one training: they load, meet at the store, step and hang together."""
+"""The ranks of one generation as one training: they load their state, join the rendezvous, and step or hang
+together."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.5
 _TIMEOUT_S = 15.0
-"""How long a rank waits for its state, or for the others."""
+"""Seconds that a rank waits for its state, or for the other ranks."""
 
 
 class Training:
-    """One generation of one gang, from the first rank's start on."""
+    """One generation of one gang, from the start of its first rank."""
 
     def __init__(self, world: World, gang: str, order: pb.Order) -> None:
         self._world = world
@@ -31,7 +32,7 @@ class Training:
         self.last_step_at = float("-inf")
         self.in_declared_phase = False
         self.phase_changed_at = float("-inf")
-        """When its ranks last entered a declared phase, or left it."""
+        """The time at which the ranks last entered or left a declared phase."""
         self._one_more_step = False
         self._order = order
         self._joined_ranks: set[int] = set()
@@ -43,7 +44,7 @@ class Training:
         rank.agent.call_later(self._world.durations.boot_s(), self._load_state, rank, self._world.schedule.now)
 
     def _load_state(self, rank: Rank, since: float) -> None:
-        """Take the state that the order names."""
+        """Load the state that the order names."""
         if not rank.is_active:
             return
         restore, world = self._order.restore, self._world
@@ -62,7 +63,7 @@ class Training:
         self._join_store(rank, since)
 
     def _join_store(self, rank: Rank, since: float) -> None:
-        """Meet the others at the store."""
+        """Join the other ranks at the rendezvous store."""
         if not rank.is_active or self.over:
             return
         world = self._world
@@ -75,7 +76,7 @@ class Training:
             self._begin()
 
     def _begin(self) -> None:
-        """All have joined; who is frozen at this moment is waited for."""
+        """All ranks have joined. Wait for every rank that is frozen at this moment."""
         ranks, world = self.ranks.values(), self._world
         if self.began or self.over or any(not rank.alive or rank.kill_sent for rank in ranks):
             return
@@ -124,14 +125,17 @@ class Training:
             agent.memory.store_step(self.generation, self.step, numbers)
 
     def hang_rank(self, rank: Rank, behind: bool) -> None:
-        """A rank goes on no more. `behind`: the other nodes finish the step under way, its own does not."""
+        """A rank makes no more steps.
+
+        `behind`: ranks on other nodes finish the current step, and ranks on this node do not.
+        """
         for other in self.ranks.values():
             other.hung = other.hung or other is rank or (behind and other.agent is rank.agent)
         self._one_more_step = behind and not all(other.hung for other in self.ranks.values())
         self._world.observer.rank_hung(self.gang, self.generation)
 
     def declare_phase(self, seconds: float) -> None:
-        """All ranks are in a declared phase for so long."""
+        """All ranks are in a declared phase for this many seconds."""
         self._set_phase(True)
         self._world.schedule.call_later(seconds, self._set_phase, False)
 
@@ -143,13 +147,13 @@ class Training:
                 rank.agent.status_changed(0.25)
 
     def _ring_connected(self) -> bool:
-        """Neighbours in the ring of ranks reach each other."""
+        """Every two neighbours in the ring of nodes reach each other."""
         nodes = list(dict.fromkeys(self.ranks[n].agent.node for n in sorted(self.ranks)))
         connected = self._world.network.connected
         return all(connected(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b)
 
     def exit_all(self, code: int) -> None:
-        """Every rank ends by itself."""
+        """Every rank exits with this code."""
         self.over = True
         for rank in self.ranks.values():
             if rank.is_active:
@@ -157,8 +161,11 @@ class Training:
                 self._world.schedule.call_later(delay, rank.agent.rank_exited, rank, code, "")
 
     def reset_connections(self, dead: str, probability: float, within_s: float = 1.0, first: str = "") -> None:
-        """The kernel of `dead` has reset its peers' connections: healthy ranks die of it, or hang. Those on the node
-        `first` die at once."""
+        """The kernel of `dead` has reset its connections.
+
+        Each healthy rank crashes with this probability within `within_s` seconds. Ranks on the node `first` crash at
+        once.
+        """
         for rank in self.ranks.values():
             if rank.agent.node == first != dead:
                 self._world.schedule.call_later(0.0, self._crash_from_reset, rank)

@@ -1,4 +1,4 @@
-"""The whole world of one run: nodes, wires, Slurm, agents, and one coordinator after the other."""
+"""The whole simulated cluster of one run: nodes, network, Slurm, agents, and one coordinator after the other."""
 
 from __future__ import annotations
 
@@ -32,30 +32,38 @@ from muster.v1 import agent_pb2 as pb
 
 START_S = 1000.0
 DAEMON_RESTART_DELAY_S = 1.0
-"""systemd starts a node's daemon again after this."""
+"""Seconds until systemd starts a node daemon again."""
 
 
 POOL = Pool(("--partition=shared",), wait_s=12.0)
-"""All nodes that carry no job."""
+"""The site's shared pool: every node that runs no job."""
 NO_LIMITS = Limits(nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, swaps_per_hour=1000, pool=POOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a world is made of: its nodes by leaf, weather and pace, and what the coordinator may do."""
+    """What a simulated cluster consists of: its nodes, the network conditions, the durations and the limits of the
+    site."""
 
     leaves: Sequence[tuple[str, str]]
-    """(node, leaf)"""
+    """(node, leaf) of every node."""
     network_conditions: NetworkConditions = field(default_factory=NetworkConditions)
     durations: Durations = field(default_factory=Durations)
     limits: Limits = NO_LIMITS
     standby: bool = False
-    """Two coordinators share the journal's folder, each life a term of the lease."""
+    """Two coordinators share the journal's folder. Each life of a coordinator is a new term of the lease."""
 
 
 class World:
-    """One run. `folder`: where the journal lies; `seed`: the source of all rng; `observer`: makes the watcher
-    that is told of all that happens."""
+    """One run.
+
+    Args:
+        site: the simulated cluster.
+        seed: all random numbers follow from it.
+        folder: the journal's folder.
+        observer: makes the observer, which is told of everything that happens.
+        trace: note every event of the core in the transcript.
+    """
 
     def __init__(
         self, site: Site, seed: int, folder: Path, observer: Callable[[World], Observer], trace: bool = False
@@ -84,15 +92,15 @@ class World:
         self.daemons: dict[str, NodeDaemon] = {}
         self.armed_faults: list[tuple[Phase, Callable[[str], None]]] = []
         self.permanent_cuts: set[tuple[str, str]] = set()
-        """Wires that stay cut for good."""
+        """Directed links that stay cut until the end of the run."""
         self.slurmd_connected: set[str] = set()
-        """Nodes whose slurmd reaches Slurm's controller by another way than the one to the coordinator."""
+        """Nodes whose slurmd reaches slurmctld even while the node is cut off from the coordinator."""
         self.correlated_signals: dict[str, tuple[str, str]] = {}
-        """By node, of which gang's which node it has echoed the loss."""
+        """For each node with a correlated signal: the gang and the lost peer that explain the signal."""
         self.crash_countdown: int | None = None
         self.coordinator_restart_s = 1.0
         self.rank_opens_store = False
-        """No agent finds torch: rank 0 opens the store itself."""
+        """No agent can open a rendezvous store: rank 0 opens it itself."""
         self.final_steps: dict[str, int] = {}
         self._trainings: dict[tuple[str, int], Training] = {}
         self._slurmd_states: dict[str, tuple[bool, bool]] = {}
@@ -108,18 +116,21 @@ class World:
     # -- the transcript --
 
     def note(self, what: object) -> None:
-        """Something for the transcript."""
+        """Add an entry to the transcript."""
         self.notes.append((self.schedule.now, what))
 
     def transcript(self) -> list[str]:
-        """All that was noted, one line each, times in seconds since the start."""
+        """The transcript, one line for each entry. Times are in seconds since the start."""
         words = ((at, describe(what) if isinstance(what, facts.Fact) else str(what)) for at, what in self.notes)
         return [f"{at - START_S:9.3f}  {text}" for at, text in words]
 
     # -- who reaches whom --
 
     def reachability(self, src: str, node: str, gang: str | None) -> Silence | None:
-        """What a connection from `src` to the gang's agent on `node` meets (None: its daemon); None: an answer."""
+        """What a connection from `src` to the gang's agent on `node` meets; to its node daemon, if `gang` is None.
+
+        None: an answer.
+        """
         machine = self.machines[node]
         if not machine.powered or not (src == node or self.network.connected(src, node)):
             return Silence.NO_ANSWER
@@ -138,7 +149,7 @@ class World:
         return other if other is agent or self.network.connected(agent.node, node) else None
 
     def topology_changed(self) -> None:
-        """Wires, kernels or processes have changed: everybody feels it who would."""
+        """Links, kernels or processes have changed: tell everyone who would notice."""
         for (gang, _), agent in self.agents.items():
             if not agent.alive:
                 continue
@@ -172,13 +183,13 @@ class World:
     # -- processes --
 
     def add_agent(self, agent: Agent) -> None:
-        """An agent has started."""
+        """An agent's process has started."""
         self.agents[agent.identity.gang, agent.node] = agent
         agent.attach()
         self.topology_changed()
 
     def end_agent(self, agent: Agent) -> None:
-        """An agent's process ends, its kernel lives: every connection is closed."""
+        """An agent's process ends while its kernel runs: the kernel closes every connection."""
         if not agent.alive:
             return
         agent.end(closes=True)
@@ -196,7 +207,7 @@ class World:
         daemon.attach()
 
     def end_daemon(self, node: str) -> None:
-        """A node's daemon ends; systemd starts it anew."""
+        """A node daemon ends; systemd starts it again."""
         self.daemons[node].end(closes=True)
         self.schedule.call_later(DAEMON_RESTART_DELAY_S, self._restart_daemon, node)
         self.topology_changed()
@@ -207,7 +218,7 @@ class World:
             self.topology_changed()
 
     def power_off(self, node: str, closes: bool) -> None:
-        """The node's kernel is gone. `closes`: it closed every connection before."""
+        """The node goes down. `closes`: its kernel closes every connection first."""
         machine = self.machines[node]
         mine = [agent for (_, name), agent in self.agents.items() if name == node and agent.alive]
         for agent in mine:
@@ -225,7 +236,7 @@ class World:
         self.topology_changed()
 
     def boot(self, node: str) -> None:
-        """The node comes back, with nothing of what ran there."""
+        """The node boots. None of its earlier processes exists any more."""
         machine = self.machines[node]
         if machine.powered:
             return
@@ -234,7 +245,7 @@ class World:
         self.topology_changed()
 
     def set_frozen(self, node: str, frozen: bool) -> None:
-        """All processes of a node stop, or go on; its kernel answers."""
+        """Stop or resume all processes of a node. Its kernel answers."""
         machine = self.machines[node]
         machine.frozen = frozen
         if not frozen:
@@ -246,7 +257,7 @@ class World:
         self.topology_changed()
 
     def set_stopped(self, process: Agent | NodeDaemon, stopped: bool) -> None:
-        """One process stops, or goes on."""
+        """Stop or resume one process."""
         process.stopped = stopped
         if not stopped:
             self.observer.node_resumed(process.machine.name)
@@ -254,7 +265,8 @@ class World:
         self.topology_changed()
 
     def notify_removed_nodes(self, agent: Agent) -> None:
-        """`agent` has an order; who still has ranks and is no member in it will hear that when it pings."""
+        """`agent` has a new order: every node that still has ranks and is no member in this order learns of it at its
+        next ping."""
         order = agent.order
         members = {member.node for member in order.members} if order is not None else set()
         for (gang, node), other in self.agents.items():
@@ -263,14 +275,14 @@ class World:
                 other.peer_monitor.expect_rejection(agent)
 
     def training_for(self, gang: str, order: pb.Order) -> Training:
-        """The training of an order's generation, made if there is none."""
+        """The training of the generation that `order` starts. It is created if it does not exist."""
         key = (gang, order.generation)
         if key not in self._trainings:
             self._trainings[key] = Training(self, gang, order)
         return self._trainings[key]
 
     def newest_training(self, gang: str) -> Training | None:
-        """The training of the gang's newest generation that was started anywhere."""
+        """The training of the gang's newest generation of which any rank was started."""
         trainings = (training for training in self._trainings.values() if training.gang == gang)
         return max(trainings, key=lambda training: training.generation, default=None)
 
@@ -282,8 +294,8 @@ class World:
     # -- the coordinator --
 
     def crash_coordinator(self, where: str) -> None:
-        """Its process ends; another takes over after `coordinator_restart_s`."""
-        self.note(f"the coordinator dies {where}")
+        """The coordinator's process ends. Another coordinator starts after `coordinator_restart_s`."""
+        self.note(f"the coordinator crashes {where}")
         self.coverage.count("fault", "coordinator crashed")
         self.observer.coordinator_crashed(self.coordinator.core.state, not where.startswith("before the journal"))
         self.coordinator.die()
@@ -297,7 +309,7 @@ class World:
         self.coordinator.start()
 
     def stall_coordinator(self, seconds: float) -> None:
-        """The coordinator stands still for a while."""
+        """The coordinator's process stands still for this time."""
         coordinator, since = self.coordinator, self.schedule.now
         if coordinator.is_running():
             coordinator.stopped = True
@@ -309,28 +321,28 @@ class World:
             self.topology_changed()
 
     def phase_entered(self, gang: str, phase: Phase) -> None:
-        """A gang has entered a phase: whoever lies in wait for that strikes."""
+        """A gang has entered a phase: inject every fault that is armed for this phase."""
         for waiting in [waiting for waiting in self.armed_faults if waiting[0] is phase]:
             self.armed_faults.remove(waiting)
             self.schedule.call_later(0.0, waiting[1], gang)
 
     def gang(self, id: str) -> Gang | None:
-        """The gang as the coordinator's durable state has it."""
+        """The gang in the coordinator's durable state."""
         return self.coordinator.core.state.gangs.get(id)
 
     # -- time --
 
     def run_until(self, moment: float) -> None:
-        """Let everything happen that is due by `moment`."""
+        """Run everything that is due by `moment`."""
         self.schedule.run_until(moment)
 
     def submit(self, submission: JobSubmission) -> None:
-        """A user submits a job, and registers it with the coordinator if that can be reached."""
+        """A user submits a job. If the coordinator is reachable, the job is registered with it."""
         self.jobs.submit(submission)
         if self.coordinator.is_running():
             self.coordinator.post_event(self.jobs.registration(submission.gang))
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         if self.coordinator.alive:
             self.coordinator.journal.close()

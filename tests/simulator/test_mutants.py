@@ -1,4 +1,4 @@
-"""The net catches: each planted bug is found within 200 seeds."""
+"""The simulator finds bugs: each planted bug is found within 200 seeds."""
 
 import subprocess
 import sys

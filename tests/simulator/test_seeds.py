@@ -1,4 +1,4 @@
-"""Two thousand worlds full of faults: no law is broken, and everything that can happen does."""
+"""Two thousand simulated runs full of faults: no invariant is violated, and everything that can happen happens."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SEEDS = 2000
 EVENTS, FAULTS = 500, 3
 """On average, a seed."""
 OFTEN = 50
-"""Every edge of the state tables and every rung of the ladder is taken as often at least."""
+"""Every transition of the state tables and every kind of recovery occurs at least this often."""
 
 
 def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +29,7 @@ def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("seed", [6, 8, 42])
 def test_one_seed_is_one_run(seed: int) -> None:
-    """The order of a set of strings differs from process to process; no run may depend on it."""
+    """The order of a set of strings differs between processes. No run may depend on it."""
     with ThreadPoolExecutor() as pool:
         said = set(pool.map(_transcript, [seed] * 3, ("1", "2", "3")))
     assert len(said) == 1

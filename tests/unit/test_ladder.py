@@ -1,4 +1,4 @@
-"""Every scenario of docs/ladder, played again: its transcript has to stand there word for word.
+"""Each scenario of docs/ladder runs again, and its transcript must match word for word.
 
 MUSTER_GOLDEN=write writes what happens now; read the diff.
 """
@@ -24,8 +24,8 @@ def test_a_scenario_goes_as_it_is_told(path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("> until step 3", "the first command makes the gang"),
-        ("> gang nodes=2 spares=0\n> explode n1", "'explode n1': there is no such command"),
+        ("> until step 3", "the first command creates the gang"),
+        ("> gang nodes=2 spares=0\n> explode n1", "'explode n1': unknown command"),
         ("> gang nodes=2", "missing 1 required positional argument: 'spares'"),
         ("> gang nodes=2 spares=0\n> until FINISHED", "'until FINISHED'"),
         ("> gang nodes=2 spares=0\n> crash n7", "'crash n7'"),

@@ -1,0 +1,36 @@
+"""Phrases of the core's reasons, by which the simulator distinguishes facts of one kind.
+
+If the core words a reason anew, an invariant could silently check nothing any more. A test checks that the core still
+uses each phrase.
+"""
+
+from __future__ import annotations
+
+CAUSE_PROVEN = "go on elsewhere"
+"""A node is blamed for crashes: the ranks run well without it."""
+BATCH_PROCESS_LOST = "batch script"
+"""The job is requeued because nothing is left that would start its agents."""
+BATCH_PROCESS_SILENT = "is heard no more"
+"""The job is requeued because its batch process is silent."""
+NODE_SILENT = ("its kernel answers, its processes don't", "does not answer")
+"""A generation is fenced because of a node whose ranks may be alive."""
+AGENT_UNREACHED = "has not reached it"
+"""A generation is fenced because it waits for an agent that the coordinator is unable to reach."""
+AGENT_ENDED = "has ended"
+"""A node is out of the gang because its agent has ended."""
+AGENT_ANSWERS_NO_HOST = "has not answered anybody"
+"""A node is out of the gang because its agent answers no host."""
+RANKS_UNKILLABLE = "could not be killed"
+"""A node is unfit because its ranks can't be killed."""
+
+PHRASES = (
+    CAUSE_PROVEN,
+    BATCH_PROCESS_LOST,
+    BATCH_PROCESS_SILENT,
+    *NODE_SILENT,
+    AGENT_UNREACHED,
+    AGENT_ENDED,
+    AGENT_ANSWERS_NO_HOST,
+    RANKS_UNKILLABLE,
+)
+"""All of them."""
