@@ -1,8 +1,9 @@
-"""`make demo`: a training job outlives a dead node and a fatal GPU error, on one screen.
+"""`make demo`: shows on one screen how a training job survives a dead node and a fatal GPU error.
 
-Starts a cluster of its own (1 controller, 1 login container, 10 nodes), submits the example as an ordinary user,
-cuts one node's power, sends a fatal Xid to another, lets the job finish, prints the timeline and tears everything
-down, on Ctrl-C as well. What is shown is what the coordinator's API says; nothing is scripted but the two faults.
+The demo starts its own cluster (1 controller, 1 login container, 10 nodes) and submits the example as an ordinary user.
+It cuts the power of one node, and sends a fatal Xid to another. The job finishes, the demo prints the timeline and
+removes the cluster, also after Ctrl-C. The screen shows what the coordinator's API reports. Only the two faults are
+scripted.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING
 
 @dataclass
 class Stage:
-    """What the screen shows: the newest view and the lines of the timeline so far."""
+    """The content of the screen: the newest view and the timeline."""
 
     began: float = field(default_factory=time.time)
     view: View = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     faults: list[tuple[str, float, int]] = field(default_factory=list)
-    room: int = 1000  # lines of the timeline that the screen has room for: the newest
+    room: int = 1000  # how many of the newest timeline lines fit on the screen
 
     def say(self, words: str, at: float | None = None) -> None:
-        """Add a line to the timeline."""
+        """Adds a line to the timeline."""
         self.lines.append(f"{(at or time.time()) - self.began:7.2f} s  {words}")
 
     def __rich__(self) -> Group:
-        """The whole screen."""
+        """Renders the whole screen."""
         job = self.view.get("slurm_job_ids", ["-"])[-1]
         title = (
             f"job {job}  {self.view.get('phase', 'starting the cluster')}  generation {self.view.get('generation', 0)}"
@@ -79,15 +80,15 @@ def _nodes(view: View) -> Table:
 
 
 def _show_recovery(stage: Stage, training: Training, what: str, at: float) -> None:
-    """Follow one recovery until its first step; each phase becomes a line when it is reached."""
+    """Follows one recovery until its first step, and adds a line to the timeline for each phase."""
     generation = training.generation
     recovery = training.wait_recovered(generation + 1, 60)
     outs, ins = ", ".join(recovery.get("nodes_out", ())), ", ".join(recovery.get("nodes_in", ()))
     stage.say(
         f"   detected after {recovery['detected_s'] - at:.2f} s: {recovery.get('cause', '')}", recovery["detected_s"]
     )
-    stage.say("   the old ranks are gone everywhere (fenced)", recovery["fenced_s"])
-    stage.say(f"   {recovery.get('action')}: {ins} takes the place of {outs}", recovery["started_s"])
+    stage.say("   all old ranks have ended on all nodes (fenced)", recovery["fenced_s"])
+    stage.say(f"   {recovery.get('action')}: {ins} replaces {outs}", recovery["started_s"])
     restored = recovery.get("step_restored", 0)
     stage.say(f"   first step, from the memory checkpoint of step {restored}", recovery["first_step_s"])
     total = recovery["first_step_s"] - at
@@ -105,7 +106,7 @@ def play(stage: Stage, cluster: Cluster) -> int:
         stage.say("all nodes have reported, generation 1 runs")
         training.wait_step(FIRST_FAULT, 180)
         node = training.node_of(3)
-        stage.say(f"power of {node} is cut (its link first: nobody hears a word), step {training.view['step']}")
+        stage.say(f"power of {node} is cut (first its link, so peers receive nothing), step {training.view['step']}")
         _show_recovery(stage, training, "power loss", cluster.power_off(node))
         training.wait_step(SECOND_FAULT, 120)
         node = training.node_of(5)
@@ -114,7 +115,7 @@ def play(stage: Stage, cluster: Cluster) -> int:
         view = training.wait_final(180)
         stage.say(f"{view['phase']}: {view.get('reason', '')}")
         for what, _, generation in stage.faults:
-            stage.say(f"{what}: {training.repeated_steps(generation)} finished steps were done again")
+            stage.say(f"{what}: {training.repeated_steps(generation)} finished steps were repeated")
         training.wait_job_ended()
         return int(view.get("exit_code", 0))
 
@@ -134,7 +135,7 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Exit status: the job's own; 1 if the demo could not be played; 130 after Ctrl-C."""
+    """Exit status: the job's own; 1 if the demo failed; 130 after Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console()
     stage = Stage(room=max(4, console.height - 12) if console.is_terminal else 1000)

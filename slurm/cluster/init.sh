@@ -1,10 +1,10 @@
 #!/bin/bash
 # PID 1 of every container of a test cluster.  usage: init.sh ROLE DAEMONS STANDBY
-# Starts the role's services, starts again what ends (as systemd would), and reaps orphans: bash collects
-# every child that the kernel hands to PID 1.
+# Starts the services of the role, restarts services that have ended (as systemd would), and reaps orphans: bash reaps
+# every process that the kernel gives to PID 1.
 #
-# /run/cluster/NAME.pid   the running process of service NAME
-# /run/cluster/NAME.hold  while this file is there, NAME is not started again
+# /run/cluster/NAME.pid   the pid of service NAME
+# /run/cluster/NAME.hold  while this file exists, NAME is not restarted
 set -u
 role=$1 daemons=$2 standby=$3
 run=/run/cluster
@@ -15,11 +15,11 @@ chown munge: /run/munge /var/log/munge
 chown slurm: /run/slurm /run/muster
 chmod 0755 /run/munge
 install -o munge -g munge -m 0400 /cluster/munge.key /etc/munge/munge.key
-: >/etc/resolv.conf # names come from /etc/hosts alone: any other lookup fails at once
+: >/etc/resolv.conf # names come only from /etc/hosts: any other lookup fails at once
 export PATH=/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export USE_LIBUV=0 LANG=C.UTF-8
 
-# A service that dies at once, again and again, is tried more and more rarely: up to every 5 s.
+# A service that fails at once is restarted with a backoff of up to 5 s.
 supervise() {
     local name=$1 tenths=1 began
     shift

@@ -1,6 +1,6 @@
-"""Starting a cluster: folder, network, containers side by side, and the wait for Slurm.
+"""Starts a cluster: folder, network, containers in parallel, and the wait for Slurm.
 
-Target: 10 nodes IDLE within 10 s once the image stands.
+Target: 10 nodes are IDLE within 10 s if the image exists.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _HERE = Path(__file__).resolve().parent
 
 
 def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) -> Cluster:
-    """Start a cluster with the present source of Muster; every node is IDLE when this returns.
+    """Starts a cluster with the current source of Muster. Every node is IDLE when this returns.
 
-    `by_hand` clusters outlive the process that started them; others are stale once it has ended.
-    Whatever goes wrong on the way (Ctrl-C included) leaves nothing behind.
+    A cluster with `by_hand` outlives the process that started it. Any other cluster is stale when that process has
+    exited. After an error or Ctrl-C nothing remains.
     """
     engine = find_engine()
     name = check_name(name or f"r{secrets.token_hex(3)}")
@@ -47,9 +47,9 @@ def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) 
     try:
         folder.mkdir()
     except FileExistsError as error:
-        raise EngineError(f"a cluster {name!r} is there already; use another --name or take it down") from error
+        raise EngineError(f"a cluster {name!r} already exists; use another --name or remove it") from error
     try:
-        _save(folder, owner=owner_of_this_process())  # stale, should this process be killed on the way
+        _save(folder, owner=owner_of_this_process())  # if this process is killed, the cluster counts as stale
         image = ensure_cluster_image(engine, Recipe.of(spec.suite, spec.tests_image))
         owner = BY_HAND if by_hand else owner_of_this_process()
         with deferred_interrupts():
@@ -76,7 +76,9 @@ def _save(folder: Path, **what: str) -> None:
 
 
 def _wait_for(cluster: Cluster, what: str, condition: Callable[[Cluster], bool], service: str) -> None:
-    """Wait, or say with the controller's own words what went wrong: the cluster is about to be removed."""
+    """Waits for a condition. The error message includes the controller's log, because the cluster is removed after an
+    error.
+    """
     try:
         wait_until(lambda: condition(cluster), 60, what)
     except WaitTimeout as error:
@@ -86,7 +88,7 @@ def _wait_for(cluster: Cluster, what: str, condition: Callable[[Cluster], bool],
 
 
 def _make_network(engine: Engine, name: str) -> str:
-    """Create the network on a free subnet; its first three numbers."""
+    """Creates the network on a free subnet. Returns the subnet's first three numbers."""
     said = ""
     for _ in range(20):
         subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(256)}"
@@ -117,7 +119,7 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
 
 
 def _start_containers(cluster: Cluster, image: str, owner: str) -> None:
-    """The controller first, so that the nodes find it; then the others, a few at a time."""
+    """Starts the controller first, so that the nodes find it, then the other containers, a few at a time."""
     _start_one(cluster, CONTROLLER, image, owner)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda host: _start_one(cluster, host, image, owner), cluster.spec.hosts[1:]))
@@ -139,11 +141,11 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
         *("run", "--detach", "--pull=never", "--name", container_name(cluster.name, host), "--hostname", host),
         *("--label", f"{LABEL}={cluster.name}", "--label", f"{OWNER_LABEL}={owner}"),
         *("--network", network_name(cluster.name), "--ip", cluster.address(host)),
-        # The same after a reboot: the peers' tables of neighbours would keep the old one for a minute.
+        # The address must be the same after a reboot: the peers' ARP tables keep the old one for a minute.
         *("--mac-address", spec.mac(host, cluster.subnet)),
         *(f"--add-host={other}:{cluster.address(other)}" for other in spec.hosts if other != host),
         *(part for source, target in mounts.items() for part in ("--volume", f"{source}:{target}")),
-        # What root has on a real node: debuggers, device files (fake GPUs), every system call.
+        # The rights of root on a real node: debuggers, device files (fake GPUs), all system calls.
         *("--cap-add=SYS_PTRACE", "--cap-add=MKNOD", "--security-opt=seccomp=unconfined"),
         *("--shm-size=1g", "--pids-limit=-1", "--stop-signal=KILL", *engine.ulimits),
         *(image, "bash", "/cluster/init.sh", role, str(int(spec.daemons)), str(int(spec.standby))),
@@ -151,9 +153,9 @@ def _start_one(cluster: Cluster, host: str, image: str, owner: str) -> None:
 
 
 def _coordinator_listens(cluster: Cluster) -> bool:
-    # Asked from inside: on the host something else may answer for the address.
-    knock = f">/dev/tcp/{CONTROLLER}/{COORDINATOR_PORT}"
-    return cluster.exec(LOGIN, "bash", "-c", knock, check=False).rc == 0
+    # Connect from inside the cluster: on the host another service may have the same address.
+    connect = f">/dev/tcp/{CONTROLLER}/{COORDINATOR_PORT}"
+    return cluster.exec(LOGIN, "bash", "-c", connect, check=False).rc == 0
 
 
 def _all_idle(cluster: Cluster) -> bool:

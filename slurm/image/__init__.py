@@ -1,1 +1,1 @@
-"""The container image of the test cluster: its recipe, and building it when it is missing or old."""
+"""The container image of the test cluster: its recipe, and the build of layers that are missing or old."""

@@ -1,7 +1,7 @@
 """The image tool: ``python -m muster.slurm.image build | base | demo | run -- COMMAND``.
 
-``build`` makes what the tests need, ``demo`` what `make demo` needs, ``base`` the layers below Muster's own.
-It needs nothing but Python's standard library.
+``build`` builds the image of the tests, ``demo`` the image of `make demo`, ``base`` the layers below Muster's own. The
+tool needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.slurm.image.run import run_in_image
 
 
 def main() -> int:
-    """Run one verb. Exit codes: the command's own for ``run``; else 0 done, 1 failed."""
+    """Runs one verb. Exit status: the command's own for ``run``; else 0 success, 1 failure."""
     argv = sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(prog="python -m muster.slurm.image", description=__doc__)

@@ -1,6 +1,7 @@
-"""Builds the image layers that are missing, and prunes old ones that carry Muster's label.
+"""Builds missing image layers, and removes old ones that carry Muster's label.
 
-A build is safe beside another: each takes a lock in the cache folder and looks again before it works.
+Two builds can run at the same time: each build takes a lock in the cache folder, and checks again whether the image
+exists.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from muster.slurm.image.recipe import (
 )
 
 LABEL = "muster.image"
-KEEP = {"cluster": 6, "tests": 4, "base": 4, "debian": 4}  # the newest of each kind, which pruning leaves alone
+KEEP = {"cluster": 6, "tests": 4, "base": 4, "debian": 4}  # how many images of each kind are kept
 
 Say = Callable[[str], None]
 
 
 def say_on_stderr(line: str) -> None:
-    """The default for progress: one line on standard error."""
+    """The default progress output: one line on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def ensure_cluster_image(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
-    """The name of an image with Muster's present source, built where it does not stand yet."""
+    """Returns the name of an image with Muster's current source. Builds it if it does not exist."""
     source = read_source()
     image = recipe.cluster_image(source)
     if engine.has_image(image):
@@ -54,7 +55,7 @@ def ensure_cluster_image(engine: Engine, recipe: Recipe = Recipe(), say: Say = s
 
 
 def ensure_base(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
-    """The name of the base image, built where it does not stand yet (about two minutes from nothing)."""
+    """Returns the name of the base image. Builds it if it does not exist (about two minutes without any layer)."""
     if engine.has_image(recipe.base_image):
         return recipe.base_image
     with _lock(f"base-{recipe.suite}"):
@@ -70,7 +71,8 @@ def ensure_base(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_std
 
 
 def ensure_tests(engine: Engine, recipe: Recipe = Recipe(), say: Say = say_on_stderr) -> str:  # noqa: B008
-    """The name of the image with all that the tests need but Muster, built where it does not stand yet."""
+    """Returns the name of the image with everything that the tests need, except Muster. Builds it if it does not
+    exist."""
     if engine.has_image(recipe.tests_image):
         return recipe.tests_image
     base = ensure_base(engine, recipe, say)
@@ -88,7 +90,7 @@ def _build_debian(engine: Engine, recipe: Recipe) -> None:
         raise EngineError(f"mmdebstrap is not installed; {INSTALL_HINT}")
     producer = [
         *("mmdebstrap", "--quiet", "--variant=minbase", "--components=main"),
-        # Mirrors that serve an older snapshot are as good here.
+        # A mirror with an older snapshot is good enough.
         '--aptopt=Acquire::Check-Valid-Until "false"',
         *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale")),
         f"--include={','.join(RUNTIME_PACKAGES)}",
@@ -100,14 +102,14 @@ def _build_debian(engine: Engine, recipe: Recipe) -> None:
 
 
 def _debian_mirror(engine: Engine) -> list[str]:
-    """The mirror that this host's apt uses for Debian; none (mmdebstrap's default) on other systems."""
+    """The Debian mirror of this host's apt. Empty on other systems: mmdebstrap then uses its default."""
     listing = engine.host(*("apt-get", "indextargets", "--format", "$(ORIGIN)\t$(SITE)"), "Created-By: Packages").stdout
     sites = [line.split("\t")[1] for line in listing.splitlines() if line.startswith("Debian\t")]
     return [site for site in sites if not site.rstrip("/").endswith("security")][:1]
 
 
 def _wheels(engine: Engine, recipe: Recipe, say: Say) -> Path:
-    """A folder with the pyslurm wheel of this recipe (empty where it has none)."""
+    """A folder with the pyslurm wheel of this recipe. Empty if the recipe has none."""
     if recipe.pyslurm is None:
         folder = cache_dir() / "wheels" / "none"
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +140,9 @@ def _build_base(engine: Engine, recipe: Recipe) -> None:
 def _install(
     engine: Engine, below: str, image: str, kind: str, wanted: Sequence[str], wheels: Path | None = None
 ) -> None:
-    """Commit as `image` what `install-KIND.sh` makes of the layer `below`; `wanted` are requirements for pip."""
+    """Runs `install-KIND.sh` on the layer `below`, and commits the result as `image`. `wanted` are requirements for
+    pip.
+    """
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         (Path(folder) / "constraints.txt").write_text(constraints())
         (Path(folder) / "requirements.txt").write_text("".join(f"{line}\n" for line in wanted))
@@ -148,7 +152,7 @@ def _install(
         if wheels is not None:
             mounts += ["-v", f"{wheels}:/wheels:ro"]
         with _container(engine, "--network=host", *mounts, below) as run:
-            # Not through the engine's --env: a commit would write these settings into the image.
+            # Do not use the engine's --env: a commit would write these variables into the image.
             run("env", *environment, "sh", f"/recipe/install-{kind}.sh")
             run.commit(image, kind)
 
@@ -161,7 +165,7 @@ def _build_cluster(engine: Engine, below: str, image: str, source: Source) -> No
 
 
 class _Run:
-    """A throw-away container whose file system becomes an image."""
+    """A temporary container whose file system becomes an image."""
 
     def __init__(self, engine: Engine, name: str, options: tuple[str, ...]) -> None:
         self.engine, self.name, self.options = engine, name, options
@@ -195,9 +199,9 @@ def _container(engine: Engine, *options: str) -> Iterator[_Run]:
 
 
 def _outside() -> tuple[list[str], list[str]]:
-    """Mounts and environment that let apt and pip inside a container reach what they reach on the host.
+    """The mounts and variables that let apt and pip in a container reach the same servers as on the host.
 
-    The host's certificate bundle, proxies, pip settings, and the local folders that these settings name.
+    They cover the host's certificate bundle, proxies, pip settings, and the local folders that these settings name.
     """
     mounts: list[str] = []
     environment = [
@@ -225,7 +229,7 @@ def _folders_named_in(settings: list[Path]) -> set[str]:
     text += "\n".join(value for key, value in os.environ.items() if key.startswith("PIP_"))
     found = set()
     for scheme, name in re.findall(r"(?:^|[\s=,])(file://)?(/[^\s,]+)", text):
-        # The files of an index lie beside its pages.
+        # The files of a package index are in the folder above its pages.
         path = Path(name).parent if scheme else Path(name)
         if path.is_dir() and path != Path("/"):
             found.add(str(path))
@@ -236,7 +240,7 @@ def _prune(engine: Engine, kind: str) -> None:
     listing = engine.call("images", "--filter", f"label={LABEL}={kind}", "--format", "{{.Repository}}:{{.Tag}}")
     ours = [line for line in listing.stdout.splitlines() if line.startswith(f"localhost/muster-{kind}:")]
     for image in ours[KEEP[kind] :]:
-        engine.call("rmi", image)  # refused while a container uses it: it goes the next time
+        engine.call("rmi", image)  # the engine refuses while a container uses the image; the next build removes it
 
 
 @contextlib.contextmanager

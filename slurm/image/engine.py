@@ -1,10 +1,9 @@
-"""The one door to podman and docker.
+"""The only module that calls podman and docker.
 
-Promises: nothing is ever pulled; only objects that carry Muster's labels are listed or removed by the
-callers of this module; the user's own engine configuration is neither read for podman nor changed
-(a private ``containers.conf`` is written to the cache folder and named by ``CONTAINERS_CONF``).
-Every call has a deadline. Both engines are driven through their command lines, which agree on nearly
-everything; the few differences are properties of `Engine`.
+Promises: nothing is ever pulled. Callers list and remove only objects that carry Muster's labels. The user's own engine
+configuration is not changed, and podman does not read it: a private ``containers.conf`` in the cache folder is named by
+``CONTAINERS_CONF``. Every call has a timeout. Both engines are used through their command lines, which are almost
+equal. The differences are properties of `Engine`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ INSTALL_HINT = (
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# podman's own default limits lie above the host's, and where CAP_SYS_RESOURCE is missing it may not raise them.
+# podman's own default limits are above the host's. Without CAP_SYS_RESOURCE podman may not raise limits.
 _LIMITS = {"nofile": (resource.RLIMIT_NOFILE, 16384), "nproc": (resource.RLIMIT_NPROC, 32768)}
 
 
@@ -36,7 +35,7 @@ class EngineError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """Muster's folder for built artefacts and running clusters; safe to delete when no cluster is up."""
+    """Muster's folder for build results and running clusters. It may be deleted when no cluster runs."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     path = Path(root) / "muster"
     path.mkdir(parents=True, exist_ok=True)
@@ -45,7 +44,7 @@ def cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished command left behind."""
+    """The result of a command."""
 
     argv: tuple[str, ...]
     rc: int
@@ -53,7 +52,9 @@ class Outcome:
     stderr: str
 
     def checked(self) -> str:
-        """Standard output, or `EngineError` naming the command, its exit code and its complaint."""
+        """Returns standard output. Raises `EngineError` with the command, its exit status and its error message if it
+        failed.
+        """
         if self.rc != 0:
             said = self.stderr.strip() or self.stdout.strip() or "nothing"
             raise EngineError(f"`{' '.join(self.argv)}` failed with code {self.rc}: {said}")
@@ -62,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Engine:
-    """podman or docker, as root: the faults need the host's side of each container's link."""
+    """podman or docker, as root: faults need the host's end of each container's link."""
 
     name: str
     env: dict[str, str] = field(default_factory=dict)
@@ -70,14 +71,14 @@ class Engine:
 
     @property
     def ulimits(self) -> tuple[str, ...]:
-        """Options of ``run`` that lower the resource limits (podman takes them from its configuration)."""
+        """Options of ``run`` that lower the resource limits. podman reads them from its configuration."""
         return () if self.name == "podman" else tuple(f"--ulimit={limit}" for limit in _ulimits())
 
     @property
     def without_dns(self) -> tuple[str, ...]:
         """Options of ``network create``: names come from /etc/hosts, never from the engine.
 
-        The engine forgets a dead container's name, and slurmctld then blocks in getaddrinfo.
+        The engine forgets the name of a dead container, and slurmctld then blocks in getaddrinfo.
         """
         return ("--disable-dns",) if self.name == "podman" else ()
 
@@ -91,33 +92,33 @@ class Engine:
         return [*self.sudo, *args]
 
     def call(self, *args: str, stdin: bytes | None = None, timeout: float = 60.0) -> Outcome:
-        """Run an engine command to its end; `timeout` in seconds, `EngineError` when it passes."""
+        """Runs an engine command. `timeout` is in seconds; raises `EngineError` after it."""
         return _finish(self.argv(*args), stdin, timeout)
 
     def host(self, *args: str, timeout: float = 20.0) -> Outcome:
-        """Run a command on the host as root (links, namespaces)."""
+        """Runs a command on the host as root (links, namespaces)."""
         return _finish(self.host_argv(*args), None, timeout)
 
     def kill(self, pid: int) -> Outcome:
-        """SIGKILL to the host's process `pid`, to its whole group where negative.
+        """Sends SIGKILL to the host's process `pid`, or to the process group if `pid` is negative.
 
-        By the shell: /bin/kill is of procps, which a minimal system lacks.
+        It uses the shell's own `kill`: /bin/kill is part of procps, which a minimal system lacks.
         """
         return self.host("sh", "-c", 'kill -s KILL -- "$1"', "kill", str(pid))
 
     def host_call(self, argv: Sequence[str], stdin: bytes | None = None, timeout: float = 60.0) -> Outcome:
-        """Run a full command line made by `host_argv`; `timeout` in seconds."""
+        """Runs a full command line from `host_argv`. `timeout` is in seconds."""
         return _finish(argv, stdin, timeout)
 
     def interactive(self, *args: str) -> int:
-        """Run an engine command on the caller's terminal; its exit code."""
+        """Runs an engine command on the caller's terminal. Returns its exit status."""
         return subprocess.call(self.argv(*args))
 
     @contextlib.contextmanager
     def pipe_into(self, producer: Sequence[str], *args: str, timeout: float = 900.0) -> Iterator[str]:
-        """Run `producer` as root on the host with its output as the standard input of an engine command.
+        """Runs `producer` as root on the host. Its output is the standard input of an engine command.
 
-        Yields the engine command's standard output. Raises `EngineError` when either side fails.
+        Yields the standard output of the engine command. Raises `EngineError` if either command fails.
         """
         with tempfile.TemporaryFile() as complaints:
             source = subprocess.Popen(
@@ -137,7 +138,7 @@ class Engine:
         yield Outcome(tuple(args), sink.returncode, sink.stdout, sink.stderr).checked().strip()
 
     def has_image(self, image: str) -> bool:
-        """Whether `image` stands on this host."""
+        """Whether `image` exists on this host."""
         return self.call("image", "inspect", "--format", "{{.Id}}", image).rc == 0
 
 
@@ -148,7 +149,7 @@ def _finish(argv: Sequence[str], stdin: bytes | None, timeout: float) -> Outcome
         # during a command that must not be cut short.
         done = subprocess.run(argv, capture_output=True, timeout=timeout, input=stdin or b"", process_group=0)
     except subprocess.TimeoutExpired as error:
-        raise EngineError(f"`{' '.join(argv)}` was not done after {timeout:g} s") from error
+        raise EngineError(f"`{' '.join(argv)}` did not finish within {timeout:g} s") from error
     except FileNotFoundError as error:
         hint = INSTALL_HINT if argv[0] in ("podman", "docker") else "the test cluster needs it on this host"
         raise EngineError(f"{argv[0]} is not installed; {hint}") from error
@@ -160,9 +161,10 @@ def _text(raw: bytes) -> str:
 
 
 def find_engine() -> Engine:
-    """podman, else a docker whose daemon answers; ``MUSTER_ENGINE`` overrides the choice.
+    """Returns podman, else a docker whose daemon answers. ``MUSTER_ENGINE`` overrides the choice.
 
-    Raises `EngineError` saying what to install where neither is there.
+    Raises:
+        EngineError: there is no engine; the message says what to install.
     """
     os.environ["PATH"] = os.environ.get("PATH", "") + ":" + _SYSTEM_PATH
     wanted = os.environ.get("MUSTER_ENGINE")
@@ -175,16 +177,16 @@ def find_engine() -> Engine:
         docker = Engine("docker", {}, sudo)
         docker.call("version", timeout=20).checked()
         return docker
-    raise EngineError(f"no container engine found; {INSTALL_HINT}")
+    raise EngineError(f"no container engine found: {INSTALL_HINT}")
 
 
 def _become_root() -> tuple[str, ...]:
-    """The prefix of every command; asks for the password once where sudo wants one and there is a terminal."""
+    """The command prefix that runs a command as root. On a terminal, sudo may ask for the password once."""
     if os.geteuid() == 0:
         return ()
     ask = ["sudo", "-v"] if sys.stdin.isatty() else ["sudo", "-n", "true"]
     if not shutil.which("sudo") or subprocess.call(ask) != 0:
-        raise EngineError("the cluster cuts links and kills containers: run this as root, or as a user of sudo")
+        raise EngineError("the cluster cuts links and kills containers: run this as root, or as a user with sudo")
     return ("sudo",) if sys.stdin.isatty() else ("sudo", "-n")
 
 
@@ -199,7 +201,7 @@ def _ulimits() -> list[str]:
 
 def _containers_conf() -> Path:
     path = cache_dir() / "containers.conf"
-    # crun refuses to start where cgroup v1 and v2 are mounted together; runc runs everywhere.
+    # crun refuses to start if cgroup v1 and v2 are both mounted. runc always starts.
     runtime = "runc" if shutil.which("runc") else "crun"
     limits = ", ".join(f'"{limit}"' for limit in _ulimits())
     manager = "systemd" if Path("/run/systemd/system").is_dir() else "cgroupfs"

@@ -1,7 +1,7 @@
-"""Runs inside the image: installs Muster's source, found beside this file, into the environment there.
+"""Runs inside the image: installs Muster's source, which lies beside this file, into the Python environment.
 
-Does what pip would do with a wheel (package, metadata, entry points, byte code), without building one:
-the layer is made anew after every change of the source and has to take about a second.
+It does what pip does with a wheel (package, metadata, entry points, byte code), without building a wheel. This layer is
+built after every change of the source, so it must take only about a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCRIPT = "#!{python}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit(
 
 
 def main() -> None:
-    """Install, and fail loudly if the result cannot be seen as an installed distribution."""
+    """Installs Muster. Fails if Python does not see the installed distribution."""
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
     site = Path(sysconfig.get_path("purelib"))
     shutil.rmtree(site / "muster", ignore_errors=True)
@@ -31,6 +31,7 @@ def main() -> None:
 
 
 def write_metadata(site: Path, project: dict[str, str]) -> None:
+    """Writes the distribution's metadata."""
     folder = site / f"{project['name']}-{project['version']}.dist-info"
     folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
@@ -38,6 +39,7 @@ def write_metadata(site: Path, project: dict[str, str]) -> None:
 
 
 def write_script(path: Path, target: str) -> None:
+    """Writes the program of an entry point."""
     module, function = target.split(":")
     python = Path(sysconfig.get_path("scripts")) / "python3"
     path.write_text(SCRIPT.format(python=python, module=module, function=function))

@@ -1,14 +1,14 @@
-"""What goes into the image, and the digests that say whether a built one is still right.
+"""The content of the image, and the digests that show whether an existing image is current.
 
-Four layers, each keyed by a digest of everything that it was made from:
+There are four layers. The tag of each layer is a digest of everything that it was built from:
 
 ``muster-debian``   Debian's own packages (slow: a minute or more)
-``muster-base``     plus the users and the Python packages that Muster needs and Debian lacks
-``muster-tests``    plus what only the tests need: pytest, and pyslurm, whose build takes a minute
-``muster-cluster``  plus Muster itself (about a second, after every change of its source)
+``muster-base``     adds the users, and the Python packages that Muster needs and Debian lacks
+``muster-tests``    adds what only the tests need: pytest, and pyslurm, whose build takes a minute
+``muster-cluster``  adds Muster itself (about a second, after every change of the source)
 
-`make demo` leaves out ``muster-tests``: its cluster image stands on ``muster-base``, and without pyslurm Muster reaches
-Slurm through Slurm's commands.
+`make demo` does not use ``muster-tests``: its cluster image is built on ``muster-base``. Without pyslurm, Muster uses
+Slurm's commands.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RUNTIME_PACKAGES = [
     "python3-pip",
     "python3-setuptools",
     "python3-torch",
-    # Without it torch multiplies matrices with the reference BLAS, some four times slower.
+    # Without this package torch multiplies matrices with the reference BLAS, which is about four times slower.
     "libopenblas0-pthread",
     "python3-numpy",
     "iproute2",
@@ -46,7 +46,7 @@ RUNTIME_PACKAGES = [
     "less",
 ]
 
-# Installed in a throw-away container only: neither compiler nor headers reach the image.
+# Installed only in a temporary container: the image has no compiler and no headers.
 BUILD_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "libslurm-dev"]
 
 TEST_REQUIREMENTS = ("pytest", "pytest-asyncio", "hypothesis")
@@ -56,9 +56,9 @@ PYSLURM = "25.11.2"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image. `suite` is Debian's; `pyslurm` a version, or None where none builds against that Slurm.
+    """One image. `suite` is the Debian suite. `pyslurm` is a version, or None if no pyslurm builds against that Slurm.
 
-    `for_tests` says whether the cluster image stands on the layer of what only the tests need.
+    `for_tests`: build the cluster image on the layer for the tests.
     """
 
     suite: str = "forky"
@@ -67,63 +67,63 @@ class Recipe:
 
     @staticmethod
     def of(suite: str, for_tests: bool = True) -> Recipe:
-        """The recipe for a Debian suite: ``forky`` has Slurm 26.05, ``trixie`` 24.11 (without pyslurm)."""
+        """The recipe for a Debian suite: ``forky`` has Slurm 26.05, ``trixie`` has Slurm 24.11 (without pyslurm)."""
         return Recipe(suite, PYSLURM if suite == "forky" else None, for_tests)
 
     @property
     def debian_image(self) -> str:
-        """Name and tag of the layer of Debian packages."""
+        """Name and tag of the layer with Debian's packages."""
         return f"localhost/muster-debian:{_digest(self.suite, *RUNTIME_PACKAGES)}"
 
     def wheel_key(self, versions: str) -> str:
-        """Digest of what pyslurm is built from; `versions` are those of Slurm and Python in the image."""
+        """A digest of everything that pyslurm is built from. `versions` are those of Slurm and Python in the image."""
         script = (IMAGE_DIR / "build-pyslurm.sh").read_text()
         return _digest(versions, str(self.pyslurm), script, *BUILD_PACKAGES)
 
     @property
     def base_image(self) -> str:
-        """Name and tag of the layer that changes with Muster's dependencies only."""
+        """Name and tag of the layer that changes only with Muster's dependencies."""
         script = (IMAGE_DIR / "install-base.sh").read_text()
         return f"localhost/muster-base:{_digest(self.debian_image, script, constraints(), *requirements())}"
 
     @property
     def tests_image(self) -> str:
-        """Name and tag of the layer with pyslurm and what else only the tests need."""
+        """Name and tag of the layer with pyslurm and the other packages that only the tests need."""
         script = (IMAGE_DIR / "install-tests.sh").read_text()
         return f"localhost/muster-tests:{_digest(self.base_image, self.wheel_key(''), script, *TEST_REQUIREMENTS)}"
 
     def cluster_image(self, source: Source) -> str:
-        """Name and tag of the image with Muster's source at `source`."""
+        """Name and tag of the image with Muster's source `source`."""
         below = self.tests_image if self.for_tests else self.base_image
         return f"localhost/muster-cluster:{_digest(below, source.digest)}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Muster's own files as one tar archive, and its digest: what is digested is what gets installed."""
+    """Muster's files as one tar archive, and its digest. The digest covers exactly what is installed."""
 
     archive: bytes
     digest: str
 
 
 def requirements() -> list[str]:
-    """The package's own requirements with those of the coordinator, from the project file."""
+    """The requirements of the package and of the coordinator, from the project file."""
     path = ROOT / "pyproject.toml"
     if not path.exists():
-        raise EngineError("the image is built from a checkout of Muster's repository: use the one in a checkout")
+        raise EngineError("the image can be built only from a checkout of Muster's repository")
     project = tomllib.loads(path.read_text())["project"]
     extras = project.get("optional-dependencies", {})
     return sorted({*project["dependencies"], *extras.get("coordinator", [])})
 
 
 def constraints() -> str:
-    """The development pins without torch: the image has Debian's build."""
+    """The pinned versions for development, without torch: the image has Debian's torch."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return "".join(f"{line}\n" for line in lines if not line.startswith("torch"))
 
 
 def read_source() -> Source:
-    """Muster's package (links followed), its project file and its installer, read once."""
+    """Reads Muster's package (following links), its project file and its installer."""
     files = {"pyproject.toml": ROOT / "pyproject.toml", "install.py": IMAGE_DIR / "install.py"}
     package = ROOT / "src" / "muster"
     for folder in (package, *(link for link in package.iterdir() if link.is_symlink())):

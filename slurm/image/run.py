@@ -1,6 +1,7 @@
-"""Runs a command in a throw-away container of the tests' image, with this checkout mounted read-only.
+"""Runs a command in a temporary container of the tests' image, with this checkout mounted read-only.
 
-For what needs PyTorch: the host never gets one. Muster is imported from the checkout, not from the image.
+This is for commands that need PyTorch, which the host does not have. Muster is imported from the checkout, not from the
+image.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from muster.slurm.image.build import LABEL, ensure_tests
 from muster.slurm.image.engine import Engine, find_engine
 from muster.slurm.image.recipe import ROOT
 
-SOURCE = "/source"  # where the checkout lies in the container
+SOURCE = "/source"  # the checkout's folder in the container
 
 
 def run_in_image(
@@ -22,10 +23,10 @@ def run_in_image(
     user: str = "root",
     engine: Engine | None = None,
 ) -> int:
-    """Run `command` in the folder /source, its output on the caller's; its exit code.
+    """Runs `command` in the folder /source. Its output goes to the caller's output. Returns its exit status.
 
-    `mounts` maps folders of the host to ``TARGET`` or ``TARGET:ro``. The container has a loopback
-    interface only, and is gone afterwards, also after Ctrl-C.
+    `mounts` maps folders of the host to ``TARGET`` or ``TARGET:ro``. The container has only a loopback interface, and
+    is removed afterwards, also after Ctrl-C.
     """
     engine = engine or find_engine()
     image = ensure_tests(engine)
