@@ -1,9 +1,10 @@
-"""What a memory checkpoint costs: the stall of a step, digests, commits, restores, a flush.
+"""What memory checkpoints cost: the delay of a step, digests, commits, restores, a flush.
 
     python -m benchmarks.bench_checkpoint [--parameters 3000000] [--nodes 4] [--rounds 30]
 
-A table for people, then one JSON object as the last line: medians and worst, in the units that the names say. The
-keepers and their gRPC run in this very process beside the "training": on nodes of their own commits are faster.
+Prints a table, then one JSON object as the last line: the median and the worst value in the unit of each name. The
+checkpoint services and their gRPC run in this process beside the training loop, so that commits are slower than on
+nodes of their own.
 """
 
 import argparse
@@ -29,7 +30,7 @@ Figures = dict[str, list[float]]
 
 
 class Loop:
-    """An event loop in a thread of its own, as an agent's is in a process of its own."""
+    """An event loop in its own thread, in the place of an agent's process."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -37,11 +38,11 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Any) -> Any:
-        """Run a coroutine there and wait for it."""
+        """Run a coroutine in the loop and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -55,7 +56,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def digests(size: int, rounds: int) -> Figures:
-    """Gigabytes a second that one thread digests."""
+    """Gigabytes per second that one thread digests."""
     data = memoryview(bytearray(size))
     layout.write_footer(data, layout.Footer(layout.align_up(size // 2), size - 4096, 0, 0, 0))
     digest_pieces(data)
@@ -64,7 +65,7 @@ def digests(size: int, rounds: int) -> Figures:
 
 async def _until(gang: InProcessGang, version: Version) -> None:
     while any(n.committed() < version for n in gang.nodes.values()):  # noqa: ASYNC110
-        await asyncio.sleep(0.0005)  # seen from outside, as a coordinator sees it
+        await asyncio.sleep(0.0005)  # polled from outside, as a coordinator learns of it
 
 
 async def _gang(nodes: int) -> tuple[InProcessGang, dict[int, str]]:
@@ -76,7 +77,10 @@ async def _gang(nodes: int) -> tuple[InProcessGang, dict[int, str]]:
 
 
 def commits(loop: Loop, nodes: int, size: int, rounds: int, *, alike: bool) -> Figures:
-    """From the last rank's RankFilled to every agent's knowing of the commit; then a restore on a spare."""
+    """From the last rank's RankFilled until every agent knows of the commit; then restores.
+
+    `alike`: all ranks hold equal bytes, as in data parallelism; otherwise all ranks hold different bytes.
+    """
     gang, places = loop.run(_gang(nodes))
     sockets = loop.run(_sockets(gang, places))
     ranks = [TorchlessRank(AgentConnection(fd, rank, 1), rank, nodes) for rank, fd in sockets.items()]
@@ -114,7 +118,7 @@ async def _sockets(gang: InProcessGang, places: dict[int, str]) -> dict[int, int
 
 
 def _restores(loop: Loop, gang: InProcessGang, places: dict[int, str], step: int, word: str) -> Figures:
-    """From the order to the rank's holding its verified bytes: in place, and on a spare from the buddy."""
+    """From the order until the rank has its verified bytes: on its own node, and on a spare from the buddy."""
     figures: Figures = {}
     for name, where in (("own", places), ("buddy", {**places, 0: "spare"})):
 
@@ -131,12 +135,12 @@ def _restores(loop: Loop, gang: InProcessGang, places: dict[int, str], step: int
 
 
 def training(loop: Loop, parameters: int, rounds: int) -> Figures:
-    """A real model with AdamW in this process: the stall of step(), a restore, a flush."""
+    """A model with AdamW in this process: the delay by step(), a restore, a flush."""
     import torch
 
     from muster.checkpoint import Checkpoint
 
-    def job(link: AgentConnection | None) -> tuple[Any, Any, Any]:
+    def new_job(link: AgentConnection | None) -> tuple[Any, Any, Any]:
         width = int((parameters / 12) ** 0.5)
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(12)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -144,7 +148,7 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
 
     gang, places = loop.run(_gang(1))
     link = AgentConnection(loop.run(_sockets(gang, places))[0], 0, 1)
-    model, optimizer, checkpoint = job(link)
+    model, optimizer, checkpoint = new_job(link)
     checkpoint.restore()
     batch = torch.randn(8, model[0].in_features)
     figures: Figures = {"first_step_ms": [], "snapshot_stall_ms": [], "no_snapshot_us": [], "train_step_ms": []}
@@ -173,7 +177,7 @@ def training(loop: Loop, parameters: int, rounds: int) -> Figures:
         gang.begin(places, gang.plan(last))
         return gang.socket(0, places[0])
 
-    second = job(AgentConnection(loop.run(again()), 0, 2))[2]
+    second = new_job(AgentConnection(loop.run(again()), 0, 2))[2]
     figures["restore_ms"] = [timed(second.restore)]
     checkpoint.close()
     second.close()

@@ -1,6 +1,6 @@
-"""A gang in one process, for tests and benchmarks: keepers joined by real gRPC on loopback, and ranks without torch.
+"""A gang in one process, for tests and benchmarks: agents' checkpoint services joined by gRPC, and ranks without torch.
 
-Everything but the ranks' bytes is what runs in production: sockets, memfds, digests, transfers, commits.
+Everything but the ranks' bytes is as in production: sockets, memfds, digests, transfers, commits.
 """
 
 import asyncio
@@ -19,65 +19,72 @@ from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
 @dataclass
 class TorchlessRank:
-    """One rank: it writes given bytes where a training would write tensors.
+    """One rank. It writes given bytes in the place of a training state.
 
     Args:
-        link: the line to its agent.
-        rank, world_size: its place.
-        durable: stands for the durable metadata; rank 0's only.
+        connection: the connection to its agent.
+        rank, world_size: the rank's number, and the number of ranks.
+        durable_metadata: the bytes that stand for the durable metadata; empty on all ranks but 0.
     """
 
     connection: AgentConnection
     rank: int
     world_size: int
-    durable: bytes = b""
+    durable_metadata: bytes = b""
     slot_bytes: int = 0
-    _cut: int = 0
-    _header: int = 0
+    _objects_offset: int = 0
+    _header_offset: int = 0
     _index: bytes = field(default=b"", repr=False)
 
     def join(self) -> StartPoint:
-        """Ask where to start."""
+        """Ask the agent where to start."""
         return self.connection.join()
 
-    def layout(self, shared_bytes: int, own_room: int = 1 << 16) -> str:
-        """Plan, and ask for slots: room for `shared_bytes` that replicas hold alike and an object of its own.
+    def layout(self, shared_bytes: int, object_capacity: int = 1 << 16) -> str:
+        """Plan a shard and request slots for it: `shared_bytes` that all replicas share, and one object of the rank.
 
-        Item 0 of the durable metadata is rank 0's shared bytes, item 100 + R is rank R's object.
+        In the durable metadata, item 0 is rank 0's shared bytes, and item 100 + R is the object of rank R.
 
         Returns:
-            Why there are no slots, in words.
+            Why there are no slots; empty where there are.
         """
-        self._cut = layout.align_up(shared_bytes)
-        self._header = self._cut + layout.align_up(layout.LENGTH_BYTES + own_room)
-        published = [layout.PublishedItem(100 + self.rank, self._cut, None)]
+        self._objects_offset = layout.align_up(shared_bytes)
+        self._header_offset = self._objects_offset + layout.align_up(layout.LENGTH_BYTES + object_capacity)
+        published = [layout.PublishedItem(100 + self.rank, self._objects_offset, None)]
         if self.rank == 0:
             published.insert(0, layout.PublishedItem(0, 0, shared_bytes))
         self._index = layout.ShardIndex(self.rank, self.world_size, tuple(published)).dump()
-        end = self._header + len(self._index) + len(self.durable)
+        end = self._header_offset + len(self._index) + len(self.durable_metadata)
         self.slot_bytes = layout.align_up(end) + layout.FOOTER_BYTES
-        return self.connection.request_slots(self.slot_bytes, self._header)
+        return self.connection.request_slots(self.slot_bytes, self._header_offset)
 
     def write(self, slot: int, shared: bytes, own: bytes) -> None:
-        """Fill a slot, telling nobody."""
+        """Fill a slot with the shared bytes and the rank's own object, and do not report it."""
         view = self.connection.slots[slot]
         view[: len(shared)] = shared
-        layout.write_object(view, self._cut, own)
-        end = self._header + len(self._index)
-        view[self._header : end] = self._index
-        view[end : end + len(self.durable)] = self.durable
-        footer = layout.Footer(self._cut, self._header, len(self._index), 0, len(self.durable))
+        layout.write_object(view, self._objects_offset, own)
+        end = self._header_offset + len(self._index)
+        view[self._header_offset : end] = self._index
+        view[end : end + len(self.durable_metadata)] = self.durable_metadata
+        footer = layout.Footer(
+            self._objects_offset, self._header_offset, len(self._index), 0, len(self.durable_metadata)
+        )
         layout.write_footer(view, footer)
 
-    def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0, *, in_turn: bool = False) -> bool:
-        """Finish a step and snapshot it, out of turn where `wait_s` is given alone; False where no slot was free."""
+    def step(self, step: int, shared: bytes, own: bytes, wait_s: float = 0.0, *, scheduled: bool = False) -> bool:
+        """Finish a step and take its snapshot; returns False if no slot was free.
+
+        Args:
+            step: the finished step.
+            shared, own: what to write.
+            wait_s: seconds to wait for a slot.
+            scheduled: with a wait, take only the slot for the step that all ranks keep next, instead of any slot.
+        """
         self.connection.report_progress(step)
-        out_of_turn = wait_s > 0 and not in_turn
-        slot = (
-            self.connection.slot_for_any_step(step, 1, wait_s)
-            if out_of_turn
-            else self.connection.slot_for_scheduled_step(step, 1, wait_s)
-        )
+        if wait_s > 0 and not scheduled:
+            slot = self.connection.slot_for_any_step(step, 1, wait_s)
+        else:
+            slot = self.connection.slot_for_scheduled_step(step, 1, wait_s)
         if slot is None:
             self.connection.report_progress(step, skipped=True)
             return False
@@ -87,32 +94,31 @@ class TorchlessRank:
 
 
 def contents(shard: memoryview) -> Mapping[str, bytes]:
-    """What a rehearsed rank had put into a shard."""
+    """What a torchless rank has written into a shard."""
     footer = layout.read_footer(shard)
-    return {
-        "shared": bytes(shard[: footer.objects_offset]),
-        "own": bytes(layout.read_object(shard, footer.objects_offset)),
-    }
+    own = bytes(layout.read_object(shard, footer.objects_offset))
+    return {"shared": bytes(shard[: footer.objects_offset]), "own": own}
 
 
-class _Service(peer_pb2_grpc.PeerServiceServicer):
-    """A keeper behind a server; counts what is sent to it.
+class _PeerService(peer_pb2_grpc.PeerServiceServicer):
+    """A checkpoint service behind a server. It counts what other nodes send to it.
 
-    While it is `deaf`, the leader's notices get lost; while `flowing` is clear, what is put here doesn't come on.
-    `cut`: how often that was ended before it was whole.
+    `drops_decisions`: announcements of the commit leader are refused.
+    `puts_flow`: while this event is clear, the data of puts is held back.
+    `cancelled_puts`: how many puts were cancelled before they were complete.
     """
 
     def __init__(self, checkpoint_service: CheckpointService) -> None:
         self.checkpoint_service = checkpoint_service
         self.puts = 0
         self.sent_bytes = 0
-        self.cut = 0
-        self.deaf = False
-        self.flowing = asyncio.Event()
-        self.flowing.set()
+        self.cancelled_puts = 0
+        self.drops_decisions = False
+        self.puts_flow = asyncio.Event()
+        self.puts_flow.set()
 
     def Link(self, request_iterator: Any, context: Any) -> AsyncIterator[peer_pb2.LinkPong]:
-        raise NotImplementedError("liveness is no part of this")
+        raise NotImplementedError("pings are no part of the checkpoint service")
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: Any) -> peer_pb2.ShardNeed:
         self.sent_bytes += sum(len(piece.data) for piece in request.pieces)
@@ -124,13 +130,13 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
         async def counted() -> AsyncIterator[peer_pb2.ShardData]:
             async for message in request_iterator:
                 self.sent_bytes += len(message.data)
-                await self.flowing.wait()
+                await self.puts_flow.wait()
                 yield message
 
         try:
             return await self.checkpoint_service.Put(counted(), context)
         except asyncio.CancelledError:
-            self.cut += 1
+            self.cancelled_puts += 1
             raise
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: Any) -> AsyncIterator[peer_pb2.ShardData]:
@@ -141,17 +147,17 @@ class _Service(peer_pb2_grpc.PeerServiceServicer):
         return await self.checkpoint_service.Stored(request, context)
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: Any) -> peer_pb2.PeerAck:
-        if self.deaf:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "deaf")
+        if self.drops_decisions:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "decisions are dropped")
         return await self.checkpoint_service.Committed(request, context)
 
 
 @dataclass
 class InProcessNode:
-    """An agent's keeper and the server before it."""
+    """One agent's checkpoint service, and the server in front of it."""
 
     checkpoint_service: CheckpointService
-    peer_service: _Service
+    peer_service: _PeerService
     server: grpc.aio.Server
     address: str
 
@@ -161,7 +167,7 @@ class InProcessNode:
 
 
 class InProcessGang:
-    """Nodes on loopback; of the nodes that carry ranks, each one's buddy is the next in order of names."""
+    """Nodes on the loopback interface. Among the nodes with ranks, each node's buddy is the next one by name."""
 
     def __init__(self, gang_id: str) -> None:
         self.gang_id = gang_id
@@ -170,7 +176,7 @@ class InProcessGang:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def dial(self, address: str) -> Any:
-        """A stub for an address; one channel each."""
+        """A stub for an address. All stubs of an address share one channel."""
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address)
         return peer_pb2_grpc.PeerServiceStub(self._channels[address])
@@ -179,20 +185,20 @@ class InProcessGang:
         """Start nodes."""
         for name in names:
             checkpoint_service = CheckpointService(self.gang_id, name, self.dial, lambda: None)
-            peer_service, server = _Service(checkpoint_service), grpc.aio.server()
+            peer_service, server = _PeerService(checkpoint_service), grpc.aio.server()
             peer_pb2_grpc.add_PeerServiceServicer_to_server(peer_service, server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             self.nodes[name] = InProcessNode(checkpoint_service, peer_service, server, f"127.0.0.1:{port}")
 
     async def lose(self, name: str) -> None:
-        """A node and its memory are gone."""
+        """Stop a node and free its memory."""
         node = self.nodes.pop(name)
         await node.server.stop(0)
         await node.checkpoint_service.close()
 
     def begin(self, places: Mapping[int, str], restore: agent_pb2.RestorePlan | None = None) -> int:
-        """Fence what ran and enlist every node for the next generation; returns its number."""
+        """Fence the present generation and send every node the order for the next one; returns its number."""
         for node in self.nodes.values():
             node.checkpoint_service.fence(self.generation)
         self.generation += 1
@@ -203,22 +209,23 @@ class InProcessGang:
 
     def _order(self, places: Mapping[int, str], restore: agent_pb2.RestorePlan | None) -> agent_pb2.Order:
         ring = sorted(set(places.values()))
-        buddy = {n: ring[(i + 1) % len(ring)] if len(ring) > 1 else "" for i, n in enumerate(ring)}
+        buddy = {name: ring[(i + 1) % len(ring)] if len(ring) > 1 else "" for i, name in enumerate(ring)}
         order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation, world_size=len(places))
         order.members.extend(
-            common_pb2.Member(node=n, peer_address=v.address, buddy=buddy.get(n, "")) for n, v in self.nodes.items()
+            common_pb2.Member(node=name, peer_address=node.address, buddy=buddy.get(name, ""))
+            for name, node in self.nodes.items()
         )
-        order.places.extend(agent_pb2.RankPlace(rank=r, node=n) for r, n in places.items())
+        order.places.extend(agent_pb2.RankPlace(rank=rank, node=name) for rank, name in places.items())
         if restore is not None:
             order.restore.CopyFrom(restore)
         return order
 
     def socket(self, rank: int, node: str) -> int:
-        """The descriptor of a rank's new line to its agent."""
+        """The descriptor of a rank's new connection to its agent."""
         return self.nodes[node].checkpoint_service.rank_socket(rank, self.generation).detach()
 
     def plan(self, version: Version, tier: int | None = None) -> agent_pb2.RestorePlan:
-        """All sources of a version that stand anywhere; of one tier where that is given."""
+        """A restore plan with all shards of a version that any node holds; `tier`: only shards of this tier."""
         plan = agent_pb2.RestorePlan(version=version.to_wire())
         for name, node in self.nodes.items():
             for shard in node.checkpoint_service.shards():
@@ -227,15 +234,15 @@ class InProcessGang:
         return plan
 
     def newest(self, world_size: int) -> Version | None:
-        """The newest version of which every rank's shard stands somewhere."""
+        """The newest version of which the nodes hold every rank's shard."""
         ranks: dict[Version, set[int]] = {}
         for node in self.nodes.values():
             for shard in node.checkpoint_service.shards():
                 ranks.setdefault(Version.from_wire(shard.version), set()).add(shard.rank)
-        return max((s for s, have in ranks.items() if len(have) == world_size), default=None)
+        return max((version for version, held in ranks.items() if len(held) == world_size), default=None)
 
     async def close(self) -> None:
-        """Stop all."""
+        """Stop all nodes."""
         for name in list(self.nodes):
             await self.lose(name)
         for channel in self._channels.values():

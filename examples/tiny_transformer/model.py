@@ -35,8 +35,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Predicts the next byte. Input: (batch, context) of byte values; output: (batch, context, 256) logits.
 
-    The head is registered first and used last, and its weight is the embedding's: nothing may depend on the
-    order in which parameters happen to be registered.
+    The head is registered first and used last, and shares its weight with the embedding: so the example shows that
+    nothing depends on the order in which parameters are registered.
     """
 
     def __init__(self, *, width: int, layers: int, heads: int, context: int, dropout: float = 0.0) -> None:

@@ -1,6 +1,6 @@
-"""The text as tensors, and a sampler that knows where it is.
+"""The text as tensors, and a sampler whose position can be kept.
 
-The sampler's state is part of the training state: a resumed run reads on where the interrupted one stopped.
+The sampler's state is part of the training state: a resumed run continues at the position of the interrupted run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Windows:
-    """Batches of (input, target) windows in an order of its own per epoch, the same on every rank.
+    """Batches of (input, target) windows. Each epoch has its own order, which is the same on every rank.
 
     Rank r of w takes windows r, r + w, ... of each global batch. Both tensors: (batch, context), int64.
     """
@@ -37,9 +37,9 @@ class Windows:
         return self.text[at], self.text[at + 1]
 
     def state_dict(self) -> dict[str, int]:
-        """Where the reading stands."""
+        """The present position."""
         return {"epoch": self.epoch, "cursor": self.cursor}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Reads on from `state`."""
+        """Continue at the position in `state`."""
         self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])

@@ -1,7 +1,7 @@
 """Trains a small transformer on keepers_log.txt with data parallelism.
 
-The three lines that Muster asks for are those with `ck`. Without Muster they do nothing, and the script runs
-under torchrun as it is:
+The lines with `checkpoint` are all that Muster needs. Without Muster they do nothing, and the script runs under
+torchrun:
 
     torchrun --nproc-per-node 2 train.py --steps 50
 """
@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Joins the process group, trains, and says what came out."""
+    """Join the process group, train, and print the result."""
     args = arguments()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -67,9 +67,10 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
-    """Trains up to the last step, from wherever the last run of this job came to.
+    """Train up to `args.steps` finished steps, from the last step that was kept.
 
-    None: it was asked to stop before, and will be started again.
+    Returns:
+        The trained model; None after a planned stop, because the job will be started again.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     model = Transformer(
@@ -86,19 +87,19 @@ def train(args: argparse.Namespace, device: torch.device) -> Transformer | None:
         loss.backward()
         return float(loss.detach())
 
-    ck = Checkpoint(model=ddp, optimizer=optimizer, sampler=windows)
-    start = ck.restore(warmup=backward)
+    checkpoint = Checkpoint(model=ddp, optimizer=optimizer, sampler=windows)
+    start = checkpoint.restore(warmup=backward)
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
         print(f"{count} parameters, {world} ranks, starting after step {start}", flush=True)
     for step in itertools.count(start + 1) if args.until else range(start + 1, args.steps + 1):
-        began = time.monotonic()
+        started = time.monotonic()
         loss = backward()
         optimizer.step()
         last = is_last(args, step, device)
-        go_on = ck.step(step, final=last)
+        go_on = checkpoint.step(step, final=last)
         if rank == 0:
-            print(f"step {step} loss {loss:.4f} {time.monotonic() - began:.3f} s", flush=True)
+            print(f"step {step} loss {loss:.4f} {time.monotonic() - started:.3f} s", flush=True)
         if not go_on:
             return None
         if last:
@@ -118,7 +119,7 @@ def is_last(args: argparse.Namespace, step: int, device: torch.device) -> bool:
 
 
 def finish(args: argparse.Namespace, model: Transformer, device: torch.device) -> None:
-    """Writes the digest and a sample, where they were asked for."""
+    """Write the digest and a sample, if the options ask for them."""
     rank = dist.get_rank()
     if args.digest:
         Path(f"{args.digest}.{rank}").write_text(digest(model) + "\n")
@@ -127,7 +128,7 @@ def finish(args: argparse.Namespace, model: Transformer, device: torch.device) -
 
 
 def digest(model: Transformer) -> str:
-    """SHA-256 over every parameter's name and bytes: equal weights, equal digest."""
+    """SHA-256 over the name and bytes of every parameter: equal weights give equal digests."""
     total = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         total.update(name.encode())
@@ -137,7 +138,7 @@ def digest(model: Transformer) -> str:
 
 @torch.no_grad()
 def sample(model: Transformer, length: int, context: int, device: torch.device) -> str:
-    """What the model writes after "Monday, ", always taking the likeliest byte."""
+    """The model's continuation of "Monday, ", always with the most likely byte."""
     model.eval()
     text = list(b"Monday, ")
     for _ in range(length):

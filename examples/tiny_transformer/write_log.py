@@ -1,12 +1,11 @@
-"""Writes keepers_log.txt, the text that the example learns: the daybook of a lighthouse that never was.
+"""Writes keepers_log.txt, the text that the example learns: the invented log of a lighthouse keeper.
 
-Every word of it comes from the tables below, drawn with a fixed seed, so that the file can be written again,
-byte for byte:
+The text is drawn from the tables below with a fixed seed, so that this command writes the same bytes again:
 
     python write_log.py > keepers_log.txt
 
-The entries obey a few rules (the wind decides the sea, the sea decides who calls, the season decides the hours
-of light), so that a model which reads it has something to find out.
+The entries follow a few rules that a model can learn: the wind decides the sea, the sea decides the traffic, and the
+season decides the hours of light.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ LIT = {"winter": ("four", "eight"), "spring": ("seven", "five"), "summer": ("nin
 
 
 def entry(day: datetime.date, draw: random.Random) -> str:
-    """One day of the book: date, weather, traffic, work and the hours of the light."""
+    """The entry of one day: date, weather, traffic, work and the hours of light."""
     wind = draw.choices(tuple(WINDS), weights=(2, 3, 5, 4, 3, 1))[0]
     season = SEASONS[day.month]
     lines = [
@@ -111,7 +110,7 @@ def _traffic(wind: str, draw: random.Random) -> str:
 
 
 def main() -> None:
-    """Writes the book to standard output."""
+    """Write the log to standard output."""
     draw = random.Random(1867)
     first = datetime.date(1867, 1, 1)
     for number in range(DAYS):

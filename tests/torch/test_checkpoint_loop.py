@@ -71,7 +71,7 @@ class Agent:
             newest = max(shards, key=lambda s: (s.version.generation, s.version.step))
             order.restore.version.CopyFrom(newest.version)
             order.restore.sources.add(rank=0, tier=newest.tier, node="n0", digest=newest.digest)
-        self.call(self.checkpoint_service.enlist, order)
+        self.call(self.checkpoint_service.apply_order, order)
         end = self.call(self.checkpoint_service.rank_socket, 0, self.generation)
         self.connections.append(AgentConnection(end.detach(), 0, self.generation))
         return self.connections[-1]

@@ -1,4 +1,4 @@
-"""Keepers of several nodes, joined by real gRPC on loopback, with ranks that write bytes instead of tensors."""
+"""The checkpoint services of several nodes, joined by gRPC on loopback, with ranks that write bytes, not tensors."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ GANG = "g1"
 
 
 class Gang(InProcessGang):
-    """A rehearsed gang with its ranks."""
+    """A gang in one process with its ranks."""
 
     def __init__(self, gang_id: str = GANG) -> None:
         super().__init__(gang_id)
@@ -40,15 +40,15 @@ class Gang(InProcessGang):
     async def run(
         self, places: dict[int, str], restore: agent_pb2.RestorePlan | None = None, size: int = SHARED
     ) -> dict[int, StartPoint]:
-        """Start a generation, let every rank join; with `size` they get slots too."""
+        """Start a generation and let every rank join. With a `size`, every rank gets slots too."""
         for rank in self.ranks.values():
             rank.connection.close()
         self.begin(places, restore)
-        body = pickle.dumps([_marks(n) for n in (0, *(100 + r for r in places))], 4)
+        body = pickle.dumps([_placeholders(n) for n in (0, *(100 + r for r in places))], 4)
         self.ranks, starts = {}, {}
         for rank, name in places.items():
-            link = AgentConnection(self.socket(rank, name), rank, self.generation)
-            self.ranks[rank] = TorchlessRank(link, rank, len(places), b"" if rank else body)
+            connection = AgentConnection(self.socket(rank, name), rank, self.generation)
+            self.ranks[rank] = TorchlessRank(connection, rank, len(places), b"" if rank else body)
         for rank, one in self.ranks.items():
             starts[rank] = await asyncio.to_thread(one.join)
         if size:
@@ -61,8 +61,8 @@ class Gang(InProcessGang):
         for rank, one in self.ranks.items():
             assert await asyncio.to_thread(one.step, step, shared(rank), own(rank, step), 5.0)
 
-    async def pass_by(self, step: int, shared: Callable[[int], bytes], skip: tuple[int, ...] = ()) -> None:
-        """All ranks finish a step and keep it where it is the one to keep; those in `skip` have no slot for it."""
+    async def step_without_wait(self, step: int, shared: Callable[[int], bytes], skip: tuple[int, ...] = ()) -> None:
+        """All ranks finish a step. They keep it if it is the step to keep next; ranks in `skip` have no slot for it."""
         for rank, one in self.ranks.items():
             if rank in skip:
                 one.connection.report_progress(step, skipped=True)
@@ -73,7 +73,7 @@ class Gang(InProcessGang):
         await until(lambda: all(n.committed() == version for n in self.nodes.values()))
 
 
-def _marks(number: int) -> tuple[str, int, int]:
+def _placeholders(number: int) -> tuple[str, int, int]:
     return (f"item{number}", layout.offset_placeholder(number), layout.length_placeholder(number))
 
 
@@ -83,34 +83,34 @@ def own(rank: int, step: int) -> bytes:
 
 @lru_cache(64)
 def _bytes(seed: int) -> bytes:
-    """No two pieces alike."""
+    """Random bytes: no two pieces are equal."""
     return random.Random(seed).randbytes(SHARED)
 
 
 def replica(step: int) -> Callable[[int], bytes]:
-    """All ranks hold the same bytes."""
+    """All ranks hold the same bytes at this step."""
     return lambda _: _bytes(step)
 
 
 def sharded(step: int) -> Callable[[int], bytes]:
-    """Every rank holds bytes of its own."""
+    """Every rank holds different bytes at this step."""
     return lambda rank: _bytes(1000 + step * 16 + rank)
 
 
 def small(rank: int) -> bytes:
-    """Bytes of a rank's own that are soon on disk."""
+    """1 MiB that differs from rank to rank, so that a flush is short."""
     return bytes([rank]) * (1 << 20)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     end = asyncio.get_running_loop().time() + timeout_s
     while not condition():
-        assert asyncio.get_running_loop().time() < end, "it never came to that"
+        assert asyncio.get_running_loop().time() < end, f"not within {timeout_s} s"
         await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
-async def rehearsed(gang_id: str = GANG) -> AsyncIterator[Gang]:
+async def running_gang(gang_id: str = GANG) -> AsyncIterator[Gang]:
     gang = Gang(gang_id)
     yield gang
     for rank in gang.ranks.values():
@@ -120,12 +120,12 @@ async def rehearsed(gang_id: str = GANG) -> AsyncIterator[Gang]:
 
 @pytest.fixture
 async def gang() -> AsyncIterator[Gang]:
-    async with rehearsed() as gang:
+    async with running_gang() as gang:
         yield gang
 
 
 def held(gang: Gang, node: str) -> set[tuple[int, int, int, int]]:
-    """(tier, rank, generation, step) of what stands on a node."""
+    """(tier, rank, generation, step) of every shard on a node."""
     shards = gang.nodes[node].checkpoint_service.shards()
     return {(s.tier, s.rank, s.version.generation, s.version.step) for s in shards}
 
@@ -134,13 +134,13 @@ OWN, BUDDY = agent_pb2.TIER_OWN, agent_pb2.TIER_BUDDY
 FOUR = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
 
 
-async def test_a_fresh_gang_starts_afresh(gang: Gang) -> None:
+async def test_a_new_gang_starts_from_step_0(gang: Gang) -> None:
     await gang.add("n0", "n1")
     starts = await gang.run({0: "n0", 1: "n1"})
     assert starts == {0: StartPoint(), 1: StartPoint()}
 
 
-async def test_a_step_is_committed_when_every_shard_stands_twice(gang: Gang) -> None:
+async def test_a_step_is_committed_when_every_shard_has_a_replica(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
@@ -153,7 +153,7 @@ async def test_a_step_is_committed_when_every_shard_stands_twice(gang: Gang) -> 
     assert gang.nodes["n2"].checkpoint_service.progress() == {2: 4}
 
 
-async def test_a_declared_phase_is_its_ranks_until_it_is_over_or_another_generation_begins(gang: Gang) -> None:
+async def test_a_declared_phase_lasts_until_it_is_over_or_the_next_generation_begins(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     checkpoint_service = gang.nodes["n1"].checkpoint_service
@@ -168,7 +168,7 @@ async def test_a_declared_phase_is_its_ranks_until_it_is_over_or_another_generat
     assert checkpoint_service.phases() == {}
 
 
-async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
+async def test_data_parallel_ranks_send_only_their_own_objects(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     for step in range(1, 5):
@@ -176,10 +176,10 @@ async def test_replicas_send_nothing_but_their_own_objects(gang: Gang) -> None:
         await gang.committed(Version(1, step))
     sent = [n.peer_service.sent_bytes for n in gang.nodes.values()]
     assert 0 < max(sent) < 5 * (1 << 17), sent
-    assert not any(n.peer_service.puts for n in gang.nodes.values()), "short pieces go along with the offer"
+    assert not any(n.peer_service.puts for n in gang.nodes.values()), "small pieces travel inside the offer"
 
 
-async def test_shards_that_differ_travel_whole(gang: Gang) -> None:
+async def test_shards_that_differ_are_sent_whole(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
@@ -201,12 +201,12 @@ async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> Non
     first, second = gang.ranks[0], gang.ranks[1]
     await asyncio.to_thread(first.step, 1, replica(1)(0), own(0, 1), 5.0)
     await until(lambda: (OWN, 0, 1, 1) in held(gang, "n0"))
-    assert first.connection.slot_for_any_step(2, 1, 0) is None, "one step at a time"
+    assert first.connection.slot_for_any_step(2, 1, 0) is None, "no second slot before step 1 is decided"
     await asyncio.to_thread(second.step, 1, replica(1)(1), own(1, 1), 5.0)
     await gang.committed(Version(1, 1))
     await asyncio.to_thread(first.step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
-    assert first.connection.slot_for_any_step(3, 1, 0) is None, "step 1 is the committed one and must stay"
+    assert first.connection.slot_for_any_step(3, 1, 0) is None, "step 1 is committed and must be kept"
     assert (OWN, 0, 1, 1) in held(gang, "n0")
     await asyncio.to_thread(second.step, 2, replica(2)(1), own(1, 2), 5.0)
     await gang.committed(Version(1, 2))
@@ -214,17 +214,17 @@ async def test_a_slot_is_free_again_only_after_a_newer_commit(gang: Gang) -> Non
 
 
 @pytest.mark.parametrize("late", [0, 3])
-async def test_steps_that_a_rank_misses_are_void_and_block_nobody(gang: Gang, late: int) -> None:
+async def test_steps_that_a_rank_misses_are_void_and_stop_no_commits(gang: Gang, late: int) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, replica(1))
     await gang.committed(Version(1, 1))
     for step in range(2, 8):
-        await gang.pass_by(step, replica(step), skip=(late,))
+        await gang.step_without_wait(step, replica(step), skip=(late,))
     assert gang.nodes["n1"].checkpoint_service.committed().step == 1
     step = 8
     while gang.nodes["n1"].checkpoint_service.committed().step == 1:
-        await gang.pass_by(step, replica(step))
+        await gang.step_without_wait(step, replica(step))
         step += 1
         assert step < 1000
     await gang.step(step, replica(step))
@@ -232,29 +232,29 @@ async def test_steps_that_a_rank_misses_are_void_and_block_nobody(gang: Gang, la
     assert {h[3] for node in gang.nodes for h in held(gang, node)} == {step}
 
 
-async def test_a_rank_that_skips_a_later_step_than_the_one_that_all_keep_stops_no_commits(gang: Gang) -> None:
+async def test_a_rank_that_skips_a_step_after_the_one_to_keep_stops_no_commits(gang: Gang) -> None:
     places = {0: "n0", 1: "n1", 2: "n2"}
     await gang.add(*places.values())
     await gang.run(places)
-    gang.nodes["n1"].peer_service.deaf = True
+    gang.nodes["n1"].peer_service.drops_decisions = True
     await gang.step(1, replica(1))
     await until(lambda: all(gang.nodes[n].committed() == Version(1, 1) for n in ("n0", "n2")))
-    await gang.pass_by(2, replica(2), skip=(1,))
-    # n0 holds rank 2's copy of step 2, most of it borrowed from rank 0's slot.
+    await gang.step_without_wait(2, replica(2), skip=(1,))
+    # n0 holds the replica of rank 2 at step 2, which refers to pieces in the slot of rank 0.
     await until(lambda: {(OWN, 0, 1, 2), (BUDDY, 2, 1, 2)} <= held(gang, "n0"))
-    gang.nodes["n1"].peer_service.deaf = False
-    await until(lambda: Version.from_wire(gang.nodes["n1"].checkpoint_service.committed()) == Version(1, 1))
+    gang.nodes["n1"].peer_service.drops_decisions = False
+    await until(lambda: gang.nodes["n1"].committed() == Version(1, 1))
     gang.ranks[1].connection.report_progress(3, skipped=True)
     await until(lambda: held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 2, 1, 1)})
     step = 3
     while min(n.checkpoint_service.committed().step for n in gang.nodes.values()) == 1:
         step += 1
         assert step < 1000, "no step is committed any more"
-        await gang.pass_by(step, replica(step % 8))
+        await gang.step_without_wait(step, replica(step % 8))
 
 
-async def test_the_last_step_is_kept_also_where_a_rank_has_missed_one_unheard(gang: Gang) -> None:
-    """A slot for step 2 that reaches its rank after that step is what the rank keeps its last step in."""
+async def test_the_last_step_is_kept_although_a_rank_has_missed_an_earlier_one(gang: Gang) -> None:
+    """A slot for step 2 reaches its rank after that step. The rank keeps its last step in this slot."""
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
@@ -274,19 +274,19 @@ async def test_steps_faster_than_commits_are_kept_as_often_as_commits_allow(gang
     step = 0
     while len(kept) <= 5:
         step += 1
-        await gang.pass_by(step, lambda rank, step=step: bytes([step % 256]) * (1 << 20))
+        await gang.step_without_wait(step, lambda rank, step=step: bytes([step % 256]) * (1 << 20))
         kept.add(gang.nodes["n3"].checkpoint_service.committed().step)
         assert step < 5000, kept
 
 
-async def test_ranks_that_wait_for_the_commit_before_keep_every_step(gang: Gang) -> None:
+async def test_ranks_that_wait_for_the_previous_commit_keep_every_step(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, replica(1))
     for step in range(2, 30):
         kept = await asyncio.gather(
             *(
-                asyncio.to_thread(one.step, step, replica(step % 8)(rank), own(rank, step), 10.0, in_turn=True)
+                asyncio.to_thread(one.step, step, replica(step % 8)(rank), own(rank, step), 10.0, scheduled=True)
                 for rank, one in gang.ranks.items()
             )
         )
@@ -295,68 +295,68 @@ async def test_ranks_that_wait_for_the_commit_before_keep_every_step(gang: Gang)
     await gang.committed(Version(1, 29))
 
 
-async def test_a_commit_that_does_not_come_is_waited_for_only_so_long(gang: Gang) -> None:
+async def test_the_wait_for_a_commit_is_limited(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
-    gang.nodes["n1"].peer_service.flowing.clear()
+    gang.nodes["n1"].peer_service.puts_flow.clear()
     for rank, one in gang.ranks.items():
         assert await asyncio.to_thread(one.step, 1, sharded(1)(rank), own(rank, 1), 5.0)
     first = gang.ranks[0]
-    assert not await asyncio.to_thread(first.step, 2, sharded(2)(0), own(0, 2), 0.02, in_turn=True)
-    gang.nodes["n1"].peer_service.flowing.set()
+    assert not await asyncio.to_thread(first.step, 2, sharded(2)(0), own(0, 2), 0.02, scheduled=True)
+    gang.nodes["n1"].peer_service.puts_flow.set()
     await gang.committed(Version(1, 1))
-    # All that waited for step 2 would have been told to keep it; rank 0 has gone on, so a later one is named.
-    assert await asyncio.to_thread(first.step, 3, sharded(3)(0), own(0, 3), 5.0, in_turn=True)
+    # A rank that still waited at step 2 would be told to keep it. Rank 0 has gone on, so a later step is named.
+    assert await asyncio.to_thread(first.step, 3, sharded(3)(0), own(0, 3), 5.0, scheduled=True)
 
 
-async def test_who_did_not_hear_of_a_commit_is_told_again(gang: Gang) -> None:
+async def test_a_commit_decision_is_sent_until_it_is_received(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
     await gang.committed(Version(1, 1))
-    gang.nodes["n1"].peer_service.deaf = True
+    gang.nodes["n1"].peer_service.drops_decisions = True
     await gang.step(2, replica(2))
     await until(lambda: gang.nodes["n0"].checkpoint_service.committed().step == 2)
     for step in range(3, 6):
-        await gang.pass_by(step, replica(step))
+        await gang.step_without_wait(step, replica(step))
     assert gang.nodes["n1"].checkpoint_service.committed().step == 1
-    gang.nodes["n1"].peer_service.deaf = False
+    gang.nodes["n1"].peer_service.drops_decisions = False
     step = 6
     while gang.nodes["n1"].checkpoint_service.committed().step < 6:
-        await gang.pass_by(step, replica(step))
+        await gang.step_without_wait(step, replica(step))
         step += 1
         assert step < 1000
 
 
-async def test_memory_checkpoints_that_are_off_are_refused_in_words(gang: Gang) -> None:
+async def test_slots_are_refused_with_the_reason_where_memory_checkpoints_are_off(gang: Gang) -> None:
     checkpoint_service = CheckpointService(GANG, "alone", gang.dial, lambda: None, "job.toml says so")
     checkpoint_service.apply_order(
         agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=1, places=[agent_pb2.RankPlace(rank=0, node="alone")])
     )
-    link = AgentConnection(checkpoint_service.rank_socket(0, 1).detach(), 0, 1)
-    rank = TorchlessRank(link, 0, 1)
+    connection = AgentConnection(checkpoint_service.rank_socket(0, 1).detach(), 0, 1)
+    rank = TorchlessRank(connection, 0, 1)
     assert await asyncio.to_thread(rank.join) == StartPoint()
     assert await asyncio.to_thread(rank.layout, SHARED) == "job.toml says so"
-    assert link.slot_for_any_step(1, 1, 0) is None
-    link.close()
+    assert connection.slot_for_any_step(1, 1, 0) is None
+    connection.close()
     await checkpoint_service.close()
 
 
-async def test_a_rank_that_runs_outside_its_slot_is_ignored(gang: Gang) -> None:
+async def test_a_rank_that_reports_a_wrong_or_broken_slot_is_ignored(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
-    link = gang.ranks[0].connection
-    link.report_filled(7, 1)
-    slot = link.slot_for_any_step(1, 1, 5.0)
+    connection = gang.ranks[0].connection
+    connection.report_filled(7, 1)
+    slot = connection.slot_for_any_step(1, 1, 5.0)
     assert slot is not None
-    link.slots[slot][-64:] = bytes(64)
-    link.report_filled(slot, 1)
+    connection.slots[slot][-64:] = bytes(64)
+    connection.report_filled(slot, 1)
     await gang.step(2, replica(2))
     await gang.committed(Version(1, 2))
     assert held(gang, "n0") == {(OWN, 0, 1, 2)}
 
 
-async def test_ranks_are_restored_where_they_stood(gang: Gang) -> None:
+async def test_ranks_are_restored_on_their_own_nodes(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     for step in (1, 2):
@@ -394,7 +394,7 @@ async def test_a_lost_nodes_rank_is_restored_on_a_spare_from_its_buddy(gang: Gan
 
 
 @pytest.mark.parametrize("shared", [replica, sharded])
-async def test_what_a_swap_has_left_standing_once_stands_twice_again_before_the_next_commit(
+async def test_shards_without_a_replica_after_a_swap_are_replicated_before_the_next_commit(
     gang: Gang, shared: Callable[[int], Callable[[int], bytes]]
 ) -> None:
     await gang.add("n0", "n1", "n2", "n1-spare")
@@ -407,12 +407,14 @@ async def test_what_a_swap_has_left_standing_once_stands_twice_again_before_the_
     await gang.run(moved, gang.plan(Version(1, 1)))
     sent = {name: node.peer_service.sent_bytes for name, node in gang.nodes.items()}
     for rank in gang.ranks.values():
-        rank.connection.report_progress(2)  # and no snapshot for long
+        rank.connection.report_progress(2)  # no snapshot follows
     await until(lambda: (BUDDY, 0, 1, 1) in held(gang, "n1-spare"))
-    # The two others' copies stand where they stood, and replicas need no bytes but their own objects.
-    much = gang.nodes["n1-spare"].peer_service.sent_bytes > 1 << 20
-    assert much == (shared is sharded)
-    assert {n: gang.nodes[n].peer_service.puts for n in gang.nodes} == {"n0": much, "n2": much, "n1-spare": much}
+    # The replicas of the two other ranks are where they were. Data-parallel ranks send only their own objects.
+    sends_whole_shards = gang.nodes["n1-spare"].peer_service.sent_bytes > 1 << 20
+    assert sends_whole_shards == (shared is sharded)
+    assert {n: gang.nodes[n].peer_service.puts for n in gang.nodes} == dict.fromkeys(
+        ("n0", "n2", "n1-spare"), sends_whole_shards
+    )
     assert gang.nodes["n0"].peer_service.sent_bytes - sent["n0"] < 1 << 18
     await gang.lose("n0")
     starts = await gang.run({**moved, 0: "n2"}, gang.plan(Version(1, 1)))
@@ -426,7 +428,7 @@ async def test_what_a_swap_has_left_standing_once_stands_twice_again_before_the_
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(3, 4)}
 
 
-async def test_a_restored_version_travels_from_a_node_only_once_its_ranks_have_made_a_step(gang: Gang) -> None:
+async def test_a_node_replicates_the_restored_version_after_the_first_step_of_its_ranks(gang: Gang) -> None:
     await gang.add(*FOUR.values(), "x1", "x3")
     await gang.run(FOUR, size=1 << 20)
     await gang.step(1, small)
@@ -441,7 +443,7 @@ async def test_a_restored_version_travels_from_a_node_only_once_its_ranks_have_m
     assert (BUDDY, 1, 1, 1) not in held(gang, "x3")
 
 
-async def test_a_commit_ends_the_travels_of_the_restored_version(gang: Gang) -> None:
+async def test_a_commit_cancels_the_replication_of_the_restored_version(gang: Gang) -> None:
     await gang.add("n0", "n1", "spare")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
@@ -449,7 +451,7 @@ async def test_a_commit_ends_the_travels_of_the_restored_version(gang: Gang) -> 
     await gang.lose("n1")
     await gang.run({0: "n0", 1: "spare"}, gang.plan(Version(1, 1)))
     spare = gang.nodes["spare"].peer_service
-    spare.flowing.clear()
+    spare.puts_flow.clear()
     for rank in gang.ranks.values():
         rank.connection.report_progress(2)
     await until(lambda: spare.puts == 1)
@@ -457,12 +459,12 @@ async def test_a_commit_ends_the_travels_of_the_restored_version(gang: Gang) -> 
     version = Version(2, 3).to_wire()
     notice = peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=version, next_step=4, committed=version)
     await gang.dial(gang.nodes["n0"].address).Committed(notice)
-    await until(lambda: spare.cut == 1)
+    await until(lambda: spare.cancelled_puts == 1)
     assert Version.from_wire(checkpoint_service.committed()) == Version(2, 3)
 
 
-async def test_memory_for_copies_is_kept_only_for_those_whose_buddy_a_node_is(gang: Gang) -> None:
-    def replica_builder() -> int:
+async def test_replica_memory_is_kept_only_for_ranks_whose_buddy_the_node_is(gang: Gang) -> None:
+    def replica_memfds() -> int:
         return len(re.findall(r"memfd:muster-g1-r\d+-b", Path("/proc/self/maps").read_text()))
 
     await gang.add("n0", "n1", "n2", "n3", "n4", "n5")
@@ -474,10 +476,10 @@ async def test_memory_for_copies_is_kept_only_for_those_whose_buddy_a_node_is(ga
             step += 1
             await gang.step(step, small)
             await gang.committed(Version(gang.generation, step))
-    assert replica_builder() <= 2 * 3
+    assert replica_memfds() <= 2 * 3
 
 
-async def test_two_ranks_a_node_move_together(gang: Gang) -> None:
+async def test_two_ranks_of_a_node_move_together(gang: Gang) -> None:
     await gang.add("n0", "n1", "n2", "spare")
     places = {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
     await gang.run(places)
@@ -497,7 +499,7 @@ async def test_two_ranks_a_node_move_together(gang: Gang) -> None:
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 5)}
 
 
-async def test_a_rank_that_moves_to_its_buddys_node_needs_no_network(gang: Gang) -> None:
+async def test_a_rank_that_moves_to_its_buddy_is_restored_without_the_network(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
@@ -512,7 +514,7 @@ async def test_a_rank_that_moves_to_its_buddys_node_needs_no_network(gang: Gang)
         await gang.committed(Version(2, step))
 
 
-async def test_the_first_commit_of_a_generation_deletes_later_steps_of_the_one_before(gang: Gang) -> None:
+async def test_the_first_commit_of_a_generation_drops_later_steps_of_the_generation_before(gang: Gang) -> None:
     await gang.add("n0", "n1")
     places = {0: "n0", 1: "n1"}
     await gang.run(places)
@@ -521,13 +523,13 @@ async def test_the_first_commit_of_a_generation_deletes_later_steps_of_the_one_b
     await asyncio.to_thread(gang.ranks[0].step, 2, replica(2)(0), own(0, 2), 5.0)
     await until(lambda: (OWN, 0, 1, 2) in held(gang, "n0"))
     await gang.run(places, gang.plan(Version(1, 1)))
-    assert (OWN, 0, 1, 2) not in held(gang, "n0"), "its slot is wanted by the new generation"
+    assert (OWN, 0, 1, 2) not in held(gang, "n0"), "the new generation needs its slot"
     await gang.step(2, replica(2))
     await gang.committed(Version(2, 2))
     assert {h[2:] for node in gang.nodes for h in held(gang, node)} == {(2, 2)}
 
 
-async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang: Gang) -> None:
+async def test_only_slots_that_were_filled_before_a_fence_count(gang: Gang) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     gang.ranks[0].write(0, replica(1)(0), own(0, 1))
@@ -541,12 +543,12 @@ async def test_what_was_filled_before_a_fence_counts_and_the_rest_does_not(gang:
     assert held(gang, "n0") == set()
 
 
-async def test_a_rank_that_has_filled_a_slot_leaves_its_keeper_behind_until_that_stands(gang: Gang) -> None:
+async def test_a_filled_slot_is_digesting_until_its_shard_is_stored(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
     checkpoint_service = gang.nodes["n0"].checkpoint_service
     assert not checkpoint_service.is_digesting(0, 1)
-    # On this thread: the keeper's loop has had no time to hear of it.
+    # On this thread, so that the event loop has not read the message yet.
     assert gang.ranks[0].step(1, replica(1)(0), own(0, 1), wait_s=5.0)
     assert checkpoint_service.is_digesting(0, 1)
     assert not checkpoint_service.is_digesting(0, 2)
@@ -567,7 +569,7 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
     assert "fenced generation 1" in notice.refused
     need = await peer.Offer(peer_pb2.ShardOffer(gang_id=GANG, node="n0", rank=0, version=late))
     assert "fenced" in need.refused
-    assert Version.from_wire(gang.nodes["n1"].checkpoint_service.committed()) == Version(1, 1)
+    assert gang.nodes["n1"].committed() == Version(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -578,7 +580,7 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
         (0, b"right", "did not arrive whole"),
     ],
 )
-async def test_pieces_that_arrive_damaged_or_astray_or_short_are_refused(
+async def test_pieces_that_arrive_damaged_or_misplaced_or_incomplete_are_refused(
     gang: Gang, offset: int, data: bytes, words: str
 ) -> None:
     await gang.add("n0", "n1")
@@ -601,7 +603,7 @@ async def test_pieces_that_arrive_damaged_or_astray_or_short_are_refused(
 @pytest.mark.parametrize(
     ("data", "words"), [(b"wrong bytes", "piece 0 .* arrived damaged"), (b"right", "contradicts itself")]
 )
-async def test_short_pieces_that_arrive_damaged_are_refused(gang: Gang, data: bytes, words: str) -> None:
+async def test_inline_pieces_that_arrive_damaged_are_refused(gang: Gang, data: bytes, words: str) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=0)
     pieces = (Piece(0, 11, digest_of(memoryview(b"right bytes"))),)
@@ -614,7 +616,7 @@ async def test_short_pieces_that_arrive_damaged_are_refused(gang: Gang, data: by
     assert held(gang, "n1") == set()
 
 
-async def test_another_gangs_words_are_refused(gang: Gang) -> None:
+async def test_messages_of_another_gang_are_refused(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"}, size=0)
     peer = gang.dial(gang.nodes["n0"].address)
@@ -625,7 +627,7 @@ async def test_another_gangs_words_are_refused(gang: Gang) -> None:
             pass
 
 
-async def test_a_flipped_byte_in_a_slot_is_found_and_the_buddys_copy_used(gang: Gang) -> None:
+async def test_a_flipped_byte_in_a_slot_is_found_and_the_replica_used(gang: Gang) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR)
     await gang.step(1, sharded(1))
@@ -638,7 +640,7 @@ async def test_a_flipped_byte_in_a_slot_is_found_and_the_buddys_copy_used(gang: 
     assert contents(starts[2].shard)["shared"].startswith(sharded(1)(2))
 
 
-async def test_a_state_that_no_source_gives_is_refused_and_never_replaced_by_another(gang: Gang) -> None:
+async def test_a_restore_without_a_source_fails_and_uses_no_other_version(gang: Gang) -> None:
     await gang.add("n0", "n1")
     places = {0: "n0", 1: "n1"}
     await gang.run(places)
@@ -649,10 +651,10 @@ async def test_a_state_that_no_source_gives_is_refused_and_never_replaced_by_ano
     gang.ranks[1].connection.slots[0][0] ^= 1
     with pytest.raises(RestoreError, match=r"rank 1's state at step 1 of generation 1 can't be had: n1: 1 of"):
         await gang.run(places, plan)
-    assert (OWN, 1, 1, 1) not in held(gang, "n1"), "a bad shard is offered no more"
+    assert (OWN, 1, 1, 1) not in held(gang, "n1"), "a corrupt shard is no longer reported"
 
 
-async def test_a_piece_that_changed_in_a_copy_is_not_sent(gang: Gang) -> None:
+async def test_a_changed_piece_of_a_replica_is_not_sent(gang: Gang) -> None:
     await gang.add("n0", "n1", "spare")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, replica(1))
@@ -662,10 +664,10 @@ async def test_a_piece_that_changed_in_a_copy_is_not_sent(gang: Gang) -> None:
     await gang.lose("n0")
     with pytest.raises(RestoreError, match=r"n1: DATA_LOSS"):
         await gang.run({0: "spare", 1: "n1"}, plan)
-    assert (BUDDY, 0, 1, 1) not in held(gang, "n1"), "the copy borrowed the piece"
+    assert (BUDDY, 0, 1, 1) not in held(gang, "n1"), "the replica refers to the piece"
 
 
-async def test_a_durable_folder_of_the_same_version_may_take_a_shards_place(gang: Gang) -> None:
+async def test_a_durable_folder_of_the_same_version_can_replace_a_shard(gang: Gang) -> None:
     await gang.add("n0")
     plan = agent_pb2.RestorePlan(version=Version(3, 8).to_wire(), durable_path="/d/step_00000008_g3_g1")
     plan.sources.add(rank=0, node="n0", tier=OWN)
@@ -683,13 +685,13 @@ async def test_slots_grow_when_a_state_has_outgrown_them(gang: Gang) -> None:
     await gang.committed(Version(1, 1))
     for one in gang.ranks.values():
         assert not await asyncio.to_thread(one.layout, SHARED, 1 << 20)
-    assert held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 1, 1, 1)}, "the committed state stays meanwhile"
+    assert held(gang, "n0") == {(OWN, 0, 1, 1), (BUDDY, 1, 1, 1)}, "the committed state is kept meanwhile"
     for step in (2, 3, 4):
         await gang.step(step, replica(step))
         await gang.committed(Version(1, step))
 
 
-async def test_stop_reaches_every_rank(gang: Gang) -> None:
+async def test_a_planned_stop_reaches_every_rank(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0", 1: "n0"}, size=0)
     gang.nodes["n0"].checkpoint_service.stop_ranks("maintenance")
@@ -698,12 +700,12 @@ async def test_stop_reaches_every_rank(gang: Gang) -> None:
         assert rank.connection.stop_reason == "maintenance"
 
 
-async def test_an_agent_that_leaves_frees_all_memory(gang: Gang) -> None:
+async def test_an_agent_that_ends_frees_all_memory(gang: Gang) -> None:
     def mapped() -> set[str]:
         lines = Path("/proc/self/maps").read_text().splitlines()
         return {line.split()[4] for line in lines if "memfd:muster-" in line}  # by inode
 
-    before = mapped()  # by tests of before; any of it may go at any moment
+    before = mapped()  # by earlier tests; it may be unmapped at any moment
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     for step in (1, 2, 3):
@@ -755,7 +757,7 @@ async def test_a_flush_writes_every_published_item_where_the_metadata_says(
     assert durable_folders.finished_steps_of(folder) == 7
 
 
-async def test_a_flush_of_a_version_that_never_stood_says_so(gang: Gang, tmp_path: Path) -> None:
+async def test_a_flush_of_a_version_that_no_node_holds_fails(gang: Gang, tmp_path: Path) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
     await gang.step(1, replica(1))
@@ -774,11 +776,11 @@ async def test_a_flush_of_a_running_gang_writes_one_version_of_all_ranks(gang: G
     data = [random.Random(step).randbytes(1 << 20) for step in range(8)]
 
     async def rank_runs(rank: int) -> None:
-        # Step after step, whether a slot was free or not; all together, as a collective makes them.
+        # The ranks finish each step together, as a collective operation makes them, with or without a free slot.
         for step in itertools.count(1):
             await asyncio.to_thread(gang.ranks[rank].step, step, data[step % 8], own(rank, step))
             await barrier.wait()
-            await asyncio.sleep(0.001)  # a step takes its time: who writes the checkpoint has to come to it as well
+            await asyncio.sleep(0.001)  # leaves time for the threads that write the checkpoint
             if step == end:
                 return
 
@@ -808,38 +810,38 @@ async def test_a_flush_of_a_running_gang_writes_one_version_of_all_ranks(gang: G
         for rank in FOUR:
             offset, length = items[f"item{100 + rank}"]
             written = (folder / durable_folders.rank_file_name(rank)).read_bytes()
-            assert written[offset : offset + length] == own(rank, step), "no mix of steps"
+            assert written[offset : offset + length] == own(rank, step), "all ranks at one step"
         assert (folder / "__0_0.distcp").read_bytes()[: 1 << 20] == data[step % 8]
 
 
 @pytest.mark.parametrize("full", [0, 1])
-async def test_a_full_disk_is_named_and_leaves_nothing(gang: Gang, tmp_path: Path, full: int) -> None:
+async def test_a_flush_to_a_full_disk_names_it_and_leaves_nothing(gang: Gang, tmp_path: Path, full: int) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"})
     await gang.step(1, sharded(1))
     await gang.committed(Version(1, 1))
     order = flush_order(gang, Version(1, 1))
-    aside = tmp_path / durable_folders.temporary_folder_name(Version(1, 1), GANG, order.serial)
-    aside.mkdir()
-    (aside / f"__{full}_0.distcp").symlink_to("/dev/full")
+    temporary = tmp_path / durable_folders.temporary_folder_name(Version(1, 1), GANG, order.serial)
+    temporary.mkdir()
+    (temporary / f"__{full}_0.distcp").symlink_to("/dev/full")
     results = await asyncio.gather(
         *(n.checkpoint_service.flush(order, str(tmp_path)) for n in gang.nodes.values()), return_exceptions=True
     )
     assert f"{tmp_path} is full (No space left on device): free space there" in str(results[full])
     assert isinstance(results[0], FlushError)
     assert list(tmp_path.iterdir()) == []
-    # Once there is room, the same version can still be flushed: it stands.
+    # The version is still in memory, so it can be flushed once there is space.
     await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
 
 
-async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, tmp_path: Path) -> None:
+async def test_a_flush_removes_leftovers_of_older_flushes_only(gang: Gang, tmp_path: Path) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"})
     await gang.step(5, replica(5))
     await gang.committed(Version(1, 5))
     gang.serial = 6
-    spared = {
+    kept = {
         ".step_00000002_g2_g1.6.tmp",
         ".step_00000003_g1_g1.8.tmp",
         ".step_00000003_g1_other.1.tmp",
@@ -847,16 +849,16 @@ async def test_a_flush_sweeps_what_older_ones_left_and_spares_newer(gang: Gang, 
         ".flush-g1-1-3",
         "step_00000001_g1_g1",
     }
-    for name in {*spared, ".step_00000003_g1_g1.4.tmp", ".step_00000005_g1_g1.6.tmp", ".flush-g1-3"}:
+    for name in {*kept, ".step_00000003_g1_g1.4.tmp", ".step_00000005_g1_g1.6.tmp", ".flush-g1-3"}:
         (tmp_path / name).mkdir()
     await flush_all(gang, flush_order(gang, Version(1, 5)), tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {*spared, "step_00000005_g1_g1"}
+    assert {p.name for p in tmp_path.iterdir()} == {*kept, "step_00000005_g1_g1"}
 
 
 async def test_jobs_that_share_a_folder_keep_their_checkpoints_apart(tmp_path: Path) -> None:
     """The same job twice, without faults: both end at the same step of generation 1."""
     for run in (1, 2):
-        async with rehearsed(f"tiny-{run}") as gang:
+        async with running_gang(f"tiny-{run}") as gang:
             await gang.add("n0", "n1")
             await gang.run({0: "n0", 1: "n1"})
             await gang.step(1, replica(run))
@@ -868,7 +870,7 @@ async def test_jobs_that_share_a_folder_keep_their_checkpoints_apart(tmp_path: P
         assert (folder / "__0_0.distcp").read_bytes().startswith(replica(run)(0))
 
 
-async def test_a_version_that_is_flushed_again_stays_and_anything_else_in_its_place_is_refused(
+async def test_a_version_may_be_flushed_again_and_another_folder_of_its_name_is_an_error(
     gang: Gang, tmp_path: Path
 ) -> None:
     await gang.add("n0", "n1")
@@ -879,25 +881,25 @@ async def test_a_version_that_is_flushed_again_stays_and_anything_else_in_its_pl
     for _ in range(2):
         await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
         assert list(tmp_path.iterdir()) == [final]
-    said = (final / durable_folders.MANIFEST).read_bytes()
-    (final / durable_folders.MANIFEST).write_bytes(said.replace(b'"world_size": 2', b'"world_size": 3'))
+    manifest = (final / durable_folders.MANIFEST).read_bytes()
+    (final / durable_folders.MANIFEST).write_bytes(manifest.replace(b'"world_size": 2', b'"world_size": 3'))
     with pytest.raises(FlushError, match="is there already, and is not step 1 of generation 1 of gang g1 as it stands"):
         await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     assert list(tmp_path.iterdir()) == [final]
     assert b'"world_size": 3' in (final / durable_folders.MANIFEST).read_bytes()
 
 
-@pytest.mark.parametrize("under_way", ["", ".flush-*/*", ".step_*", ".step_*/*", ".step_*/*.part", "step_*"])
-async def test_a_newer_flush_of_the_same_version_supersedes_the_one_under_way(
-    gang: Gang, tmp_path: Path, under_way: str
+@pytest.mark.parametrize("running_file", ["", ".flush-*/*", ".step_*", ".step_*/*", ".step_*/*.part", "step_*"])
+async def test_a_newer_flush_of_the_same_version_supersedes_the_running_one(
+    gang: Gang, tmp_path: Path, running_file: str
 ) -> None:
     await gang.add(*FOUR.values())
     await gang.run(FOUR, size=1 << 20)
     await gang.step(1, small)
     await gang.committed(Version(1, 1))
     older = asyncio.gather(flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path), return_exceptions=True)
-    if under_way:
-        await until(lambda: any(tmp_path.glob(under_way)))
+    if running_file:
+        await until(lambda: any(tmp_path.glob(running_file)))
     await flush_all(gang, flush_order(gang, Version(1, 1)), tmp_path)
     (ended,) = await older
     assert ended is None or (isinstance(ended, FlushError) and "given up" in str(ended))
@@ -923,7 +925,7 @@ async def test_a_flush_that_waits_for_others_ends_when_a_newer_one_is_ordered(ga
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
 
 
-async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(gang: Gang, tmp_path: Path) -> None:
+async def test_a_node_without_a_part_of_the_newer_flush_gives_the_older_one_up_too(gang: Gang, tmp_path: Path) -> None:
     await gang.add("n0", "n1")
     await gang.run({0: "n0", 1: "n1"}, size=1 << 20)
     await gang.step(1, small)
@@ -939,10 +941,10 @@ async def test_who_writes_no_part_of_the_newer_flush_gives_the_older_one_up_too(
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001_g1_g1"]
 
 
-async def test_a_writer_whose_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
-    said, superseded = flush_version.declarations_folder(tmp_path, GANG, 1), threading.Event()
+async def test_a_writer_whose_flush_leader_has_given_up_leaves_nothing(tmp_path: Path) -> None:
+    declarations, superseded = flush_version.declarations_folder(tmp_path, GANG, 1), threading.Event()
     part = flush_part.FlushPart(
-        Version(1, 1), 1, tmp_path, GANG, "a test", is_leader=False, declarations=said, superseded=superseded
+        Version(1, 1), 1, tmp_path, GANG, "a test", is_leader=False, declarations=declarations, superseded=superseded
     )
     with pytest.raises(FlushError, match="the node that leads the flush has ended it"):
         flush_part.write_part(part, [])

@@ -1,4 +1,4 @@
-"""The leader's count: pure."""
+"""The bookkeeping of the commit leader."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,10 +28,10 @@ def test_all_nodes_commit() -> None:
     assert tracker.record_stored("a", version_at(1), 0) is None
     assert tracker.record_stored("b", version_at(1), 0) is None
     assert tracker.record_stored("c", version_at(1), 0) == CommitDecision(version_at(1), False, 2, version_at(1))
-    assert tracker.record_stored("c", version_at(1), 0) is None, "said once"
+    assert tracker.record_stored("c", version_at(1), 0) is None, "each decision is made once"
 
 
-def test_strangers_and_other_generations_do_not_count() -> None:
+def test_reports_of_other_nodes_and_generations_do_not_count() -> None:
     tracker = new_tracker()
     tracker.record_stored("a", version_at(1), 0)
     tracker.record_stored("b", version_at(1), 0)
@@ -41,7 +41,7 @@ def test_strangers_and_other_generations_do_not_count() -> None:
     assert tracker.committed == NO_VERSION
 
 
-def test_a_skip_voids_once_and_for_good() -> None:
+def test_a_skipped_version_is_void_for_good() -> None:
     tracker = new_tracker()
     tracker.record_stored("a", version_at(1), 0)
     assert tracker.record_skipped("b", version_at(1), 0) == CommitDecision(version_at(1), True, 2, NO_VERSION)
@@ -50,7 +50,7 @@ def test_a_skip_voids_once_and_for_good() -> None:
         assert tracker.record_stored(node, version_at(1), 0) is None
 
 
-def test_a_skip_voids_what_is_older_and_not_committed() -> None:
+def test_a_skip_makes_older_versions_void_that_are_not_committed() -> None:
     tracker = new_tracker()
     commit(tracker, 1, passed_step=1)
     tracker.record_stored("a", version_at(2), 2)
@@ -61,7 +61,7 @@ def test_a_skip_voids_what_is_older_and_not_committed() -> None:
     assert tracker.committed == version_at(1)
 
 
-def test_what_is_committed_or_older_can_not_be_voided() -> None:
+def test_a_version_up_to_the_committed_one_can_not_become_void() -> None:
     tracker = new_tracker()
     for node in NODES:
         tracker.record_stored(node, version_at(5), 0)
@@ -75,13 +75,15 @@ reports = st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 6), st.boole
 
 
 @given(reports)
-def test_in_any_order_commits_grow_and_no_version_is_both(said: list[tuple[str, int, bool]]) -> None:
+def test_in_any_order_commits_move_forward_and_no_version_is_committed_and_void(
+    reported: list[tuple[str, int, bool]],
+) -> None:
     tracker = new_tracker()
     committed: list[Version] = []
     void: set[Version] = set()
     stored: dict[Version, set[str]] = {}
     named = 0
-    for node, step, skip in said:
+    for node, step, skip in reported:
         decision = (
             tracker.record_skipped(node, version_at(step), 0)
             if skip
@@ -91,7 +93,7 @@ def test_in_any_order_commits_grow_and_no_version_is_both(said: list[tuple[str, 
             stored.setdefault(version_at(step), set()).add(node)
         if decision is None:
             continue
-        assert decision.next_step >= named, "the step to keep next never moves back"
+        assert decision.next_step >= named, "the next step to keep never moves back"
         named = decision.next_step
         if decision.void:
             assert decision.version not in void
@@ -111,20 +113,20 @@ def commit(tracker: CommitTracker, step: int, passed_step: int) -> int:
     return decision.next_step
 
 
-def test_the_step_to_keep_next_is_the_one_under_way() -> None:
+def test_the_next_step_to_keep_is_the_running_one() -> None:
     tracker = new_tracker()
     assert commit(tracker, 1, passed_step=1) == 2
     assert commit(tracker, 2, passed_step=5) == 6
 
 
 def miss(tracker: CommitTracker, step: int) -> int:
-    """The lead that a miss of `step` leads to."""
+    """Report a miss of `step`; returns the lead afterwards."""
     decision = tracker.record_skipped("c", version_at(step), passed_step=step)
     assert decision is not None
     return decision.next_step - step
 
 
-def test_misses_make_the_lead_longer_and_calm_makes_it_shorter() -> None:
+def test_misses_lengthen_the_lead_and_commits_shorten_it() -> None:
     tracker, step = new_tracker(), 1
     leads = []
     for _ in range(12 * MISSES_TO_LENGTHEN):
@@ -139,7 +141,7 @@ def test_misses_make_the_lead_longer_and_calm_makes_it_shorter() -> None:
     assert leads[-1] == 1
 
 
-def test_a_miss_soon_after_the_lead_was_made_shorter_takes_that_back() -> None:
+def test_a_miss_soon_after_a_shortening_restores_the_longer_lead() -> None:
     tracker, step = new_tracker(), 1
     for _ in range(2 * MISSES_TO_LENGTHEN):
         miss(tracker, step)
@@ -165,10 +167,10 @@ def test_a_single_miss_among_commits_changes_nothing() -> None:
         step += 1
 
 
-def test_a_step_that_is_named_stays_named_until_it_is_settled() -> None:
+def test_a_named_step_stays_named_until_it_is_decided() -> None:
     tracker = new_tracker()
     assert commit(tracker, 1, passed_step=10) == 11
-    assert commit(tracker, 4, passed_step=10) == 11, "kept out of turn"
+    assert commit(tracker, 4, passed_step=10) == 11, "kept although another step was named"
     decision = tracker.record_skipped("a", version_at(11), passed_step=11)
     assert decision is not None
     assert decision.next_step == 12
