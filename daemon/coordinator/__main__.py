@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         asyncio.run(_run(flags))
     except ListenError as error:
-        # systemd starts status 69 again: nobody would notice that a standby is down before it is needed.
+        # Status 69 makes systemd start a standby again: a standby that is down would be noticed too late.
         _die(EXIT_UNAVAILABLE if flags.shared_state else site_config.EXIT_CONFIG, str(error))
     except (site_config.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
         _die(site_config.EXIT_CONFIG, str(error))
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"the journal's folder; default {DEFAULT_STATE_DIR}")  # fmt: skip
     parser.add_argument("--shared-state", action="store_true",
                         help="share the state folder with a coordinator on another machine: the one that holds the "
-                        "lease acts, the other one stands by")  # fmt: skip
+                        "lease acts, the other is the standby")  # fmt: skip
     parser.add_argument("--slurm", choices=["auto", "pyslurm", "cli", "fake"], default="auto",
                         help="how to call Slurm; fake: without Slurm (muster run --local)")  # fmt: skip
     parser.add_argument(

@@ -16,7 +16,7 @@ from muster.daemon.host import clock
 
 _log = logging.getLogger(__name__)
 EXIT_LEASE_LOST = 75
-"""EX_TEMPFAIL: the site should start the process again; it then stands by."""
+"""EX_TEMPFAIL: systemd should start the process again, as the standby."""
 
 
 class LeaseKeeper:

@@ -7,8 +7,8 @@ holder: a holder that was suspended dies before it executes another instruction.
 same time, whatever their clocks show, as long as both clocks run at about the same speed.
 
 Files in the folder:
-    lease     "TERM RENEWALS HOLDER": one line, rewritten in place and synced. A file that is opened anew shows what
-              another machine has synced (close-to-open consistency); a directory listing may be stale.
+    lease     "TERM RENEWALS HOLDER": one line, rewritten in place and synced. Each open of the file shows
+              what another machine has synced (close-to-open consistency); a directory listing may be stale.
     term-N    created by the coordinator that acquires term N. Creation succeeds once only, so it decides between two
               coordinators that try at the same time.
 """
@@ -54,7 +54,7 @@ class LeaseTimeouts:
 
 
 class LeaseRecord(NamedTuple):
-    """What the lease file says. `holder` is "-" once the lease was released; term 0: nobody ever held it."""
+    """What the lease file says. `holder` is "-" once the lease was released; term 0: no process ever held it."""
 
     term: int
     renewals: int
@@ -67,7 +67,7 @@ class Lease:
     Args:
         process: the identity of this process.
         arm: sets the kernel timer that kills this process to so many seconds; 0: never.
-        now: a clock that goes on while the machine sleeps; seconds.
+        now: a clock in seconds that also runs while the machine sleeps.
     """
 
     def __init__(

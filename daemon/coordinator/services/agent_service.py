@@ -65,14 +65,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """See agent.proto."""
         try:
             hello, status = await _read_hello(request_iterator)
-        except RpcAbort as abort:
-            await abort.abort(context)
+        except RpcAbort as error:
+            await error.end_call(context)
         try:
             leaf = await self._admit(hello)
             await self._wait_for_earlier_agent(hello)
-        except RpcAbort as abort:
-            _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, abort)
-            await abort.abort(context)
+        except RpcAbort as error:
+            _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, error)
+            await error.end_call(context)
         except AgentDismissed as reason:
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
             await context.write(self._message(dismissed=str(reason)))
@@ -94,7 +94,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             _check_gang(gang, hello)
         _check_pool(gang, hello)
-        _check_node(self._engine.core.state.node(hello.node), hello)
+        _check_node_in_service(self._engine.core.state.node(hello.node), hello)
         if not gang or not _is_known(gang, hello):
             await self._check_job(hello, caller)
         member = gang.members.get(hello.node) if gang else None
@@ -143,12 +143,12 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine.post(event)
 
     async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
-        asked_at = clock.monotonic()
+        called_at = clock.monotonic()
         try:
             self._check_job_answer(await self._lookup.job(hello.slurm_job_id), hello, caller)
         except (AgentDismissed, RpcAbort):
             # The answer may be older than the job's last change: ask again.
-            self._check_job_answer(await self._lookup.job(hello.slurm_job_id, since=asked_at), hello, caller)
+            self._check_job_answer(await self._lookup.job(hello.slurm_job_id, since=called_at), hello, caller)
 
     def _check_job_answer(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
         match found:
@@ -174,7 +174,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             self._engine.post(_attached(hello, status, leaf))
             if self._engine.running:
                 self._engine.send_order(stream)
-            await _until_either(asyncio.create_task(self._receive(stream, messages)), writer)
+            await _wait_for_either(asyncio.create_task(self._receive(stream, messages)), writer)
         finally:
             stream.close()
             if self._engine.streams.remove(stream):
@@ -213,7 +213,7 @@ def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:
         raise AgentDismissed(refusal)
 
 
-def _check_node(node: Node, hello: pb.AgentHello) -> None:
+def _check_node_in_service(node: Node, hello: pb.AgentHello) -> None:
     if hello.pool_serial and node.verdict in OUT_OF_SERVICE:
         # Slurm allocates the node again, so an operator has resumed it: the watch on Slurm will see that soon.
         raise unavailable(f"{hello.node} is still {node.verdict} here: {node.reason}")
@@ -279,7 +279,7 @@ async def _send(stream: AgentStream, context: _Context) -> None:
         await context.write(message)
 
 
-async def _until_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+async def _wait_for_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
     """Wait until the agent ends its side, or the stream was closed and all messages were sent."""
     try:
         await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)

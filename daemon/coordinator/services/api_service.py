@@ -63,7 +63,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             event = conversion.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)
         except conversion.InvalidMessage as error:
             raise invalid_argument(str(error)) from None
-        await self._must_own(request.slurm_job_id, caller)
+        await self._check_may_register(request.slurm_job_id, caller)
         known = self._engine.core.state.gangs.get(request.gang_id)
         if known and (known.owner_uid, known.job) != (caller.uid, request.slurm_job_id):
             raise RpcAbort(
@@ -219,7 +219,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not allowed(caller, owner_uid):
             raise permission_denied(f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {caller.uid}")
 
-    async def _must_own(self, job: int, caller: Caller) -> None:
+    async def _check_may_register(self, job: int, caller: Caller) -> None:
         found = await self._lookup.job(job, since=clock.monotonic())
         match found:
             case Unknown():

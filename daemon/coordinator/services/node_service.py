@@ -64,9 +64,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             hello = await _read_hello(request_iterator)
             await self._admit(hello)
-        except RpcAbort as abort:
-            _log.warning("a node daemon at %s is rejected: %s", context.peer(), abort)
-            await abort.abort(context)
+        except RpcAbort as error:
+            _log.warning("a node daemon at %s is rejected: %s", context.peer(), error)
+            await error.end_call(context)
         serving = asyncio.create_task(self._serve(hello, request_iterator, context))
         if before := self._streams.get(hello.node):
             before.cancel()  # a cut link may have left the earlier stream open
@@ -94,12 +94,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         journal. The stream ends instead, and the daemon sends the signal again to the next coordinator.
         """
         if not self._engine.running:
-            await unavailable("the coordinator is stopping: it did not process the last message").abort(context)
+            await unavailable("the coordinator is stopping: it did not process the last message").end_call(context)
         await context.write(self._order(seq, over))
 
     def _unneeded_memory(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
         gangs = self._engine.core.state.gangs
-        return [one for one in kept if wants_no_memory(gangs.get(one.gang_id), one.generation)]
+        return [memory for memory in kept if wants_no_memory(gangs.get(memory.gang_id), memory.generation)]
 
     def _post_message(self, node: str, message: pb.NodeMessage) -> int:
         """Post the event of a daemon's message. Returns the sequence number to confirm; 0 for none."""
@@ -120,11 +120,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
-        asked_at = clock.monotonic()
+        called_at = clock.monotonic()
         found = await self._lookup.node(hello.node)
         if isinstance(found, Gone):
-            found = await self._lookup.node(hello.node, since=asked_at)
-        names = self._names(hello.node, found)
+            found = await self._lookup.node(hello.node, since=called_at)
+        names = self._host_names(hello.node, found)
         addresses = {address for name in names for address in await self._resolve(name)}
         caller = current_caller()
         if not self._rights.is_node_daemon(caller, addresses):
@@ -134,7 +134,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 f"this call is from uid {caller.uid} at {caller.address}"
             )
 
-    def _names(self, node: str, found: Node | Gone | Unknown) -> set[str]:
+    def _host_names(self, node: str, found: Node | Gone | Unknown) -> set[str]:
         """Host names or addresses of the node, to be resolved."""
         if isinstance(found, Node):
             return {name for name in (found.address, found.hostname) if name} or {node}

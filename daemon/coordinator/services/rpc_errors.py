@@ -18,7 +18,7 @@ class RpcAbort(Exception):
         super().__init__(message)
         self.code = code
 
-    async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+    async def end_call(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
         """End the call of `context` with this error."""
         await context.abort(self.code, str(self))
         raise AssertionError("abort raises")
@@ -58,8 +58,8 @@ def unary_handler(
     async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
         try:
             return await handler(self, request, context)
-        except RpcAbort as abort:
-            await abort.abort(context)
+        except RpcAbort as error:
+            await error.end_call(context)
 
     return wrapped
 
@@ -75,8 +75,8 @@ def stream_handler(
             async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
                 async for reply in replies:
                     yield reply
-        except RpcAbort as abort:
-            await abort.abort(context)
+        except RpcAbort as error:
+            await error.end_call(context)
 
     return wrapped
 
