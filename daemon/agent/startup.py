@@ -44,13 +44,13 @@ def run(options: argparse.Namespace) -> int:
     """
     spec = read_spec(options.spec)
     site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
-    setting = _settings(options, spec, site)
-    agent_log.start(options.log_level, spec.run_dir, setting.identity.gang, setting.identity.node)
+    settings = _settings(options, spec, site)
+    agent_log.start(options.log_level, spec.run_dir, settings.identity.gang, settings.identity.node)
     # Do not use asyncio.run: it waits for all tasks and threads, even blocked ones. The end of the process does not.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(setting))
+        return loop.run_until_complete(_serve(settings))
     finally:
         agent_log.stop()
 
@@ -110,10 +110,10 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         rank_environment.shared_environment(os.environ, spec.env),
         int(os.environ.get("MUSTER_POOL") or 0),
     )
-    recipe = ZygoteSpec(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
+    zygote_spec = ZygoteSpec(tuple(spec.command), tuple(spec.preload) or PRELOAD, environment, spec.work_dir)
     return AgentSettings(
         identity=own,
-        job=NodeJob(own.gang, own.node, recipe, spec.run_dir, spec.ranks_per_node),
+        job=NodeJob(own.gang, own.node, zygote_spec, spec.run_dir, spec.ranks_per_node),
         spec=spec,
         coordinator=site.coordinator,
         credentials=site.credentials(),
@@ -151,17 +151,17 @@ def _address_towards(towards: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-async def _serve(setting: AgentSettings) -> int:
+async def _serve(settings: AgentSettings) -> int:
     def make_checkpoint_service(channels: PeerChannels, changed: Callable[[], None]) -> CheckpointService:
-        refused = "" if setting.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
-        return CheckpointService(setting.identity.gang, setting.identity.node, channels.stub_for, changed, refused)
+        refused = "" if settings.spec.memory_checkpoint else "job.toml says checkpoint.memory = false"
+        return CheckpointService(settings.identity.gang, settings.identity.node, channels.stub_for, changed, refused)
 
     def make_pool(changed: Callable[[], None]) -> PoolRequests:
-        restarts, given = setting.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
-        job = PoolJob(setting.identity.gang, setting.spec, restarts, given, sys.argv[0])
+        restarts, given = settings.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
+        job = PoolJob(settings.identity.gang, settings.spec, restarts, given, sys.argv[0])
         return PoolRequests(PoolRequestDefaults(job, job_end_time(), dict(os.environ)), CliSlurm(), changed)
 
-    agent = Agent(setting, make_checkpoint_service, make_pool)
+    agent = Agent(settings, make_checkpoint_service, make_pool)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.terminate)

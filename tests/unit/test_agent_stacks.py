@@ -101,4 +101,4 @@ async def test_a_script_below_another_command_is_found_where_it_uses_the_library
 def test_of_endless_stacks_the_beginning_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "stack"
     file.write_bytes(b"x" * (stack_dumps.MAX_STACK_BYTES + 100))
-    assert len(stack_dumps._Asked(str(file), 50).text()) == stack_dumps.MAX_STACK_BYTES
+    assert len(stack_dumps._PendingDump(str(file), 50).text()) == stack_dumps.MAX_STACK_BYTES

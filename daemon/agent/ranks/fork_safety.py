@@ -1,7 +1,7 @@
 """Whether this process may be forked into a rank.
 
-A process that has run an OpenMP region, opened an accelerator or holds a CUDA context gives children that hang or fail
-later, far from the cause. Standard library alone.
+After a process has run an OpenMP region, opened an accelerator or made a CUDA context, its forked children hang or fail
+later, far from the cause. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanala
 
 
 def reason_not_to_fork() -> str:
-    """Why this process must not be forked into a rank, in words; empty where it may."""
+    """Why this process must not be forked into a rank; empty: it may."""
     if (device := _open_device()) is not None:
         return f"{device} is open in it"
     if _cuda_initialised():
@@ -29,7 +29,7 @@ def _open_device() -> str | None:
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the listing's own descriptor
+        except OSError:  # the descriptor of the listing itself
             continue
         if target.startswith(_DEVICES):
             return target

@@ -1,21 +1,21 @@
-"""The environment of ranks: what torchrun sets, and what Muster adds. Pure."""
+"""The environment of ranks: the variables of torchrun, and those of Muster. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# torchrun sets it to 1 where the user says nothing; the same holds for the libraries that read their own variable.
+# torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
-# Settings of the agent that are nothing to the ranks.
-_OWN = frozenset(
+# Settings of the agent that ranks do not need.
+_AGENT_VARIABLES = frozenset(
     {"MUSTER_SPEC", "MUSTER_AUTH", "MUSTER_COORDINATOR", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_DURABLE"}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where a rank stands in its generation."""
+    """A rank's numbers in its generation."""
 
     rank: int
     local_rank: int
@@ -30,24 +30,23 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """How ranks reach the rendezvous store. `hosted`: it listens already; else rank 0 opens it. `libuv`: torch has
-    it.
-    """
+    """How ranks reach the rendezvous store. `hosted`: the store already listens; otherwise rank 0 opens it. `libuv`:
+    this torch has the libuv store."""
 
     hosted: bool
     libuv: bool
 
 
 def shared_environment(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """The environment that all ranks and generations share: this process's, the spec's [env] over it."""
-    kept = {name: value for name, value in environ.items() if name not in _OWN}
+    """The environment that all ranks and generations share: this process's environment under the spec's [env]."""
+    kept = {name: value for name, value in environ.items() if name not in _AGENT_VARIABLES}
     return {OMP_THREADS_VARIABLE: "1", **kept, **wanted}
 
 
 def environment_of_rank(
     base: Mapping[str, str], place: RankPosition, store: StoreAccess, gang: str, run_dir: str
 ) -> dict[str, str]:
-    """The whole environment of one rank, but for the number of its agent's socket."""
+    """The whole environment of one rank, except the number of its socket to the agent."""
     return {
         **base,
         "RANK": str(place.rank),
@@ -77,6 +76,6 @@ def _store(base: Mapping[str, str], store: StoreAccess) -> dict[str, str]:
         return {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     if store.libuv and base.get("USE_LIBUV", "1") != "0":
         return {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    # torch's Python side takes only "True" for yes, and then asks for libuv whatever USE_LIBUV says; its C++ side
-    # takes "1" too, and lets rank 0 join a store that listens already (torch 2.6 to 2.14).
+    # torch's Python code reads only "True" as yes, and then uses libuv whatever USE_LIBUV says. Its C++ code also reads
+    # "1" as yes, and lets rank 0 join a store that already listens (torch 2.6 to 2.14).
     return {"TORCHELASTIC_USE_AGENT_STORE": "1", "USE_LIBUV": "0"}

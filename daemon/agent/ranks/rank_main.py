@@ -1,9 +1,9 @@
-"""The forked child becomes a rank: a session of its own, its environment, its log, then the user's script as
+"""Turns the forked child into a rank: a session of its own, its environment, its log, then the user's script as
 `__main__`.
 
-Runs in the child of a warm process, before and around the user's code; standard library alone. It promises that the
-script can't tell the difference from `python script`: `sys.argv`, `sys.path[0]`, `__main__`, spawned workers, pickling,
-exit status, tracebacks.
+Runs in a child of a zygote, before and around the user's code, with the standard library only. The script can't tell
+the difference from `python script`: `sys.argv`, `sys.path[0]`, `__main__`, spawned workers, pickling, exit status and
+tracebacks are the same.
 """
 
 from __future__ import annotations
@@ -26,27 +26,25 @@ from muster.checkpoint.format import stack_file
 from muster.daemon.agent.ranks.python_command import PythonCommand, TargetKind
 from muster.daemon.host import process_tree
 
-# Slurm signals every process of a step; ranks are told by their agent.
-_IGNORED = (signal.SIGTERM, signal.SIGUSR2)
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as a shell says it
+# Slurm signals every process of a step, but only the agent may signal its ranks.
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as in a shell
 
 
 def detach(parent: int) -> None:
-    """A session of its own, which dies with `parent`; signals as a fresh process has them, but those of Slurm
-    ignored.
-    """
+    """Start a new session that dies with `parent`. Reset signals as in a new process, but ignore Slurm's signals."""
     os.setsid()
     process_tree.die_with_parent(parent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in _IGNORED:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def redirect_output(log: int) -> None:
-    """Both output streams go to the open file `log`, which is closed; nothing is to be read."""
+    """Redirect stdout and stderr to the descriptor `log` and close it; stdin is empty."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
@@ -64,8 +62,8 @@ def replace_environment(environment: Mapping[str, str]) -> None:
 
 
 def exec_command(argv: Sequence[str]) -> NoReturn:
-    """Become the command by exec, as a shell would."""
-    # Python ignores these; a program expects them at their defaults.
+    """Replace this process by the command, as a shell would."""
+    # Python ignores these signals; a program expects the default action.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -79,9 +77,8 @@ def exec_command(argv: Sequence[str]) -> NoReturn:
 
 
 def set_argv_and_path(command: PythonCommand, argv: Sequence[str]) -> None:
-    """sys.argv and sys.path as the interpreter sets them up for `argv`; the script's own modules can be preloaded
-    then.
-    """
+    """Set sys.argv and sys.path as the interpreter does for `argv`. After that, the script's own modules can be
+    preloaded."""
     first = {TargetKind.MODULE: "-m", TargetKind.CODE: "-c", TargetKind.SCRIPT: command.target}[command.kind]
     sys.argv[:] = [first, *command.arguments]
     sys.orig_argv[:] = list(argv)
@@ -90,12 +87,12 @@ def set_argv_and_path(command: PythonCommand, argv: Sequence[str]) -> None:
 
 
 def run_as_main(command: PythonCommand) -> None:
-    """Run the command's script; returns when it has come to its end.
+    """Run the command's script; return when it ends.
 
     Raises:
         SystemExit: as the script says, or 1 after an uncaught exception, whose traceback is printed.
     """
-    _freshen()
+    _reset_inherited_state()
     stack_file.register()
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
@@ -105,7 +102,7 @@ def run_as_main(command: PythonCommand) -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the very top of the user's program
-        error.__traceback__ = _users_part(error)
+        error.__traceback__ = _user_traceback(error)
         sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
@@ -145,36 +142,36 @@ def _path_entry(command: PythonCommand) -> str:
 
 
 def _is_package(target: str) -> bool:
-    """A folder or archive with a `__main__.py` in it."""
+    """Whether the target is a folder or archive with a `__main__.py`."""
     return os.path.isdir(target) or target.endswith((".zip", ".pyz"))
 
 
-def _freshen() -> None:
-    """What a process must not share with its siblings, or hold from the time before its birth."""
+def _reset_inherited_state() -> None:
+    """Reset state that a process must not share with its siblings or keep from before the fork."""
     importlib.invalidate_caches()
     random.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
-    # As in a fresh process; torch.seed() would touch accelerators.
+    # As in a new process. torch.seed() would initialise accelerators.
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
     if (spawning := sys.modules.get("multiprocessing.process")) is not None:
         spawning.__dict__["ORIGINAL_DIR"] = os.getcwd()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # a log that is followed, not a pipe
-    _mend_store()
+            stream.reconfigure(line_buffering=True)  # users follow the log while the rank runs
+    _patch_tcp_store()
 
 
-def _mend_store() -> None:
-    """Where torch lacks libuv, its way to the agent's store asks for libuv all the same (torch 2.6 to 2.14)."""
+def _patch_tcp_store() -> None:
+    """If torch lacks libuv, its client of the agent's store still asks for libuv (torch 2.6 to 2.14): turn that off."""
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "1":
         rendezvous.__dict__["TCPStore"] = partial(rendezvous.__dict__["TCPStore"], use_libuv=False)
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 
 
-def _users_part(error: BaseException) -> types.TracebackType | None:
+def _user_traceback(error: BaseException) -> types.TracebackType | None:
     """The traceback without the frames of this module and of runpy."""
     part = error.__traceback__
     ours = (__file__, runpy.__file__, "<frozen runpy>")

@@ -1,4 +1,4 @@
-"""One rank of one generation on this node, from its start to the end of all that it has started."""
+"""One rank of one generation on this node, from its start to the end of all processes that it has started."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class RankId:
 
     @property
     def key(self) -> str:
-        """Its name towards the warm process."""
+        """The rank's name in messages to and from the zygote."""
         return f"rank {self.rank} of generation {self.generation}"
 
 
 class RankProcess:
-    """A rank as its warm process tells of it. `changed` is called after every change worth a status.
+    """The state of one rank, from its zygote's messages. `changed` is called after each change that a status shows.
 
-    alive: a process of it, or one that it has started, may still be there.
-    forked: a warm process was told to fork it. Before that there is nothing to kill, and nothing to wait for.
-    doomed: it has been (or, when its pid is known, will be) sent SIGKILL.
-    refused: why it could not begin, for the user; empty: it could.
+    alive: the rank, or a process that it has started, may still exist.
+    forked: a zygote was told to fork the rank. Before that there is nothing to kill or to wait for.
+    kill_requested: the rank has been sent SIGKILL, or will be as soon as its pid is known.
+    start_error: why the rank could not start, for the user; empty: no error.
     """
 
     def __init__(self, identity: RankId, changed: Callable[[], None]) -> None:
@@ -46,33 +46,33 @@ class RankProcess:
         self._phase = RankPhase.RANK_PHASE_STARTING
         self._pid = 0
         self._exit_code = 0
-        self._tail = ""
+        self._log_tail = ""
 
     def status(self, step: int | None) -> RankStatus:
-        """Its whole status; `step` is the newest step that it has declared, None before the first."""
+        """The whole status. `step`: the newest step that the rank has declared; None before the first."""
         return RankStatus(
             rank=self.id.rank,
             local_rank=self.id.local_rank,
             generation=self.id.generation,
             phase=self._phase,
             exit_code=self._exit_code,
-            stderr_tail=self._tail,
+            stderr_tail=self._log_tail,
             step=step or 0,
             progressed=step is not None,
         )
 
     @property
     def pid(self) -> int:
-        """Its process; 0 before that is known."""
+        """The rank's process; 0 while unknown."""
         return self._pid
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the rank's process runs."""
         return self._phase == RankPhase.RANK_PHASE_RUNNING
 
     def kill(self) -> None:
-        """SIGKILL it and its process group now, or as soon as its pid is known."""
+        """SIGKILL the rank's process group, now or as soon as its pid is known."""
         self.kill_requested = True
         if not self.forked:
             self.fail_start("ended before it was started", -signal.SIGKILL)
@@ -80,19 +80,20 @@ class RankProcess:
             process_tree.kill(self._pid)
 
     def send_signal(self, signum: int) -> None:
-        """Send it a signal; nothing where it does not run."""
+        """Send a signal to the rank if it runs."""
         if self._pid and self.running:
             process_tree.send_signal(self._pid, signum)
 
     def handle_message(self, message: packets.Message) -> bool:
-        """Take a message of the warm process; True when it speaks of this rank no more and its pid may be released."""
+        """Process a message of the zygote. Return True if it is the last one about this rank, so that the pid may be
+        released."""
         match message["say"]:
             case "started":
-                self._started(message["pid"], message["cold"])
+                self._mark_started(message["pid"], message["cold"])
             case "refused":
                 self.start_error = message["words"]
             case "exit":
-                self._exited(message["code"], message["tail"])
+                self._mark_exited(message["code"], message["tail"])
             case "gone":
                 self.alive = False
                 self._changed()
@@ -100,23 +101,24 @@ class RankProcess:
         return False
 
     def handle_zygote_exit(self) -> None:
-        """Its warm process has ended, and it with it (parent-death signal); what it had started may still be there."""
+        """The zygote has ended, and the rank with it (parent-death signal). Processes that the rank started may still
+        exist."""
         if self._phase != RankPhase.RANK_PHASE_EXITED:
-            self._exited(-signal.SIGKILL, "")
+            self._mark_exited(-signal.SIGKILL, "")
 
     def mark_gone(self) -> None:
-        """Nothing of it is left."""
+        """No process of the rank is left."""
         if self.alive:
             self.alive = False
             self._changed()
 
     def fail_start(self, words: str, code: int = 1) -> None:
-        """It could not be started at all."""
-        self._tail = self.start_error = words
+        """The rank could not be started."""
+        self._log_tail = self.start_error = words
         self._phase, self._exit_code = RankPhase.RANK_PHASE_EXITED, code
         self.mark_gone()
 
-    def _started(self, pid: int, cold: str) -> None:
+    def _mark_started(self, pid: int, cold: str) -> None:
         self._pid = pid
         self._phase = RankPhase.RANK_PHASE_RUNNING
         log.info("%s runs as process %d%s", self.id.key, pid, f", started afresh: {cold}" if cold else "")
@@ -124,14 +126,14 @@ class RankProcess:
             self.kill()
         self._changed()
 
-    def _exited(self, code: int, tail: str) -> None:
-        log.info("%s has ended: %s", self.id.key, _words(code))
+    def _mark_exited(self, code: int, tail: str) -> None:
+        log.info("%s has ended: %s", self.id.key, _describe_exit(code))
         self._phase, self._exit_code = RankPhase.RANK_PHASE_EXITED, code
-        self._tail = self.start_error or tail
-        # Whoever made us kill it waits for its end, and for that of all that it had started.
+        self._log_tail = self.start_error or tail
+        # A killed rank is reported when all its processes have ended (`mark_gone`), not here.
         if not self.kill_requested:
             self._changed()
 
 
-def _words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

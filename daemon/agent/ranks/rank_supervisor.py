@@ -1,6 +1,6 @@
-"""The node's crew: its warm processes, and the ranks and the rendezvous store that are forked from them.
+"""Supervises the zygotes of a node, and the ranks and the rendezvous store that are forked from them.
 
-Carries out the steps of `converge` and holds what they work on. Every change ends in a call of `changed`; nothing here
+Carries out the steps of `reconcile` and holds their state. Every change ends in a call of `changed`. Nothing here
 blocks the event loop.
 """
 
@@ -25,13 +25,13 @@ from muster.v1.agent_pb2 import Order, RankStatus
 
 log = logging.getLogger(__name__)
 
-_REAP_AGAIN_S = 0.01
-# A warm process that keeps dying while it imports is started without importing anything.
-_DEATHS_WARM = 2
-_RESTART_S = 0.5
-# A store that keeps ending is left to rank 0 to open.
-_DEATHS_STORE = 3
-_ORPHANS_S = 10.0
+_ORPHAN_POLL_S = 0.01
+# A zygote that dies so often during its imports is started without imports.
+_MAX_PRELOAD_DEATHS = 2
+_ZYGOTE_RESTART_S = 0.5
+# A store that has ended so often is left for rank 0 to open.
+_MAX_STORE_DEATHS = 3
+_ORPHAN_TIMEOUT_S = 10.0
 
 # rank, generation -> the rank's end of its socket to this agent
 RankSocket = Callable[[int, int], socket.socket]
@@ -39,24 +39,24 @@ RankSocket = Callable[[int, int], socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What the crew works for. `environment`: of all ranks; `run_dir`: where logs go."""
+    """What the supervisor runs. `run_dir`: the folder of the logs."""
 
     gang: str
     node: str
-    recipe: ZygoteSpec
+    zygote_spec: ZygoteSpec
     run_dir: str
     ranks_per_node: int
 
 
-class _Berth:
-    """One local rank's warm process, and what has been forked from it and may still be there."""
+class _LocalZygote:
+    """The zygote of one local rank, and its children that may still exist."""
 
     def __init__(self) -> None:
-        self.warm: ZygoteHandle | None = None
+        self.handle: ZygoteHandle | None = None
         self.ready = asyncio.Event()
         self.started = False
-        # Why no process can be started for it, ever; empty: one can.
-        self.refused = ""
+        # Why no zygote can ever be started; empty: no error.
+        self.start_error = ""
         self.children: dict[str, RankProcess | RendezvousProcess] = {}
         self.deaths = 0
 
@@ -64,72 +64,72 @@ class _Berth:
 class RankSupervisor:
     """All processes of one gang on one node.
 
-    failure: an error that no order can mend, for the user; empty: none.
+    failure: an error that no order can correct, for the user; empty: none.
     """
 
     def __init__(self, job: NodeJob, rank_socket: RankSocket, changed: Callable[[], None]) -> None:
         self._job = job
         self._rank_socket = rank_socket
         self._changed = changed
-        self._berths = [_Berth() for _ in range(job.ranks_per_node)]
+        self._zygotes = [_LocalZygote() for _ in range(job.ranks_per_node)]
         self._ranks: dict[int, RankProcess] = {}
         self._ports: set[int] = set()
         self._store_deaths: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._leaving = False
+        self._stopping = False
         self.store: RendezvousProcess | None = None
         self.failure = ""
 
-    # --- what stands -------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def ranks(self) -> tuple[LocalRank, ...]:
-        """The newest generation of each rank that was started here, and older ones that still live."""
+        """The newest generation of each rank that was started here, and older ones that are still alive."""
         return tuple(LocalRank(r.id.rank, r.id.generation, r.alive) for r in self._ranks.values())
 
     def statuses(self, steps: dict[int, int]) -> Iterator[RankStatus]:
-        """The ranks' statuses; `steps`: newest declared step by rank."""
+        """The ranks' statuses. `steps`: the newest declared step of each rank."""
         return (rank.status(steps.get(rank.id.rank)) for rank in self._ranks.values())
 
     def pids(self, generation: int) -> dict[int, int]:
-        """The processes of the ranks of a generation that run, by rank."""
+        """The pid of each running rank of this generation."""
         ranks = [rank for rank in self._ranks.values() if rank.running and rank.id.generation == generation]
         return {rank.id.rank: rank.pid for rank in ranks}
 
     def ready_zygotes(self) -> int:
-        """Number of warm processes that stand ready."""
-        return sum(berth.warm is not None and berth.warm.ready for berth in self._berths)
+        """The number of zygotes that are ready to fork."""
+        return sum(zygote.handle is not None and zygote.handle.ready for zygote in self._zygotes)
 
     def store_generation(self) -> int:
-        """The generation that a store is open, or opening, for; 0: none."""
+        """The generation whose store is open or opening; 0: none."""
         return self.store.generation if self.store is not None and not self.store.ended else 0
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def start_zygotes(self) -> None:
-        """Start warm processes that are missing: one after the other while ranks run, else one a processor."""
+        """Start missing zygotes: one at a time while ranks run, otherwise one per processor."""
         busy = any(rank.alive for rank in self._ranks.values())
         at_once = 1 if busy else (os.cpu_count() or 1)
-        starting = sum(berth.started and not berth.ready.is_set() for berth in self._berths)
-        for berth in self._berths:
-            if not berth.started and not berth.refused and starting < at_once and not self._leaving:
-                starting += self._start_warm(berth)
+        starting = sum(zygote.started and not zygote.ready.is_set() for zygote in self._zygotes)
+        for zygote in self._zygotes:
+            if not zygote.started and not zygote.start_error and starting < at_once and not self._stopping:
+                starting += self._start_zygote(zygote)
 
     def start_ranks(self, step: StartRanks, order: Order) -> None:
-        """Start ranks; they are counted as alive from now on."""
+        """Start ranks. They count as alive from now on."""
         for rank, local_rank in step.places:
             started = RankProcess(RankId(rank, local_rank, step.generation), self._changed)
             self._ranks[rank] = started
-            if local_rank >= len(self._berths):
-                started.fail_start(f"the order places local rank {local_rank} on a node of {len(self._berths)}")
+            if local_rank >= len(self._zygotes):
+                started.fail_start(f"the order places local rank {local_rank} on a node of {len(self._zygotes)}")
                 continue
-            berth, place = self._berths[local_rank], self._place(started, order)
-            if berth.ready.is_set():
-                self._go(berth, started, place)
+            zygote, place = self._zygotes[local_rank], self._position(started, order)
+            if zygote.ready.is_set():
+                self._fork_rank(zygote, started, place)
             else:
-                self._later(self._launch(berth, started, place))
+                self._spawn(self._fork_when_ready(zygote, started, place))
 
     def kill_ranks(self, generation: int) -> None:
-        """SIGKILL all ranks of a generation up to `generation`."""
+        """SIGKILL all ranks of generations up to `generation`."""
         for rank in self._ranks.values():
             if rank.alive and rank.id.generation <= generation:
                 rank.kill()
@@ -140,12 +140,12 @@ class RankSupervisor:
             rank.send_signal(signum)
 
     def open_store(self, generation: int) -> None:
-        """Open a store for `generation` in place of any other, as soon as a process is warm."""
+        """Open a store for `generation`, in place of any other, as soon as a zygote is ready."""
         self.close_store()
         deaths = self._store_deaths.get(generation, 0)
         self._store_deaths = {generation: deaths + 1}
         self.store = RendezvousProcess(generation, self._changed)
-        self._place_store(by_itself=deaths < _DEATHS_STORE)
+        self._open_pending_store(hosted=deaths < _MAX_STORE_DEATHS)
 
     def close_store(self) -> None:
         """End the store."""
@@ -154,19 +154,19 @@ class RankSupervisor:
             self.store = None
 
     async def stop(self) -> None:
-        """End everything; returns when all warm processes have ended."""
-        self._leaving = True
+        """End all processes; return when all zygotes have ended."""
+        self._stopping = True
         self.close_store()
         self.kill_ranks(2**63)
         for task in list(self._tasks):
             task.cancel()
-        warms = [berth.warm for berth in self._berths if berth.warm is not None]
-        await asyncio.gather(*(warm.stop() for warm in warms))
+        handles = [zygote.handle for zygote in self._zygotes if zygote.handle is not None]
+        await asyncio.gather(*(handle.stop() for handle in handles))
         await self._end_orphans()
 
     # --- ranks -------------------------------------------------------------------------------------------------------
 
-    def _place(self, rank: RankProcess, order: Order) -> rank_environment.RankPosition:
+    def _position(self, rank: RankProcess, order: Order) -> rank_environment.RankPosition:
         here = sum(place.node == self._job.node for place in order.places)
         nodes = {place.node for place in order.places}
         group_rank = next((m.group_rank for m in order.members if m.node == self._job.node), 0)
@@ -182,132 +182,137 @@ class RankSupervisor:
             generation=rank.id.generation,
         )
 
-    async def _launch(self, berth: _Berth, rank: RankProcess, place: rank_environment.RankPosition) -> None:
-        # The environment depends on which torch it finds.
-        await berth.ready.wait()
-        self._go(berth, rank, place)
+    async def _fork_when_ready(
+        self, zygote: _LocalZygote, rank: RankProcess, place: rank_environment.RankPosition
+    ) -> None:
+        # The environment depends on the torch that the zygote finds.
+        await zygote.ready.wait()
+        self._fork_rank(zygote, rank, place)
 
-    def _go(self, berth: _Berth, rank: RankProcess, place: rank_environment.RankPosition) -> None:
+    def _fork_rank(self, zygote: _LocalZygote, rank: RankProcess, place: rank_environment.RankPosition) -> None:
         if not rank.alive:
-            return  # fenced while the imports went on
-        if berth.refused:
-            self._fail(rank, berth.refused)
+            return  # fenced during the imports
+        if zygote.start_error:
+            self._fail_rank(rank, zygote.start_error)
             return
-        if berth.warm is None:
+        if zygote.handle is None:
             rank.kill()
             return
         rank.forked = True
-        berth.children[rank.id.key] = rank
-        # Rank 0's node has the store; ranks elsewhere are clients either way.
-        hosted = self.store.hosted if self.store is not None else berth.warm.has_torch
+        zygote.children[rank.id.key] = rank
+        # Only rank 0's node holds the store; other ranks are clients.
+        hosted = self.store.hosted if self.store is not None else zygote.handle.has_torch
         environment = rank_environment.environment_of_rank(
-            self._job.recipe.environment,
+            self._job.zygote_spec.environment,
             place,
-            rank_environment.StoreAccess(hosted, berth.warm.has_libuv),
+            rank_environment.StoreAccess(hosted, zygote.handle.has_libuv),
             self._job.gang,
             self._job.run_dir,
         )
         with self._rank_socket(rank.id.rank, rank.id.generation) as sock:
             where = (self._job.run_dir, self._job.gang, rank.id.generation, rank.id.rank)
-            berth.warm.run_rank(rank.id.key, environment, where, sock.fileno())
+            zygote.handle.run_rank(rank.id.key, environment, where, sock.fileno())
 
-    def _fail(self, rank: RankProcess, words: str) -> None:
+    def _fail_rank(self, rank: RankProcess, words: str) -> None:
         self.failure = words
         log.error("%s can't be started: %s", rank.id.key, words)
         rank.fail_start(words)
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
-    def _place_store(self, *, by_itself: bool = True) -> None:
+    def _open_pending_store(self, *, hosted: bool = True) -> None:
         store = self.store
-        if store is None or store.port or any(store.key in berth.children for berth in self._berths):
+        if store is None or store.port or any(store.key in zygote.children for zygote in self._zygotes):
             return
-        ready = [berth for berth in self._berths if berth.ready.is_set() and berth.warm is not None]
-        host = next((berth for berth in ready if berth.warm is not None and berth.warm.has_torch), None)
-        if by_itself and host is not None and host.warm is not None:
+        ready = [zygote for zygote in self._zygotes if zygote.ready.is_set() and zygote.handle is not None]
+        host = next((zygote for zygote in ready if zygote.handle is not None and zygote.handle.has_torch), None)
+        if hosted and host is not None and host.handle is not None:
             host.children[store.key] = store
-            host.warm.open_store(store.key, sorted(self._ports))
+            host.handle.open_store(store.key, sorted(self._ports))
         elif ready:
             store.reserve(self._ports)
             self._ports.add(store.port)
 
-    # --- warm processes ----------------------------------------------------------------------------------------------
+    # --- zygotes -----------------------------------------------------------------------------------------------------
 
-    def _start_warm(self, berth: _Berth) -> bool:
-        recipe = self._job.recipe if berth.deaths < _DEATHS_WARM else self._job.recipe.without_preload()
-        warm = ZygoteHandle(partial(self._heard, berth), partial(self._warm_ended, berth))
+    def _start_zygote(self, zygote: _LocalZygote) -> bool:
+        zygote_spec = (
+            self._job.zygote_spec if zygote.deaths < _MAX_PRELOAD_DEATHS else self._job.zygote_spec.without_preload()
+        )
+        handle = ZygoteHandle(partial(self._on_message, zygote), partial(self._on_zygote_exit, zygote))
         try:
-            warm.start(recipe)
+            handle.start(zygote_spec)
         except CannotStart as error:
-            self.failure = berth.refused = str(error)
-            berth.ready.set()  # whoever waits for it is told at once
+            self.failure = zygote.start_error = str(error)
+            zygote.ready.set()  # wakes every task that waits for the zygote
             self._changed()
             return False
-        berth.warm, berth.started = warm, True
+        zygote.handle, zygote.started = handle, True
         return True
 
-    def _heard(self, berth: _Berth, message: packets.Message) -> None:
+    def _on_message(self, zygote: _LocalZygote, message: packets.Message) -> None:
         if message["say"] == "ready":
-            self._warm_ready(berth, message)
+            self._on_zygote_ready(zygote, message)
             return
-        child = berth.children.get(message["key"])
+        child = zygote.children.get(message["key"])
         if child is None:
             return
         if child.handle_message(message):
-            del berth.children[message["key"]]
-            if berth.warm is not None:
-                berth.warm.reap(message["key"])
+            del zygote.children[message["key"]]
+            if zygote.handle is not None:
+                zygote.handle.reap(message["key"])
         if message["say"] == "store":
             self._ports.add(message["port"])
         if message["say"] == "refused":
             self.failure = message["words"]
             log.error("%s can't be started: %s", message["key"], self.failure)
 
-    def _warm_ready(self, berth: _Berth, message: packets.Message) -> None:
+    def _on_zygote_ready(self, zygote: _LocalZygote, message: packets.Message) -> None:
         log.info(describe(message))
         for note in message["notes"]:
             log.warning(note)
-        berth.ready.set()
-        self._place_store()
+        zygote.ready.set()
+        self._open_pending_store()
         self.start_zygotes()
         self._changed()
 
-    def _warm_ended(self, berth: _Berth) -> None:
-        was_ready = berth.ready.is_set()
-        berth.ready.clear()
-        berth.warm, berth.started = None, False
-        berth.deaths += not was_ready
-        children = list(berth.children.values())
-        berth.children.clear()
+    def _on_zygote_exit(self, zygote: _LocalZygote) -> None:
+        was_ready = zygote.ready.is_set()
+        zygote.ready.clear()
+        zygote.handle, zygote.started = None, False
+        zygote.deaths += not was_ready
+        children = list(zygote.children.values())
+        zygote.children.clear()
         for child in children:
             child.handle_zygote_exit()
-        if not self._leaving:
-            log.error("a warm process has ended by itself; another is started")
-            self._later(self._replace(children))
+        if not self._stopping:
+            log.error("a zygote has ended unexpectedly; starting another")
+            self._spawn(self._replace(children))
 
     async def _replace(self, children: list[RankProcess | RendezvousProcess]) -> None:
         if await self._end_orphans():
             for child in children:
                 child.mark_gone()
-        await asyncio.sleep(_RESTART_S)
+        await asyncio.sleep(_ZYGOTE_RESTART_S)
         self.start_zygotes()
 
     async def _end_orphans(self) -> bool:
-        """End what a warm process left behind at its death, which has come to us; whether nothing of it is left."""
-        for _ in range(round(_ORPHANS_S / _REAP_AGAIN_S)):
-            warm = {berth.warm.pid for berth in self._berths if berth.warm is not None}
-            if process_tree.kill_orphans(warm) == 0:
+        """Kill what a dead zygote left behind, which the kernel has given to this process. Return whether nothing is
+        left."""
+        for _ in range(round(_ORPHAN_TIMEOUT_S / _ORPHAN_POLL_S)):
+            zygote_pids = {zygote.handle.pid for zygote in self._zygotes if zygote.handle is not None}
+            if process_tree.kill_orphans(zygote_pids) == 0:
                 return True
-            await asyncio.sleep(_REAP_AGAIN_S)
-        log.error("processes that ranks have left behind can't be ended")
+            await asyncio.sleep(_ORPHAN_POLL_S)
+        log.error("processes that ranks left behind do not end after SIGKILL")
         return False
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a step failed", exc_info=error)

@@ -1,14 +1,14 @@
-"""What an agent does next: a pure function of what stands on its node and of the newest order.
+"""What an agent does next: a pure function of the node's state and the newest order.
 
 An order describes the wanted state, not a change. `next_steps` compares the wanted state with the state of the node and
 returns the steps that bring the two closer. The agent calls `next_steps` again after every change, until no step is
 left. So an order may arrive twice, late, or from a restarted coordinator. A step that failed is returned again.
 
-    duty    what shall stand
-    HOLD    no rank lives, no store is open
-    FENCE g no rank of a generation <= g lives; on the node named, a store for g + 1 is open
+    duty    the wanted state
+    HOLD    no rank is alive, no store is open
+    FENCE g no rank of a generation <= g is alive; the store node has a store open for g + 1
     RUN g   as FENCE g - 1, and every local rank of g has been started once
-    EXIT    no rank lives; then the agent leaves
+    EXIT    no rank is alive; then the agent exits
 
 A generation that was fenced here never runs here again, whatever is ordered.
 """
@@ -25,7 +25,7 @@ EVERY_GENERATION = 2**63
 
 @dataclass(frozen=True, slots=True)
 class LocalRank:
-    """A rank that was started here. `alive`: a process of it (or one that it started) may still be there."""
+    """A rank that was started here. `alive`: the rank, or a process that it started, may still exist."""
 
     rank: int
     generation: int
@@ -34,28 +34,28 @@ class LocalRank:
 
 @dataclass(frozen=True, slots=True)
 class LocalState:
-    """What stands on this node. Generation 0 stands for none."""
+    """The state of this node. Generation 0 means none."""
 
     node: str
-    # Every process of every generation up to this one is gone.
+    # No process of a generation up to this one is left.
     fenced_generation: int = 0
-    # Ranks up to this generation have been sent SIGKILL already.
+    # Ranks of generations up to this one have been sent SIGKILL.
     killed_generation: int = 0
     ranks: tuple[LocalRank, ...] = ()
-    # The generation that a rendezvous store is open, or opening, for.
+    # The generation whose rendezvous store is open or opening.
     store_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KillRanks:
-    """SIGKILL every rank of a generation up to `generation`."""
+    """SIGKILL every rank of generations up to `generation`."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFenced:
-    """Note and report that every generation up to `generation` is gone."""
+    """Record and report that no process of generations up to `generation` is left."""
 
     generation: int
 
@@ -74,7 +74,7 @@ class CloseStore:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Start these ranks, all of this node, in `generation`."""
+    """Start these ranks of this node in `generation`."""
 
     generation: int
     places: tuple[tuple[int, int], ...]
@@ -93,43 +93,43 @@ Step = KillRanks | ReportFenced | OpenStore | CloseStore | StartRanks | ExitAgen
 
 
 def next_steps(local: LocalState, order: Order) -> list[Step]:
-    """The steps that bring `local` closer to `order`; empty where they agree or something under way is waited for."""
+    """The steps that bring `local` closer to `order`; empty: they agree, or a running step must finish first."""
     if local.killed_generation > local.fenced_generation and not _alive(local, local.killed_generation):
-        return [ReportFenced(local.killed_generation)]  # whatever made us kill them
+        return [ReportFenced(local.killed_generation)]  # whether an order or self-fencing killed them
     match order.duty:
         case Duty.DUTY_HOLD:
-            return [*_end(local, EVERY_GENERATION), *_keep_store(local, 0)]
+            return [*_kill(local, EVERY_GENERATION), *_match_store(local, 0)]
         case Duty.DUTY_FENCE:
             store = order.generation + 1 if order.store_node == local.node else 0
-            return [*_fence(local, order.generation), *_keep_store(local, store)]
+            return [*_steps_to_fence(local, order.generation), *_match_store(local, store)]
         case Duty.DUTY_RUN:
-            return _run(local, order)
+            return _steps_to_run(local, order)
         case Duty.DUTY_EXIT:
             if _alive(local, EVERY_GENERATION):
-                return _end(local, EVERY_GENERATION)
-            return [*_keep_store(local, 0), ExitAgent(order.exit_code, order.reason)]
-    return []  # a duty of a later version: stay as we are
+                return _kill(local, EVERY_GENERATION)
+            return [*_match_store(local, 0), ExitAgent(order.exit_code, order.reason)]
+    return []  # a duty of a newer version: change nothing
 
 
 def is_carried_out(local: LocalState, order: Order) -> bool:
-    """Whether the order is carried out: no step is left, and nothing is waited for."""
+    """Whether the order is carried out: no step is left and nothing is still running."""
     if next_steps(local, order):
         return False
     bounds = {Duty.DUTY_FENCE: order.generation, Duty.DUTY_RUN: order.generation - 1}
     return not _alive(local, bounds.get(order.duty, EVERY_GENERATION))
 
 
-def _run(local: LocalState, order: Order) -> list[Step]:
+def _steps_to_run(local: LocalState, order: Order) -> list[Step]:
     if order.generation <= local.fenced_generation or order.generation <= local.killed_generation:
         return []
-    before = order.generation - 1
-    steps: list[Step] = [*_keep_store(local, order.generation, or_none=True), *_fence(local, before)]
-    if not _alive(local, before):
-        steps += _start(local, order.generation, order.places)
+    previous = order.generation - 1
+    steps: list[Step] = [*_match_store(local, order.generation, or_none=True), *_steps_to_fence(local, previous)]
+    if not _alive(local, previous):
+        steps += _steps_to_start(local, order.generation, order.places)
     return steps
 
 
-def _start(local: LocalState, generation: int, places: Sequence[RankPlace]) -> list[Step]:
+def _steps_to_start(local: LocalState, generation: int, places: Sequence[RankPlace]) -> list[Step]:
     started = {rank.rank for rank in local.ranks if rank.generation == generation}
     missing = tuple(
         (place.rank, place.local_rank) for place in places if place.node == local.node and place.rank not in started
@@ -137,19 +137,19 @@ def _start(local: LocalState, generation: int, places: Sequence[RankPlace]) -> l
     return [StartRanks(generation, missing)] if missing else []
 
 
-def _fence(local: LocalState, generation: int) -> list[Step]:
+def _steps_to_fence(local: LocalState, generation: int) -> list[Step]:
     if _alive(local, generation):
-        return _end(local, generation)
+        return _kill(local, generation)
     return [ReportFenced(generation)] if local.fenced_generation < generation else []
 
 
-def _end(local: LocalState, generation: int) -> list[Step]:
+def _kill(local: LocalState, generation: int) -> list[Step]:
     alive = _alive(local, generation)
     newest = max((rank.generation for rank in alive), default=0)
     return [KillRanks(newest)] if newest > local.killed_generation else []
 
 
-def _keep_store(local: LocalState, generation: int, *, or_none: bool = False) -> list[Step]:
+def _match_store(local: LocalState, generation: int, *, or_none: bool = False) -> list[Step]:
     if local.store_generation == generation or (or_none and local.store_generation == 0):
         return []
     return [OpenStore(generation)] if generation and not or_none else [CloseStore()]

@@ -1,7 +1,7 @@
-"""The rendezvous store of one generation, seen from the agent.
+"""The rendezvous store of one generation, as the agent sees it.
 
-Hosted by a process forked from a warm one where torch is warm; else only a port is set aside, on which rank 0 opens the
-store itself.
+If a zygote has torch, a process forked from it hosts the store. Otherwise the agent only reserves a port, on which rank
+0 opens the store.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class RendezvousProcess:
-    """A store for `generation`. `port` is 0 until it listens (or is set aside); `ended` says that it must be opened
-    anew.
+    """A store for `generation`.
+
+    port: 0 until the store listens or the port is reserved.
+    hosted: a process of this node hosts the store; otherwise only the port is reserved.
+    ended: the store has ended and must be opened again.
     """
 
     def __init__(self, generation: int, changed: Callable[[], None]) -> None:
@@ -32,14 +35,15 @@ class RendezvousProcess:
 
     @property
     def key(self) -> str:
-        """Its name towards the warm process."""
+        """The store's name in messages to and from the zygote."""
         return f"store of generation {self.generation}"
 
     def reserve(self, avoid: set[int]) -> None:
-        """Set a port aside, bound but not listening: rank 0 can still listen on it (both use SO_REUSEADDR)."""
+        """Reserve a port that is not in `avoid`: bind it without listening. Rank 0 can still listen on it, because both
+        use SO_REUSEADDR."""
         self.hosted = False
         refused = []
-        while (sock := _bound()).getsockname()[1] in avoid:
+        while (sock := _bind_socket()).getsockname()[1] in avoid:
             refused.append(sock)
         for other in refused:
             other.close()
@@ -47,7 +51,7 @@ class RendezvousProcess:
         self._changed()
 
     def close(self) -> None:
-        """End it."""
+        """End the store."""
         self._closing = True
         if self._reserved is not None:
             self._reserved.close()
@@ -72,19 +76,19 @@ class RendezvousProcess:
         return False
 
     def handle_zygote_exit(self) -> None:
-        """It has ended, asked or not."""
+        """The store has ended, with or without a request."""
         self.ended = True
         self.port = 0
         if not self._closing:
-            log.warning("the %s has ended by itself", self.key)
+            log.warning("the %s has ended unexpectedly", self.key)
         self._changed()
 
     def mark_gone(self) -> None:
-        """Nothing of it is left: nothing more to do."""
+        """No process of the store is left: nothing to do."""
 
 
-def _bound() -> socket.socket:
-    # Dual stack, as torch listens; IPv4 alone where the node has no IPv6.
+def _bind_socket() -> socket.socket:
+    # Dual stack, as torch listens; IPv4 only if the node has no IPv6.
     sock = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if sock.family == socket.AF_INET6:

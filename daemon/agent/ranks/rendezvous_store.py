@@ -1,7 +1,7 @@
 """The rendezvous store: a process that hosts torch's TCPStore for one generation.
 
-It listens before the ranks connect, on a port that the gang has never used, and ends with its generation: a rank of an
-older one finds nobody. Runs in the child of a warm process that has torch imported.
+The store listens before the ranks connect, on a port that the gang has never used, and ends with its generation. So a
+rank of an older generation finds no store. Runs in a child of a zygote that has imported torch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 def serve(avoid: Collection[int], libuv: bool, listening: Callable[[int], None]) -> NoReturn:
-    """Open a store on a free port that is not in `avoid`, tell it to `listening`, and stay until killed."""
+    """Open a store on a free port that is not in `avoid`, pass the port to `listening`, and run until killed."""
     refused = []
     while (store := _open(libuv)).port in avoid:
-        refused.append(store)  # kept open, so that the system picks another port
+        refused.append(store)  # stays open, so that the system picks another port
     refused.clear()
     listening(store.port)
     while True:
@@ -29,11 +29,12 @@ def serve(avoid: Collection[int], libuv: bool, listening: Callable[[int], None])
 
 
 def has_libuv() -> bool:
-    """Whether this torch has the libuv store, its default (Debian's has not)."""
+    """Whether this torch has the libuv store, its default (Debian's torch has not)."""
     distributed = importlib.import_module("torch.distributed")
-    with _mute():
+    with _discard_stderr():
         try:
-            # A torch without it says so first; one with it fails to connect to nobody, at once and at length.
+            # A torch without libuv raises that error first. A torch with libuv fails at once to connect, with a long
+            # message.
             distributed.TCPStore("127.0.0.1", 1, None, False, timedelta(0), use_libuv=True)
         except distributed.DistNetworkError:
             return True
@@ -43,8 +44,8 @@ def has_libuv() -> bool:
 
 
 @contextmanager
-def _mute() -> Iterator[None]:
-    """Send what native code writes to stderr to nowhere."""
+def _discard_stderr() -> Iterator[None]:
+    """Discard what native code writes to stderr."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
@@ -57,5 +58,5 @@ def _mute() -> Iterator[None]:
 
 def _open(libuv: bool) -> Any:
     distributed = importlib.import_module("torch.distributed")
-    # The host is only the store's own connection to itself: it listens on every address.
+    # The host is only used for the store's connection to itself. The store listens on every address.
     return distributed.TCPStore("127.0.0.1", 0, None, True, _TIMEOUT, wait_for_workers=False, use_libuv=libuv)

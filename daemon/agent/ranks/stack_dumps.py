@@ -1,7 +1,7 @@
-"""What the ranks of a generation that hangs were doing: their Python stacks, and what the kernel says of their threads,
-in a file beside each rank's log.
+"""What the ranks of a hanging generation were doing: their Python stacks and the kernel's state of their threads, in a
+file beside each rank's log.
 
-A fence waits for it, but never long: it is done in a thread, which a shared storage that hangs holds up alone.
+A fence waits for this, but never long. It runs in a thread, so that blocked shared storage blocks only that thread.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from muster.daemon.host.worker_threads import WorkerThreads
 log = logging.getLogger(__name__)
 
 MAX_STACK_BYTES = 1 << 18
-"""Of one rank's stacks."""
-_MOST_THREADS = 128
-_MOST_PROCESSES = 32
-_ANSWER_S = 1.0
-"""A process that gets a processor has written its stacks by then; one that is stopped never does."""
-_LOOK_AGAIN_S = 0.02
+"""Bytes of one rank's stacks."""
+_MAX_THREADS = 128
+_MAX_PROCESSES = 32
+_DUMP_TIMEOUT_S = 1.0
+"""Seconds in which a process that gets a processor has written its stacks. A stopped process never writes them."""
+_POLL_S = 0.02
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A process that was told to write its stacks into `file`, which had `before` bytes then."""
+class _PendingDump:
+    """A process that was told to write its stacks into `file`, which then had `before` bytes."""
 
     file: str
     before: int
     size: int = -1
     settled: bool = False
 
-    def look(self) -> bool:
-        """Whether it has written all of them: they are there, and no more have come since the last look."""
+    def poll(self) -> bool:
+        """Return whether all stacks are written: some are there, and none were added since the last call."""
         with suppress(OSError):
             size = os.stat(self.file).st_size
             self.settled, self.size = self.before < size == self.size, size
         return self.settled
 
     def text(self) -> str:
-        """What it has written."""
+        """What the process has written."""
         try:
             with open(self.file, "rb") as file:
                 file.seek(self.before)
@@ -56,93 +56,98 @@ class _Asked:
 
 
 def write_stacks(files: Mapping[Path, int]) -> None:
-    """Write the stacks of each process (by pid) and of what it has started to its file. Blocking."""
-    asked = {path: _ask(pid) for path, pid in files.items()}
-    until = time.monotonic() + _ANSWER_S
-    while not all([one is None or one.look() for one in asked.values()]) and time.monotonic() < until:
-        time.sleep(_LOOK_AGAIN_S)
+    """For each file, write the stacks of the process (its pid is given) and of its descendants. Blocks."""
+    pending = {path: _request_dump(pid) for path, pid in files.items()}
+    until = time.monotonic() + _DUMP_TIMEOUT_S
+    while not all([one is None or one.poll() for one in pending.values()]) and time.monotonic() < until:
+        time.sleep(_POLL_S)
     for path, pid in files.items():
-        path.write_text("".join([*_words(pid), _stacks(asked[path])]))
+        path.write_text("".join([*_kernel_lines(pid), _dump_text(pending[path])]))
 
 
-def _ask(pid: int) -> _Asked | None:
-    """Signal the first of a process and its descendants that has a stack file."""
-    for member in _tree(pid):
+def _request_dump(pid: int) -> _PendingDump | None:
+    """Signal the first process, of this one and its descendants, that has a stack file."""
+    for member in _process_and_descendants(pid):
         if (file := stack_file.find_stack_file(member)) is not None:
             with suppress(OSError):
-                asked = _Asked(file, os.stat(file).st_size)
+                pending = _PendingDump(file, os.stat(file).st_size)
                 process_tree.send_signal(member, stack_file.STACK_SIGNAL)
-                return asked
+                return pending
     return None
 
 
-def _stacks(asked: _Asked | None) -> str:
-    if asked is None:
+def _dump_text(pending: _PendingDump | None) -> str:
+    if pending is None:
         return "\nno Python stacks: it is not Python, or has not begun to use Muster's library\n"
-    if not asked.settled and asked.size <= asked.before:
-        return f"\nno Python stacks within {_ANSWER_S:g} s: see the states of its threads\n"
-    return f"\n{asked.text()}"
+    if not pending.settled and pending.size <= pending.before:
+        return f"\nno Python stacks within {_DUMP_TIMEOUT_S:g} s: see the states of its threads\n"
+    return f"\n{pending.text()}"
 
 
-def _words(pid: int) -> Iterator[str]:
-    """A line for each thread of a process and its descendants: what the kernel says of it."""
-    for member in _tree(pid):
+def _kernel_lines(pid: int) -> Iterator[str]:
+    """One line for each thread of a process and its descendants: the kernel's state of it."""
+    for member in _process_and_descendants(pid):
         with suppress(OSError):
-            yield f"process {member} ({_read(member, 'comm')})\n"
-            for thread in sorted(map(int, os.listdir(f"/proc/{member}/task")))[:_MOST_THREADS]:
-                yield f"  thread {thread}: {_thread(f'{member}/task/{thread}')}\n"
+            yield f"process {member} ({_read_proc(member, 'comm')})\n"
+            for thread in sorted(map(int, os.listdir(f"/proc/{member}/task")))[:_MAX_THREADS]:
+                yield f"  thread {thread}: {_describe_thread(f'{member}/task/{thread}')}\n"
 
 
-def _thread(thread: str) -> str:
-    state = next((line for line in _read(thread, "status").splitlines() if line.startswith("State:")), "State: gone")
+def _describe_thread(thread: str) -> str:
+    state = next(
+        (line for line in _read_proc(thread, "status").splitlines() if line.startswith("State:")), "State: gone"
+    )
     words = [state.removeprefix("State:").strip()]
-    if (where := _read(thread, "wchan")) not in ("", "0"):
+    if (where := _read_proc(thread, "wchan")) not in ("", "0"):
         words.append(f"waits in {where}")
-    if (call := _read(thread, "syscall").partition(" ")[0]).isdigit():
+    if (call := _read_proc(thread, "syscall").partition(" ")[0]).isdigit():
         words.append(f"system call {call}")
     return ", ".join(words)
 
 
-def _read(what: object, name: str) -> str:
-    """A file of /proc; empty where it can't be read."""
+def _read_proc(what: object, name: str) -> str:
+    """A file of /proc; empty if it can't be read."""
     try:
         return Path(f"/proc/{what}/{name}").read_text().strip()
     except OSError:
         return ""
 
 
-def _tree(pid: int) -> list[int]:
-    """A process and its descendants, the nearest first."""
+def _process_and_descendants(pid: int) -> list[int]:
+    """A process and its descendants, nearest first."""
     found = [pid]
     for member in found:
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{member}/task"):
-                found += map(int, _read(f"{member}/task/{thread}", "children").split())
-        if len(found) >= _MOST_PROCESSES:
+                found += map(int, _read_proc(f"{member}/task/{thread}", "children").split())
+        if len(found) >= _MAX_PROCESSES:
             break
-    return found[:_MOST_PROCESSES]
+    return found[:_MAX_PROCESSES]
 
 
 class StackDumps:
-    """Keeps the stacks of this node's ranks in the folder of the gang's logs, once for each generation.
+    """Writes the stacks of this node's ranks into the gang's log folder, once per generation.
 
-    generation: the newest for which that is over.
+    generation: the newest generation whose stacks are done.
     """
 
     def __init__(self, run_dir: str, gang: str) -> None:
         self._run_dir = run_dir
         self._gang = gang
         self._work = WorkerThreads(1)
-        self._begun = 0
+        self._claimed_generation = 0
         self.generation = 0
 
     def claim(self, generation: int) -> bool:
-        """Whether the stacks of `generation` are still to be kept; from now on they are not."""
-        fresh, self._begun = generation > self._begun, max(generation, self._begun)
+        """Return True once per generation: the caller then writes its stacks."""
+        fresh, self._claimed_generation = (
+            generation > self._claimed_generation,
+            max(generation, self._claimed_generation),
+        )
         return fresh
 
     async def write(self, generation: int, pids: Mapping[int, int]) -> None:
-        """Keep those of the ranks with these pids, by rank. What can't be written is said in the log."""
+        """Write the stacks of the ranks with these pids. An error is only logged."""
         files = {
             rank_log_files.stacks_path(self._run_dir, self._gang, generation, rank): pid for rank, pid in pids.items()
         }
@@ -153,5 +158,5 @@ class StackDumps:
         self.generation = max(generation, self.generation)
 
     def close(self) -> None:
-        """Keep no more."""
+        """Stop the thread."""
         self._work.close()

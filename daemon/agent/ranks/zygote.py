@@ -1,11 +1,12 @@
-"""The warm process: imports what a rank will need, then waits, and forks into the rank when a generation starts.
+"""The zygote: imports what a rank will need, waits, and forks into the rank when a generation starts.
 
-Started by the agent through `COMMAND` below, one per local rank, with a Unix socket (see `packet`) as its descriptor
-FD. It runs no tensor operation, so that it can be forked again for every generation; before each fork that is checked,
-and where the check fails the command is started afresh by exec. Commands that are not Python are always executed.
+The agent starts one zygote per local rank through `COMMAND` below, with a Unix socket (see `packets`) as descriptor FD.
+A zygote runs no tensor operation, so that it can be forked for every generation. It checks that before each fork; if
+the check fails, the rank is started by exec. Commands that are not Python are always started by exec.
 
-It is the parent of its rank: it tells the agent how the rank ended, ends what the rank has left behind, and dies with
-the agent (and the rank with it). Standard library alone: it shares the user's interpreter, not the agent's.
+The zygote is the parent of its rank. It tells the agent how the rank ended, kills what the rank left behind, and dies
+with the agent; the rank dies with the zygote. Uses the standard library only, because it runs in the user's
+interpreter.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from muster.daemon.agent.ranks import fork_safety, rank_main, rendezvous_store
 from muster.daemon.agent.ranks.python_command import PythonCommand, parse_python_command
 from muster.daemon.host import packets, process_tree, rank_log_files
 
-# Slurm signals every process of a step: none of these is for us.
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LAST_WISH_S = 5.0
+# Slurm signals every process of a step. None of these signals is meant for the zygote.
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_END_TIMEOUT_S = 5.0
 
-# `python FLAGS -c COMMAND ROOT FD PARENT`. ROOT holds the package `muster`: the interpreter is the user's, which may
-# not have it. Only `muster` is taken from there: nothing else of the agent's own environment may come before, or
-# beside, the user's.
+# `python FLAGS -c COMMAND ROOT FD PARENT`. ROOT holds the package `muster`, because the user's interpreter may not have
+# it. Only `muster` comes from ROOT: no other package of the agent's environment may come before, or beside, the user's
+# packages.
 COMMAND = """\
 import sys
 path = list(sys.path)
@@ -48,7 +49,7 @@ ChildTask = Callable[[], None]
 @dataclass
 class _Child:
     pid: int
-    # Of a rank: run folder, gang, generation, rank.
+    # For a rank: run folder, gang, generation, rank.
     log: tuple[str, str, int, int] | None = None
     ended: bool = False
     gone: bool = False
@@ -56,9 +57,8 @@ class _Child:
 
 
 class ZygoteServer:
-    """The loop of a warm process. `serve` returns a task in each forked child, None in the process itself at its
-    end.
-    """
+    """The zygote's loop. In a forked child `serve` returns the child's task; in the zygote itself it returns None at
+    the end."""
 
     def __init__(self, sock: socket.socket, argv: Sequence[str], command: PythonCommand | None) -> None:
         self._sock = sock
@@ -66,27 +66,27 @@ class ZygoteServer:
         self._command = command
         self._children: dict[str, _Child] = {}
         self._pid = os.getpid()
-        self._woken, self._waker = _wake_on_child()
+        self._wake_reader, self._wake_writer = _wake_on_child()
 
     def serve(self) -> ChildTask | None:
-        """Carry out the agent's messages until the agent has ended."""
+        """Process the agent's messages until the agent has ended."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll()}
-            if self._woken in ready:
-                os.read(self._woken, 4096)
-                self._look_after_children()
+            if self._wake_reader in ready:
+                os.read(self._wake_reader, 4096)
+                self._check_children()
             if self._sock.fileno() in ready:
                 received = packets.receive(self._sock)
                 if received is None:
-                    self._leave()
+                    self._end_children()
                     return None
-                if (task := self._do(*received)) is not None:
+                if (task := self._handle(*received)) is not None:
                     return task
 
-    def _do(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
+    def _handle(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
         match message["do"]:
             case "rank":
                 return self._start_rank(message, fds)
@@ -95,32 +95,32 @@ class ZygoteServer:
             case "reap":
                 self._reap(message["key"])
             case unknown:
-                raise ValueError(f"the agent asks for {unknown!r}, which this version does not know")
+                raise ValueError(f"the agent sent {unknown!r}, which this version does not know")
         return None
 
     # --- children ----------------------------------------------------------------------------------------------------
 
     def _start_rank(self, message: packets.Message, fds: list[int]) -> ChildTask | None:
-        why = message["cold"] or self._obstacle()
+        why = message["cold"] or self._reason_not_to_fork()
         pid = os.fork()
         if pid == 0:
-            return lambda: self._be_rank(message, fds[0], cold=bool(why))
+            return lambda: self._become_rank(message, fds[0], cold=bool(why))
         os.close(fds[0])
         self._children[message["key"]] = _Child(pid, log=tuple(message["log"]))
-        self._say("started", message["key"], pid=pid, cold=why)
+        self._send("started", message["key"], pid=pid, cold=why)
         return None
 
-    def _obstacle(self) -> str:
+    def _reason_not_to_fork(self) -> str:
         return "the command is not a Python script" if self._command is None else fork_safety.reason_not_to_fork()
 
-    def _be_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
+    def _become_rank(self, message: packets.Message, link: int, *, cold: bool) -> None:
         environment = message["env"]
         rank_main.detach(self._pid)
-        # Here, not in the agent: shared storage may hang, and hangs nobody else then.
+        # Open the log here, not in the agent: shared storage may block, and then blocks only this rank.
         try:
             log = rank_log_files.open_log(*message["log"])
         except OSError as error:
-            self._say("refused", message["key"], words=str(error.strerror))
+            self._send("refused", message["key"], words=str(error.strerror))
             os._exit(1)
         rank_main.redirect_output(log)
         self._close()
@@ -135,67 +135,67 @@ class ZygoteServer:
     def _start_store(self, message: packets.Message) -> ChildTask | None:
         pid = os.fork()
         if pid == 0:
-            return lambda: self._be_store(message)
+            return lambda: self._become_store(message)
         self._children[message["key"]] = _Child(pid)
-        self._say("started", message["key"], pid=pid, cold="")
+        self._send("started", message["key"], pid=pid, cold="")
         return None
 
-    def _be_store(self, message: packets.Message) -> None:
+    def _become_store(self, message: packets.Message) -> None:
         rank_main.detach(self._pid)
         process_tree.set_process_name("muster-store")
         rendezvous_store.serve(
-            message["avoid"], message["libuv"], lambda port: self._say("store", message["key"], port=port)
+            message["avoid"], message["libuv"], lambda port: self._send("store", message["key"], port=port)
         )
 
-    def _look_after_children(self) -> None:
+    def _check_children(self) -> None:
         for key, child in self._children.items():
             if not child.ended and (code := _exit_code(child.pid)) is not None:
                 child.ended = True
-                # SIGKILL leaves no last words, and a fence may not wait for shared storage.
+                # A process that got SIGKILL has written no error, and a fence must not wait for shared storage.
                 words = child.log is not None and code not in (0, -signal.SIGKILL)
-                self._say(
+                self._send(
                     "exit", key, code=code, tail=rank_log_files.log_tail(*child.log) if words and child.log else ""
                 )
-        self._end_leftovers()
+        self._kill_leftovers()
 
-    def _end_leftovers(self) -> None:
+    def _kill_leftovers(self) -> None:
         waiting = [key for key, child in self._children.items() if child.ended and not child.gone]
-        # Only a rank leaves processes behind; it is the only one of its kind here at a time.
+        # Only a rank leaves processes behind, and this zygote has one rank at a time.
         if any(self._children[key].log is not None for key in waiting):
             keep = {child.pid for child in self._children.values() if not child.reaped}
             if process_tree.kill_orphans(keep) > 0:
                 return
         for key in waiting:
             self._children[key].gone = True
-            self._say("gone", key)
+            self._send("gone", key)
 
     def _reap(self, key: str) -> None:
         child = self._children.pop(key)
         os.waitpid(child.pid, 0)
 
-    def _leave(self) -> None:
-        """The agent has ended: so do all children. Those that die of our end (parent-death signal) are left to it."""
-        deadline = time.monotonic() + _LAST_WISH_S
+    def _end_children(self) -> None:
+        """The agent has ended: end all children. The parent-death signal kills those that are left."""
+        deadline = time.monotonic() + _END_TIMEOUT_S
         while process_tree.kill_orphans(set()) > 0 and time.monotonic() < deadline:
-            select.select([self._woken], [], [], 0.1)
+            select.select([self._wake_reader], [], [], 0.1)
 
-    def _say(self, word: str, key: str, **more: Any) -> None:
+    def _send(self, word: str, key: str, **more: Any) -> None:
         try:
             packets.send(self._sock, {"say": word, "key": key, **more})
         except BrokenPipeError:
-            pass  # the agent has ended; the next look at the socket says so
+            pass  # the agent has ended; the next read of the socket shows it
 
     def _close(self) -> None:
         self._sock.close()
-        os.close(self._woken)
-        os.close(self._waker)
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
 
 
-# --- getting warm ----------------------------------------------------------------------------------------------------
+# --- imports -----------------------------------------------------------------------------------------------------
 
 
 def preload(modules: Sequence[str]) -> list[str]:
-    """Import `modules`; returns what is worth knowing, one line each. What fails to import is left to the script."""
+    """Import `modules`; return one line for each problem. An import that fails is left to the script."""
     notes = []
     for name in modules:
         threads = process_tree.thread_count()
@@ -214,23 +214,23 @@ def preload(modules: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: FD of the socket, PARENT's pid."""
+    """Entry point. Arguments: FD of the socket, PARENT's pid."""
     fd, parent = int(arguments[0]), int(arguments[1])
     process_tree.die_with_parent(parent)
     process_tree.adopt_orphans()
     process_tree.set_process_name("muster-warm")
-    for number in _IGNORED:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     received = packets.receive(sock)
     if received is None:
         return
-    gc.disable()  # collecting amid imports finds nothing and takes a tenth of their time
-    warm = ZygoteServer(sock, received[0]["argv"], _prepare(sock, received[0]))
-    gc.freeze()  # the children share the pages of all that stands now, and never walk it
-    if (task := warm.serve()) is None:
-        os._exit(0)  # the interpreter's own tidying up takes a second with torch, for nothing
+    gc.disable()  # collection during imports finds nothing and takes a tenth of their time
+    server = ZygoteServer(sock, received[0]["argv"], _prepare(sock, received[0]))
+    gc.freeze()  # children share these pages and never scan them
+    if (task := server.serve()) is None:
+        os._exit(0)  # the interpreter's cleanup takes a second with torch and is useless here
     task()
 
 
@@ -246,12 +246,12 @@ def _prepare(sock: socket.socket, message: packets.Message) -> PythonCommand | N
     try:
         packets.send(sock, {"say": "ready", "key": "", "seconds": time.monotonic() - started, **ready})
     except BrokenPipeError:
-        pass  # the agent has ended meanwhile; the first look at the socket says so
+        pass  # the agent has ended; the first read of the socket shows it
     return command
 
 
 def _wake_on_child() -> tuple[int, int]:
-    """A pipe that becomes readable when a child has changed its state."""
+    """A pipe that becomes readable when a child has ended."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -259,7 +259,7 @@ def _wake_on_child() -> tuple[int, int]:
 
 
 def _exit_code(pid: int) -> int | None:
-    """How a child ended (0 to 255, or minus the signal), leaving it a zombie; None while it runs."""
+    """How a child ended (0 to 255, or minus the signal), leaving it as a zombie; None while it runs."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:
         return None

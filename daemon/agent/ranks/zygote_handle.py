@@ -1,7 +1,7 @@
-"""The agent's end of one warm process: start it, hand it work, hear from it.
+"""The agent's side of one zygote: start it, give it work, receive its messages.
 
-The door to subprocess of the agent. Everything that runs on the node for the gang is a child of a warm process, so this
-is also where ranks come from.
+Only this module of the agent starts subprocesses. Every process that runs for the gang on this node is a child of a
+zygote.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from muster.daemon.host import packets
 
 log = logging.getLogger(__name__)
 
-_STOP_S = 2.0
+_STOP_TIMEOUT_S = 2.0
 
-# Run folder, gang, generation, rank: names the log (muster.daemon.host.rank_log_files).
+# Run folder, gang, generation, rank: together they name the log (muster.daemon.host.rank_log_files).
 RankLog = tuple[str, str, int, int]
 
-# What a first DistributedDataParallel step imports late, torch._dynamo above all (0.7 s), beside torch itself.
+# Modules that a first DistributedDataParallel step imports late, above all torch._dynamo (0.7 s), and torch itself.
 PRELOAD = (
     "torch",
     "torch.distributed",
@@ -48,7 +48,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSpec:
-    """What a warm process is started with: the job's argv, the modules to import, environment, working folder."""
+    """What a zygote is started with: the job's argv, the modules to import, the environment, the working folder."""
 
     argv: tuple[str, ...]
     preload: tuple[str, ...]
@@ -56,32 +56,30 @@ class ZygoteSpec:
     work_dir: str
 
     def without_preload(self) -> ZygoteSpec:
-        """The same without imports ahead of time."""
+        """The same without early imports."""
         return replace(self, preload=())
 
 
 class ZygoteHandle:
-    """One warm process. `heard` is called with each of its messages, `ended` once when it has ended (and been
-    reaped).
-    """
+    """One zygote. `heard` is called with each of its messages, `ended` once after it has ended and was reaped."""
 
     def __init__(self, heard: Callable[[packets.Message], None], ended: Callable[[], None]) -> None:
-        self._heard = heard
-        self._ended = ended
+        self._on_message = heard
+        self._on_exit = ended
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
-        self._waiting: asyncio.Task[None] | None = None
+        self._wait_task: asyncio.Task[None] | None = None
         self.ready = False
         self.has_torch = False
         self.has_libuv = True
 
     @property
     def pid(self) -> int:
-        """Its process, 0 before it was started."""
+        """The zygote's process; 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
-    def start(self, recipe: ZygoteSpec) -> None:
-        """Start the process; it can be given work at once, and carries it out when it is warm.
+    def start(self, spec: ZygoteSpec) -> None:
+        """Start the zygote. It accepts work at once and carries it out after its imports.
 
         Raises:
             CannotStart: no interpreter, or no working folder.
@@ -89,17 +87,18 @@ class ZygoteHandle:
         ours, theirs = packets.pair()
         try:
             with theirs:
-                self._process = _spawn(recipe, theirs)
+                self._process = _spawn(spec, theirs)
         except CannotStart:
             ours.close()
             raise
         ours.setblocking(False)
         self._sock = ours
-        self._send({"argv": recipe.argv, "preload": recipe.preload})
+        self._send({"argv": spec.argv, "preload": spec.preload})
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
 
     def run_rank(self, key: str, environment: Mapping[str, str], log: RankLog, link: int, *, cold: str = "") -> None:
-        """Fork into a rank. `link`: its socket, of which a copy is passed. `cold`: why it must be executed instead."""
+        """Fork into a rank. `link`: the rank's socket; a copy is passed. `cold`: why the rank must be started by exec;
+        empty: fork."""
         self._send({"do": "rank", "key": key, "env": dict(environment), "log": log, "cold": cold}, [link])
 
     def open_store(self, key: str, avoid: Sequence[int]) -> None:
@@ -111,17 +110,17 @@ class ZygoteHandle:
         self._send({"do": "reap", "key": key})
 
     async def stop(self) -> None:
-        """Let it go: it ends its children, then itself; killed where it does not within 2 s. Waited for 2 s more: one
-        that sleeps in the kernel ends when that lets it."""
+        """Ask the zygote to end its children and itself; kill it after 2 s. Wait 2 s more at most: a process that is
+        blocked in the kernel ends later."""
         self._close()
-        if self._waiting is not None:
-            done, _ = await asyncio.wait([self._waiting], timeout=_STOP_S)
+        if self._wait_task is not None:
+            done, _ = await asyncio.wait([self._wait_task], timeout=_STOP_TIMEOUT_S)
             if not done:
                 self.kill()
-                await asyncio.wait([self._waiting], timeout=_STOP_S)
+                await asyncio.wait([self._wait_task], timeout=_STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End it at once; its children die of that."""
+        """SIGKILL the zygote; its children die with it."""
         if self._process is not None:
             self._process.kill()
 
@@ -131,7 +130,7 @@ class ZygoteHandle:
         try:
             packets.send(self._sock, message, fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended: `ended` is on its way
+            pass  # the zygote has ended: `ended` will be called
 
     def _read(self) -> None:
         while self._sock is not None:
@@ -142,16 +141,16 @@ class ZygoteHandle:
             if received is None:
                 self._close()
                 return
-            self._take(received[0])
+            self._handle(received[0])
 
-    def _take(self, message: packets.Message) -> None:
+    def _handle(self, message: packets.Message) -> None:
         if message["say"] == "ready":
             self.ready, self.has_torch, self.has_libuv = (
                 True,
                 message["torch"],
                 message["libuv"] or not message["torch"],
             )
-        self._heard(message)
+        self._on_message(message)
 
     def _close(self) -> None:
         if self._sock is None:
@@ -160,19 +159,19 @@ class ZygoteHandle:
         self._sock.close()
         self._sock = None
         self.ready = False
-        self._waiting = asyncio.ensure_future(self._wait())
+        self._wait_task = asyncio.ensure_future(self._wait())
 
     async def _wait(self) -> None:
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
-        self._ended()
+        self._on_exit()
 
 
-def _spawn(recipe: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
-    command = parse_python_command(recipe.argv, sys.executable)
+def _spawn(spec: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    command = parse_python_command(spec.argv, sys.executable)
     interpreter, flags = sys.executable, []
     if command is not None:
-        interpreter, flags = _interpreter(command.interpreter, recipe), list(command.flags)
+        interpreter, flags = _interpreter(command.interpreter, spec), list(command.flags)
     root = str(Path(next(iter(muster.__path__))).parent)
     argv = [interpreter, *flags, "-c", COMMAND, root, str(theirs.fileno()), str(os.getpid())]
     try:
@@ -180,29 +179,29 @@ def _spawn(recipe: ZygoteSpec, theirs: socket.socket) -> subprocess.Popen[bytes]
             argv,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            cwd=recipe.work_dir or None,
-            env=dict(recipe.environment),
+            cwd=spec.work_dir or None,
+            env=dict(spec.environment),
             start_new_session=True,
         )
     except OSError as error:
-        what = f"the working folder {recipe.work_dir!r}" if error.filename == recipe.work_dir else interpreter
+        what = f"the working folder {spec.work_dir!r}" if error.filename == spec.work_dir else interpreter
         raise CannotStart(f"{what} can't be used on this node: {error.strerror}") from None
 
 
-def _interpreter(word: str, recipe: ZygoteSpec) -> str:
-    path = recipe.environment.get("PATH")
-    found = shutil.which(word if os.path.isabs(word) else _beside(word, recipe.work_dir), path=path)
+def _interpreter(word: str, spec: ZygoteSpec) -> str:
+    path = spec.environment.get("PATH")
+    found = shutil.which(word if os.path.isabs(word) else _resolve(word, spec.work_dir), path=path)
     if found is None:
         raise CannotStart(f"no {word!r} on this node: give the interpreter's path, or check PATH in [env]")
     return found
 
 
-def _beside(word: str, work_dir: str) -> str:
-    """A relative path with a folder in it is meant from the working folder."""
+def _resolve(word: str, work_dir: str) -> str:
+    """A relative path with a folder in it starts at the working folder."""
     return str(Path(work_dir, word)) if "/" in word else word
 
 
 def describe(message: Mapping[str, Any]) -> str:
-    """A warm process's `ready`, in words for the log."""
+    """A zygote's `ready` message in words, for the log."""
     torch = ("torch" + ("" if message["libuv"] else " without libuv")) if message["torch"] else "no torch"
-    return f"warm in {message['seconds']:.2f} s, {torch}"
+    return f"zygote ready in {message['seconds']:.2f} s, {torch}"
