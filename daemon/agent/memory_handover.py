@@ -100,13 +100,13 @@ class MemoryHandover:
         """Runs in a thread that may go on when nobody waits for it any more: the thread owns `fds` and closes them."""
         try:
             with self._call_lock:
-                return send_request(self._path, request, fds, patience_s=_RETRY_S)[0]
+                return send_request(self._path, request, fds, retry_s=_RETRY_S)[0]
         finally:
             _close_all(fds)
 
     def _open_request(self, request: packets.Message) -> tuple[socket.socket, packets.Message, list[int]]:
         with self._call_lock:
-            return open_request(self._path, request, patience_s=_RETRY_S)
+            return open_request(self._path, request, retry_s=_RETRY_S)
 
     def _duplicate_fds(self, shards: Sequence[Shard]) -> list[int]:
         """Return new descriptors: first a memfd with the shards' descriptions, then one for each shard.

@@ -1,4 +1,4 @@
-"""One machine: clock, process trees, packets with file descriptors, worker threads, log file names.
+"""What one machine offers: clock, process trees, packets with file descriptors, worker threads, log file names.
 
-Imports nothing of Muster but the wire. Every program imports it.
+Imports nothing of Muster except the wire. Every program imports it.
 """

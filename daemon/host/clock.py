@@ -1,6 +1,7 @@
-"""The clock: the one place that asks what time it is.
+"""The clock: only this module asks what time it is.
 
-Wall clock for what people and journals read; deadlines and ages use the monotonic clock, which never jumps.
+Use the wall clock for what people and journals read. Use the monotonic clock, which never jumps, for deadlines and
+ages.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ def wall() -> float:
 
 
 def monotonic() -> float:
-    """Seconds since an arbitrary moment of this boot; never goes back."""
+    """Seconds since an arbitrary moment of this boot; the value never goes back."""
     return time.monotonic()
 
 
 def boottime() -> float:
-    """As `monotonic`, and goes on while the machine is suspended."""
+    """As `monotonic`, but continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

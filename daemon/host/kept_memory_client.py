@@ -1,6 +1,6 @@
-"""The line to this node's musterd, which keeps memory while a job is requeued (protos/muster/v1/memory.proto).
+"""Client of this node's musterd, which keeps memory while a job is requeued (protos/muster/v1/memory.proto).
 
-Standard library alone: Slurm's prolog must be quick.
+Uses the standard library only: Slurm's prolog must be fast.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from muster.daemon.host import packets
 
 SOCKET = "/run/muster/memory.sock"
 MAX_SHARDS = 64
-"""Memfds of one gang on one node, beside that of their descriptions."""
+"""Memfds of one gang on one node, without the memfd of their descriptions."""
 MAX_FDS = 1 + MAX_SHARDS
 
 
-_AGAIN_S = 0.1
+_RETRY_S = 0.1
 
 
 def send_request(
-    path: str, request: packets.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, patience_s: float = 0.0
+    path: str, request: packets.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, retry_s: float = 0.0
 ) -> tuple[packets.Message, list[int]]:
-    """One request (a MemoryRequest as JSON), with memfds; waits for the answer (a MemoryAnswer) and its memfds.
+    """Send one request (a MemoryRequest as JSON) with memfds; return the answer (a MemoryAnswer as JSON) and its
+    memfds.
 
     Args:
-        path: where musterd listens.
-        fds: stay the caller's; those that come back are the caller's, too.
-        timeout_s: how long musterd may take.
-        patience_s: how long a musterd that is being started again (its socket is there, and nobody answers) is asked
-            again.
+        path: musterd's socket.
+        fds: descriptors to send. The caller owns these, and those that are returned.
+        timeout_s: seconds that musterd may take.
+        retry_s: seconds for which to retry while musterd restarts (its socket exists, but nobody answers).
 
     Raises:
-        OSError: nobody listens there (FileNotFoundError: nor will soon), or hung up, or took too long (TimeoutError).
+        OSError: nobody listens (FileNotFoundError: and no socket exists), musterd closed the connection, or the timeout
+            has passed (TimeoutError).
     """
-    line, answer, back = open_request(path, request, fds, timeout_s=timeout_s, patience_s=patience_s)
-    line.close()
-    return answer, back
+    connection, answer, received_fds = open_request(path, request, fds, timeout_s=timeout_s, retry_s=retry_s)
+    connection.close()
+    return answer, received_fds
 
 
 def open_request(
-    path: str, request: packets.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, patience_s: float = 0.0
+    path: str, request: packets.Message, fds: Sequence[int] = (), *, timeout_s: float = 2.0, retry_s: float = 0.0
 ) -> tuple[socket.socket, packets.Message, list[int]]:
-    """As `send_request`, with the line still open: the caller closes it."""
-    end = time.monotonic() + patience_s
+    """As `send_request`, but also return the open connection; the caller closes it."""
+    end = time.monotonic() + retry_s
     while True:
         try:
             return _call(path, request, fds, timeout_s)
@@ -54,21 +55,21 @@ def open_request(
         except OSError:
             if time.monotonic() >= end:
                 raise
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_S)
 
 
 def _call(
     path: str, request: packets.Message, fds: Sequence[int], timeout_s: float
 ) -> tuple[socket.socket, packets.Message, list[int]]:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        line.settimeout(timeout_s)
-        line.connect(path)
-        packets.send(line, request, list(fds))
-        data, back = packets.receive_bytes(line, MAX_FDS)
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        packets.send(connection, request, list(fds))
+        data, received_fds = packets.receive_bytes(connection, MAX_FDS)
         if not data:
-            raise ConnectionResetError("musterd hung up without an answer")
-        return line, json.loads(data), back
+            raise ConnectionResetError("musterd closed the connection without an answer")
+        return connection, json.loads(data), received_fds
     except BaseException:
-        line.close()
+        connection.close()
         raise

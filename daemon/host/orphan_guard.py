@@ -1,9 +1,8 @@
-"""The guard: the agent's parent, which outlives it to end whatever it leaves behind.
+"""The guard: the agent's parent process. It outlives the agent and kills what the agent leaves behind.
 
-Ranks die with their agent by parent-death signals; what ranks have started by themselves (data loaders, compilers)
-does not, and would go on to write files and hold memory. The kernel hands it to the guard, which ends it. The guard
-does nothing
-else: it imports nothing, opens nothing and holds no thread.
+Ranks die with their agent by parent-death signals. Processes that ranks have started (data loaders, compilers) do not:
+they would continue to write files and hold memory. The kernel makes them children of the guard, which kills them. The
+guard does nothing else: it imports nothing, opens nothing and has one thread.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from collections.abc import Callable
 
 from muster.daemon.host import process_tree
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Slurm and terminals send these to every process; an agent takes no notice of any.
-_IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_CLEAN_S = 10.0
-_LOOK_AGAIN_S = 0.01
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Slurm and terminals send these signals to every process; an agent ignores them.
+_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_KILL_TIMEOUT_S = 10.0
+_POLL_S = 0.01
 
 
 def run_guarded(agent: Callable[[], int]) -> int:
-    """Run `agent` in a child; returns its exit code (128 + signal where one ended it) once nothing of it is left.
+    """Run `agent` in a child process. Return its exit code (128 + N after signal N) when no process of it is left.
 
-    To be called before any thread is started: the child is a fork.
+    Call this before any thread is started: the child is a fork.
     """
     process_tree.adopt_orphans()
-    for number in _IGNORED:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     guard = os.getpid()
     child = os.fork()
@@ -37,14 +36,14 @@ def run_guarded(agent: Callable[[], int]) -> int:
         process_tree.adopt_orphans()
         return agent()
     process_tree.set_process_name("muster-guard")
-    for number in _FORWARDED:
+    for number in _FORWARDED_SIGNALS:
         signal.signal(number, lambda signum, _: process_tree.send_signal(child, signum))
     code = process_tree.exit_status(os.waitpid(child, 0)[1])
-    _clean()
+    _kill_orphans()
     return code if code >= 0 else 128 - code
 
 
-def _clean() -> None:
-    deadline = time.monotonic() + _CLEAN_S
+def _kill_orphans() -> None:
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while process_tree.kill_orphans(set()) > 0 and time.monotonic() < deadline:
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)

@@ -1,18 +1,18 @@
-"""Messages between the agent and its warm processes: JSON packets with file descriptors beside them.
+"""Messages between the agent and its zygotes: JSON packets with file descriptors.
 
-Over a Unix socket of kind SOCK_SEQPACKET: one message a packet, an end of file when the other side has ended. Standard
-library alone. The words:
+They use a Unix socket of type SOCK_SEQPACKET: one message per packet, end of file when the peer has ended. Uses the
+standard library only. The messages:
 
-    agent -> warm                                       warm -> agent
+    agent -> zygote                                     zygote -> agent
     {"do": "rank", "key", "env", "log", "cold"} + [sock]  {"say": "ready", "torch", "libuv", "notes", "seconds"}
-    {"do": "store", "key", "avoid", "libuv"}              {"say": "started", "key", "pid", "cold": why or ""}
-    {"do": "reap", "key"}                                 {"say": "refused", "key", "words"}  (the rank has no log)
+    {"do": "store", "key", "avoid", "libuv"}              {"say": "started", "key", "pid", "cold": reason or ""}
+    {"do": "reap", "key"}                                 {"say": "refused", "key", "words"}  (no log can be opened)
                                                           {"say": "store", "key", "port"}     (from the store itself)
                                                           {"say": "exit", "key", "code", "tail"}
-                                                          {"say": "gone", "key"}   (all that it had started, too)
+                                                          {"say": "gone", "key"}   (its descendants have ended too)
 
-`key` is the agent's name for a child. A child that has ended keeps its pid (as a zombie) until `reap`: so the agent
-can't hit a stranger with its signals.
+`key` is the agent's name for a child. A child that has ended keeps its pid (as a zombie) until `reap`, so that the
+agent's signals can't reach another process with the same pid.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 
 Message = dict[str, Any]
 
-_BYTES = 1 << 20
-_FDS = 8
+_MAX_BYTES = 1 << 20
+_MAX_FDS = 8
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a new connection, with room for an environment of any sane size."""
+    """Return both ends of a new connection. A message may hold a large environment."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
     return ends
 
 
@@ -40,35 +40,38 @@ def send(sock: socket.socket, message: Message, fds: list[int] | None = None) ->
     """Send one message.
 
     Raises:
-        OSError: the other side has ended, or (EMSGSIZE) the message is larger than the system lets one be.
+        OSError: the peer has ended, or (EMSGSIZE) the message exceeds the system's limit.
     """
-    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([json.dumps(message).encode()], beside)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([json.dumps(message).encode()], ancillary)
 
 
 def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message with its descriptors (close-on-exec); None once the other side has ended.
+    """Return the next message with its descriptors (close-on-exec); None after the peer has ended.
 
     Raises:
         BlockingIOError: the socket is non-blocking and nothing has arrived.
     """
-    data, fds = receive_bytes(sock, _FDS)
+    data, fds = receive_bytes(sock, _MAX_FDS)
     return (json.loads(data), fds) if data else None
 
 
 def receive_bytes(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]:
-    """The next packet as it is, with at most so many descriptors (those beyond are closed); empty once the other side
-    has ended.
+    """Return the next packet unparsed, with at most `most_fds` descriptors (more are closed); empty after the peer has
+    ended.
 
     Raises:
-        BlockingIOError: the socket is non-blocking and nothing has arrived. TimeoutError: its timeout has passed.
+        BlockingIOError: the socket is non-blocking and nothing has arrived.
+        TimeoutError: the socket's timeout has passed.
     """
     fds = array.array("i")
     try:
-        data, beside, _, _ = sock.recvmsg(_BYTES, socket.CMSG_SPACE(most_fds * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = sock.recvmsg(
+            _MAX_BYTES, socket.CMSG_SPACE(most_fds * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        )
     except ConnectionResetError:
         return b"", []
-    for level, kind, payload in beside:
+    for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     return data, list(fds)

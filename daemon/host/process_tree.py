@@ -1,10 +1,11 @@
-"""Processes of this host: who dies with whom, who is whose child, ending whole trees.
+"""Processes of this host: which process dies with which, which is whose child, and how to kill whole trees.
 
-The door to prctl and /proc. Standard library alone: the warm process imports this before anything else.
+Only this module uses prctl and /proc for processes. Uses the standard library only, because the zygote imports it
+before anything else.
 
-Ranks die with their agent by a chain of parent-death signals (rank <- warm process <- agent <- guard), which the kernel
-keeps even when the agent gets SIGKILL. What the ranks have started besides (data loaders, compilers) is handed by the
-kernel to the nearest living subreaper above it, which ends it.
+Ranks die with their agent by a chain of parent-death signals (rank <- zygote <- agent <- guard). The kernel sends these
+signals even after the agent got SIGKILL. Other processes that ranks have started (data loaders, compilers) become
+children of the nearest living subreaper above them, which kills them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed (SIGKILL) when its parent `parent` ends; ends it now where that has happened already.
+    """Let the kernel send SIGKILL to this process when its parent `parent` ends. If the parent has ended already, end
+    now.
 
-    The setting outlives exec and is not inherited by children. It is about the parent's *thread*: the parent must
-    start its children from its main thread.
+    The setting survives exec; children do not inherit it. It refers to the parent's *thread*: the parent must start its
+    children from its main thread.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -33,17 +35,18 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Have descendants whose parents end become children of this process (not inherited by its own children)."""
+    """Make this process a subreaper: descendants become its children when their parents end. Children do not inherit
+    this."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_process_name(name: str) -> None:
-    """Set the name that ps and top show for this process (at most 15 characters)."""
+    """Set the process name that ps and top show (at most 15 characters)."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
 def child_pids() -> list[int]:
-    """Pids of this process's children, zombies included, those of other threads too."""
+    """Pids of this process's children, with zombies and with children of other threads."""
     try:
         return [
             int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
@@ -53,38 +56,38 @@ def child_pids() -> list[int]:
 
 
 def thread_count() -> int:
-    """Number of threads of this process, native ones included."""
+    """The number of threads of this process, with native threads."""
     return len(os.listdir("/proc/self/task"))
 
 
 def kill(pid: int, *, group: bool = True) -> None:
-    """SIGKILL `pid` and, where it leads one, its process group. A process that is gone already is fine."""
+    """SIGKILL `pid` and, if `pid` leads a process group, the group. A missing process is no error."""
     if group:
         _signal(os.killpg, pid, signal.SIGKILL)
     _signal(os.kill, pid, signal.SIGKILL)
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Send a signal to one process; one that is gone already is fine."""
+    """Send a signal to one process. A missing process is no error."""
     _signal(os.kill, pid, signum)
 
 
 def kill_orphans(keep: set[int], listed: Callable[[], list[int]] = child_pids) -> int:
-    """SIGKILL every child of this process but `keep`, reap what has ended, and return how many are left.
+    """SIGKILL every child of this process except `keep`, reap those that have ended, and return how many are left.
 
-    Call again after SIGCHLD until 0: the children of the ended arrive only then.
+    Call again after SIGCHLD until the result is 0: grandchildren become children only when their parent has ended.
     """
     while True:
         ending = [pid for pid in listed() if pid not in keep]
         for pid in ending:
             kill(pid, group=False)
-        # Who ended since they were listed has left us children that are not on the list.
+        # A process that ended after the list was made has left children that are not on the list.
         if not any([_reap(pid) for pid in ending]):
             return len(ending)
 
 
 def exit_status(status: int) -> int:
-    """A wait status as Muster reports it: 0 to 255, or minus the number of the signal."""
+    """Convert a wait status: 0 to 255, or minus the number of the signal."""
     return os.waitstatus_to_exitcode(status)
 
 
@@ -95,11 +98,11 @@ def _reap(pid: int) -> bool:
         return True
 
 
-def _signal(how: object, pid: int, signum: int) -> None:
+def _signal(send: object, pid: int, signum: int) -> None:
     try:
-        how(pid, signum)  # type: ignore[operator]
+        send(pid, signum)  # type: ignore[operator]
     except (ProcessLookupError, PermissionError):
-        pass  # gone; a group may hold a process of another user, which is not ours to end
+        pass  # gone, or the group holds a process of another user, which Muster must not kill
 
 
 def _prctl(option: int, value: int) -> None:
@@ -117,7 +120,7 @@ def _children_by_parent(parent: int) -> list[int]:
             stat = Path("/proc", name, "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The command's name stands in parentheses and may hold anything; state and parent follow it.
+        # The command name stands in parentheses and may contain anything. State and parent follow it.
         if int(stat.rpartition(")")[2].split()[1]) == parent:
             found.append(int(name))
     return found

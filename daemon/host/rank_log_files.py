@@ -1,10 +1,9 @@
-"""Where ranks write: one file per rank and generation, in the gang's own folder under the run folder. Blocking: used by
-the warm process and by ranks, never by the agent, which shared storage may not hang.
+"""Log files of ranks: one file per rank and generation, in the gang's own folder below the run folder.
 
-Each gang has a folder of its own: generations count from 1 in each, and several jobs, one after the other or at the
-same time, may have one run folder.
+All functions block. The zygote and the ranks use them. The agent does not, because shared storage could block it.
 
-The kernel writes straight from the rank to the file: neither the agent nor srun stands in between.
+Each gang has its own folder: every gang counts generations from 1, and several jobs may share one run folder. The
+kernel writes from the rank directly to the file; neither the agent nor srun is in between.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import os
 from pathlib import Path
 
 TAIL_BYTES = 4096
-_SPARE_BYTES = 1 << 20
+_MIN_FREE_BYTES = 1 << 20
 
 
 def log_folder(run_dir: str, gang: str) -> Path:
-    """All logs of a gang; also what `muster logs` reads."""
+    """The folder with all logs of a gang; `muster logs` reads it."""
     return Path(run_dir, "logs", gang)
 
 
@@ -28,25 +27,25 @@ def log_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
 
 
 def stacks_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
-    """Where the stacks of a rank are kept when its generation hangs."""
+    """The file with the stacks of a rank of a hanging generation."""
     return log_path(run_dir, gang, generation, rank).with_suffix(".stacks")
 
 
 def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
-    """Open (for appending) the log of a rank and return its descriptor.
+    """Open the log of a rank for appending; return its descriptor.
 
     Raises:
-        OSError: no run folder, no right to write there, or no space; with words that say what would be right.
+        OSError: no run folder, no right to write there, or no space; the message says what would be right.
     """
     if not os.path.isdir(run_dir):
         raise OSError(
             errno.ENOENT, f"the run folder {run_dir} does not exist on this node: it must be on shared storage"
         )
-    _must_have_space(Path(run_dir))
+    _check_space(Path(run_dir))
     file = log_path(run_dir, gang, generation, rank)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        _must_have_space(file.parent)
+        _check_space(file.parent)
         return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
         words = error.strerror if error.errno == errno.ENOSPC else f"{file} can't be written: {error.strerror}"
@@ -54,7 +53,7 @@ def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
 
 
 def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
-    """The last lines (at most 4 kB) of a rank's log; empty where there is none."""
+    """The last lines (4 kB at most) of a rank's log; empty if there is no log."""
     try:
         with log_path(run_dir, gang, generation, rank).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -67,7 +66,7 @@ def log_tail(run_dir: str, gang: str, generation: int, rank: int) -> str:
     return data.decode(errors="replace").strip()
 
 
-def _must_have_space(folder: Path) -> None:
+def _check_space(folder: Path) -> None:
     found = os.statvfs(folder)
-    if found.f_bavail * found.f_frsize < _SPARE_BYTES:
+    if found.f_bavail * found.f_frsize < _MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, f"no space is left for logs in {folder}: free some, or set another run_dir")

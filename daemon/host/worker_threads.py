@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop: digests, copies of memory, files."""
+"""Threads for work that would block the event loop: digests, copies of memory, files."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,15 +10,15 @@ T = TypeVar("T")
 
 
 class WorkerThreads:
-    """A few threads of one keeper."""
+    """A small pool of threads."""
 
     def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="keeper")
 
     async def __call__(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread and wait for it."""
+        """Run `work` in a thread and wait for its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
     def close(self) -> None:
-        """Take no more work; what runs comes to its end."""
+        """Accept no more work; running work continues to its end."""
         self._pool.shutdown(wait=False, cancel_futures=True)

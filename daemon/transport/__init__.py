@@ -1,5 +1,5 @@
-"""What every process speaks: gRPC channels, identity, authorization, reachability probes, fencing timeouts, site
+"""What all processes use to talk: gRPC channels, identity, authorization, reachability probes, fencing timeouts, site
 settings.
 
-Imports `daemon.host` and the wire only. Every program imports it.
+Imports only `daemon.host` and the wire. Every program imports it.
 """

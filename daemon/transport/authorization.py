@@ -1,19 +1,19 @@
-"""What a proved caller may do: the one place where that is answered.
+"""What a caller with a proved identity may do. Only this module answers that.
 
-    who                                      may
+    caller                                   rights
     root, Slurm's user, the site's operators everything
     the coordinator's own user               everything (`muster run --local`: one user, one machine)
     the owner of a job                       read and steer that job, register it
     a node's own daemon                      attach as that node: root, calling from an address of that node
     an agent                                 attach to a job: its owner's uid, as a node of that job
-                                             or of a small job that its gang has asked for
+                                             or of a pool job that its gang has requested
 
-An agent's address is compared with nothing. It calls from whichever of its node's interfaces leads to the coordinator,
-which need not be the one that the node's name stands for, and a refusal would keep a whole job from training. Nor would
-it keep anybody out: whoever has the owner's uid may run what they like on the job's own nodes.
+An agent's address is not checked. An agent calls from the interface that leads to the coordinator, which may not be the
+one that the node's name resolves to. A refusal would stop a whole job. A check would also protect nothing: a process
+with the owner's uid may run anything on the job's nodes.
 
-Functions answer yes or no and know no I/O: the caller looks up owners and addresses (Slurm knows them). The full matrix
-of rights, and proof of a node by something stronger than its address, belong here too.
+The functions answer yes or no without I/O. The caller looks up owners and addresses in Slurm. More detailed rights, and
+a stronger proof of a node than its address, belong here.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Rights at one coordinator. `operators`: uids of Slurm's user and of the site's operators; `own_uid`: its own."""
+    """Rights at one coordinator. `operators`: uids of Slurm's user and of the site's operators. `own_uid`: the
+    coordinator's uid."""
 
     operators: frozenset[int]
     own_uid: int = field(default_factory=os.getuid)
 
     def is_operator(self, caller: Caller) -> bool:
-        """May see and steer everything."""
+        """May read and steer everything."""
         return caller.uid in (ROOT, self.own_uid) or caller.uid in self.operators
 
     def may_read(self, caller: Caller, owner_uid: int) -> bool:
-        """May see the gang of `owner_uid`: its state, events, logs."""
+        """May read the gang of `owner_uid`: its state, events, logs."""
         return caller.uid == owner_uid or self.is_operator(caller)
 
     def may_steer(self, caller: Caller, owner_uid: int) -> bool:
@@ -47,14 +48,14 @@ class Rights:
         return caller.uid == owner_uid or self.is_operator(caller)
 
     def may_register(self, caller: Caller, owner_uid: int) -> bool:
-        """May register a gang for a Slurm job of `owner_uid`. Operators may not: a gang is run by its owner."""
+        """May register a gang for a Slurm job of `owner_uid`. Operators may not: only the owner runs a gang."""
         return caller.uid == owner_uid
 
     def is_node_daemon(self, caller: Caller, addresses: Collection[str]) -> bool:
-        """Is the daemon of the node that has these IP addresses."""
+        """Is the daemon of the node with these IP addresses."""
         return caller.uid in (ROOT, self.own_uid) and caller.address in addresses
 
     def is_agent(self, caller: Caller, owner_uid: int) -> bool:
-        """Is an agent of a gang, or job, of `owner_uid`. That its node belongs to the job, whoever calls this asks
-        Slurm."""
+        """Is an agent of a gang or job of `owner_uid`. The caller of this function asks Slurm whether the node belongs
+        to the job."""
         return caller.uid == owner_uid

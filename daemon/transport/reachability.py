@@ -1,7 +1,8 @@
-"""Is there a process behind this address, at least a kernel, or nothing? Asked by agents and by the coordinator alike.
+"""Whether a process answers at an address, only its kernel does, or nothing does. Agents and the coordinator both use
+it.
 
-A probe is a Ping and, beside it, bare TCP connections again and again, which tell a mute process (its kernel accepts)
-from an ended one (its kernel refuses) and from nothing at all.
+A probe is a Ping and, at the same time, repeated bare TCP connections. The connections show the difference between a
+process that does not answer (its kernel accepts), a process that has ended (its kernel refuses), and nothing at all.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from muster.daemon.transport.site_config import split_address
 from muster.v1.common_pb2 import PingRequest
 from muster.v1.common_pb2_grpc import ProbeServiceStub
 
-_AGAIN_S = 0.1
-_KNOCK_S = 0.25
-_CLOSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
-_SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+_RETRY_S = 0.1
+_CONNECT_TIMEOUT_S = 0.25
+_REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
+_SILENT_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
 class Reachability(Enum):
-    """What a bare TCP connection meets."""
+    """The result of a bare TCP connection."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused or reset"
     NO_ANSWER = "no answer"
 
 
-async def try_connection(address: str, timeout: float = _KNOCK_S) -> Reachability:
+async def try_connection(address: str, timeout: float = _CONNECT_TIMEOUT_S) -> Reachability:
     """Try a TCP connection to "host:port" and close it at once."""
     host, port = split_address(address)
     try:
@@ -43,24 +44,25 @@ async def try_connection(address: str, timeout: float = _KNOCK_S) -> Reachabilit
     except TimeoutError:
         return Reachability.NO_ANSWER
     except OSError as error:
-        # Unreachable (no route, no such host) says nothing about the process.
-        return Reachability.REFUSED if error.errno in _CLOSED else Reachability.NO_ANSWER
+        # An unreachable host (no route, no such host) proves nothing about the process.
+        return Reachability.REFUSED if error.errno in _REFUSED_ERRNOS else Reachability.NO_ANSWER
     writer.transport.abort()
     return Reachability.ACCEPTED
 
 
 async def probe(address: str, node: str, credentials: Credentials, deadline_s: float) -> Reachability | None:
-    """What meets whoever asks after a process of `node` at `address` ("host:port"); None: it answers.
+    """Probe a process of `node` at `address` ("host:port"). Return None if the process answers, otherwise what the
+    connections met.
 
-    It may be on its way out: a node that dies accepts connections for a moment longer. So its kernel's last word
-    counts, not its first. An empty address (no such process was ever heard of) is MUTE.
+    A dying node may still accept connections for a moment, so the last result counts, not the first. An empty address
+    (no such process was ever heard) is NO_ANSWER.
 
     Raises:
-        IdentityUnavailable: no credential can be made here; that is nobody else's silence.
+        IdentityUnavailable: no credential can be made here; that says nothing about the other process.
     """
     if not address:
         return Reachability.NO_ANSWER
-    door = before = None
+    current = previous = None
 
     def ping() -> asyncio.Future[bool]:
         return asyncio.ensure_future(_ping(address, node, credentials, deadline_s))
@@ -69,23 +71,24 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
     try:
         async with asyncio.timeout(deadline_s):
             while True:
-                before, door = door, await try_connection(address)
+                previous, current = current, await try_connection(address)
                 if any(one.done() and one.result() for one in pings):
                     return None
-                if door is Reachability.REFUSED:
-                    return door
-                if before is Reachability.NO_ANSWER and door is Reachability.ACCEPTED:
-                    # What was sent into a cut link comes again after a second only, too late for most deadlines.
+                if current is Reachability.REFUSED:
+                    return current
+                if previous is Reachability.NO_ANSWER and current is Reachability.ACCEPTED:
+                    # TCP repeats what was lost in a cut link only after a second, too late for most deadlines: send a
+                    # new ping.
                     pings.add(ping())
-                await asyncio.wait(pings, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(pings, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
                 if any(one.done() and one.result() for one in pings):
                     return None
                 pings = {one for one in pings if not one.done()}
                 if not pings:
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(_RETRY_S)
                     pings.add(ping())
     except TimeoutError:
-        return door or Reachability.NO_ANSWER
+        return current or Reachability.NO_ANSWER
     finally:
         for one in pings:
             one.cancel()
@@ -93,7 +96,7 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
 
 
 async def _ping(address: str, node: str, credentials: Credentials, deadline_s: float) -> bool:
-    """On a channel of its own: no older back-off delays it."""
+    """Ping on a new channel, so that no earlier backoff delays it."""
     nonce = secrets.token_hex(8)
     async with open_channel(address, credentials) as channel:
         try:
@@ -101,7 +104,7 @@ async def _ping(address: str, node: str, credentials: Credentials, deadline_s: f
         except grpc.aio.AioRpcError as error:
             if isinstance(error.__cause__, IdentityUnavailable):
                 raise error.__cause__ from None
-            # Whoever refuses is alive: only silence and a broken connection are none.
-            return error.code() not in _SILENT
-    # Another node may have got this address since.
+            # A process that refuses is alive: only silence and a broken connection mean that it did not answer.
+            return error.code() not in _SILENT_CODES
+    # Another node may have this address now.
     return bool(reply.nonce == nonce and reply.node == node)

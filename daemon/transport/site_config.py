@@ -1,7 +1,7 @@
-"""What a daemon or command knows of its site: where the coordinator is, how callers prove who they are.
+"""A site's settings: the coordinator's address, and how callers prove who they are.
 
-Flags win over the environment, which wins over /etc/muster/muster.toml, which wins over the defaults. A
-key, value or file that can't be right is refused with what would be.
+Flags override the environment, which overrides /etc/muster/muster.toml, which overrides the defaults. A wrong key,
+value or file is refused with what would be right.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ CONFIG = Path("/etc/muster/muster.toml")
 COORDINATOR_PORT = 7070
 NODE_PORT = 7071
 
-# Exit status of every command and daemon when the site, not the user, has to mend something (sysexits.h:
-# EX_CONFIG). The units mirror it: starting again would change nothing.
+# Exit status of every command and daemon if the site has to correct something (EX_CONFIG of sysexits.h). The systemd
+# units know it: a restart would change nothing.
 EXIT_CONFIG = 78
 
 
 class SiteError(Exception):
-    """The site's fault: a configuration that can't be right."""
+    """The site's fault: a wrong configuration."""
 
 
 class Site(BaseModel):
-    """The site's settings. `Site.load` reads them; fields are the keys of muster.toml."""
+    """The site's settings. `Site.load` reads them. The fields are the keys of muster.toml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,17 +72,17 @@ class Site(BaseModel):
         config: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Site:
-        """The settings: flags (`coordinator`, `auth`; None: not given), environment, file, defaults.
+        """Read flags (`coordinator`, `auth`; None: not given), environment, file and defaults.
 
-        `config` is read instead of /etc/muster/muster.toml, and must exist then.
+        If `config` is given, it is read instead of /etc/muster/muster.toml and must exist.
 
         Raises:
-            SiteError: something can't be right; says where it stands and what would be right.
+            SiteError: something is wrong; the message says where, and what would be right.
         """
         environ = os.environ if environ is None else environ
         path = config or Path(environ.get("MUSTER_CONFIG", CONFIG))
         given: dict[str, tuple[Any, str]] = {
-            key: (value, str(path)) for key, value in _read(path, must_exist=path != CONFIG).items()
+            key: (value, str(path)) for key, value in _read_file(path, must_exist=path != CONFIG).items()
         }
         for key, flag in (("coordinator", coordinator), ("auth", auth)):
             if value := environ.get(name := f"MUSTER_{key.upper()}"):
@@ -92,20 +92,20 @@ class Site(BaseModel):
         try:
             return cls(**{key: value for key, (value, _) in given.items()})
         except ValidationError as error:
-            raise SiteError(_words(error, given)) from None
+            raise SiteError(_describe(error, given)) from None
 
     def credentials(self) -> Credentials:
         """Credentials as `auth` says.
 
         Raises:
-            muster.daemon.transport.identity.IdentityUnavailable: no libmunge, or no such secret here.
+            muster.daemon.transport.identity.IdentityUnavailable: no libmunge, or no such secret file.
         """
         if self.auth == "munge":
             return MungeCredentials()
         return SecretCredentials(Path(self.auth.removeprefix("secret:")))
 
     def operator_uids(self) -> frozenset[int]:
-        """Uids of Slurm's user and of the operators; those unknown to this host are left out, with a warning."""
+        """Uids of Slurm's user and of the operators. Names that this host does not know are skipped with a warning."""
         uids = set()
         for name in (self.slurm_user, *self.operators):
             try:
@@ -115,7 +115,7 @@ class Site(BaseModel):
         return frozenset(uids)
 
 
-def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
+def _read_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
         raise SiteError(f"{path} is not TOML: {error}") from None
 
 
-def _words(error: ValidationError, given: Mapping[str, tuple[Any, str]]) -> str:
+def _describe(error: ValidationError, given: Mapping[str, tuple[Any, str]]) -> str:
     lines = []
     for fault in error.errors():
         key = str(fault["loc"][0])
@@ -143,10 +143,10 @@ def _words(error: ValidationError, given: Mapping[str, tuple[Any, str]]) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6]:port"; port 0 to 65535, an empty host means all.
+    """Host and port of "host:port" or "[v6]:port". The port is 0 to 65535; an empty host means all addresses.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the address has neither form.
     """
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -156,18 +156,18 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_addresses(addresses: str) -> list[str]:
-    """The addresses of all coordinators: "ctl1:7070,ctl2:7070"; those of a site with one: a list of one."""
+    """The addresses of all coordinators: "ctl1:7070,ctl2:7070". A site with one coordinator has a list of one."""
     return [address.strip() for address in addresses.split(",")]
 
 
 def node_name(flag: str | None = None, environ: Mapping[str, str] | None = None) -> str:
-    """This node's name as Slurm knows it: the flag, else SLURMD_NODENAME, else the short host name."""
+    """This node's name in Slurm: the flag, else SLURMD_NODENAME, else the short host name."""
     environ = os.environ if environ is None else environ
     return flag or environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
-    """The flags that all daemons share; `listen` is the default of --listen ("host:port")."""
+    """Add the flags that all daemons share. `listen`: the default of --listen ("host:port")."""
     parser.add_argument("--coordinator", metavar="HOST:PORT[,...]",
                         help="where muster-coordinator listens; with a standby both")  # fmt: skip
     parser.add_argument("--listen", metavar="HOST:PORT", default=listen, help=f"default {listen}")
@@ -177,7 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
 
 
 def start_logging(level: str) -> None:
-    """Plain lines to stderr: systemd's journal and Slurm's logs stamp them."""
+    """Log plain lines to stderr."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.upper(),

@@ -36,7 +36,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
-def free_kept_memory(job: int, uid: int, path: str, patience_s: float) -> str:
+def free_kept_memory(job: int, uid: int, path: str, retry_s: float) -> str:
     """Makes musterd free what it keeps for jobs other than `job` of user `uid`.
 
     If there is no socket, no musterd runs, and systemd keeps no memory for a stopped musterd.
@@ -46,7 +46,7 @@ def free_kept_memory(job: int, uid: int, path: str, patience_s: float) -> str:
     """
     request = {"free": {"slurm_job_id": job, "uid": uid}}
     try:
-        answer, _ = send_request(path, request, timeout_s=REPLY_TIMEOUT_S, patience_s=patience_s)
+        answer, _ = send_request(path, request, timeout_s=REPLY_TIMEOUT_S, retry_s=retry_s)
         return str(answer.get("refused", ""))
     except FileNotFoundError:
         return ""
