@@ -1,4 +1,4 @@
-"""Rank 0's node, the batch host and the srun are as replaceable as any other."""
+"""The first node of a job, which is the batch host and runs rank 0 and srun, can be replaced like any other node."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cluster
 
 
 def afterok(cluster: Cluster, job: int) -> int:
-    """A job of alice's that starts once `job` has ended well."""
+    """A job of alice that starts after `job` has succeeded."""
     command = f"sbatch --parsable -N1 -o /dev/null --dependency=afterok:{job} --wrap true"
     return int(cluster.sh(LOGIN, command, user="alice"))
 
@@ -25,9 +25,9 @@ def limited(name: str) -> TrainingSpec:
 
 
 def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
-    """Its ranks stop at one step, which is written; the job's code says that it may go on."""
+    """The ranks stop at one step, this step is written, and the job's exit code says that the job may continue."""
     training.wait_step(5)
-    # Limits are in minutes, and only a job that trains can be stopped by plan: half a minute is left to it at least.
+    # Time limits are in minutes. Only a training job can be stopped by plan, so at least half a minute must remain.
     ran = int(cluster.sh(CONTROLLER, f"echo $(($(date +%s) - $(squeue -h -j {training.job} -o %S | date -f - +%s)))"))
     cluster.sh(CONTROLLER, f"scontrol update jobid={training.job} timelimit={(ran + 30) // 60 + 1}")
     view = training.wait_final()
@@ -76,9 +76,9 @@ def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> No
 
 
 def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> None:
-    """It heals once Slurm has missed it; then slurmctld and every slurmd are restarted: the job trains on.
+    """The partition heals after Slurm has noticed it. Then slurmctld and every slurmd restart. The job trains on.
 
-    While it lasts the job beside it comes to its time limit.
+    During the partition, the job beside it reaches its time limit.
     """
     with (
         Training(healthy, TrainingSpec("healing", nodes=3, spares=1, arguments=SLOW_STEPS)) as training,
@@ -92,7 +92,7 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         stops_before_its_time_limit(healthy, beside)
         wait_until(lambda: healthy.node_states()["n0"].endswith("*"), 120, "n0 answers Slurm no more")
         healthy.heal("n0")
-        # The batch script and its srun, whose words name the agent too, stay until Slurm ends them.
+        # The batch script and its srun remain until Slurm ends them. Their command lines contain the agent's name.
         agent = "pgrep -u alice -f 'python3 [^ ]*/muster-agent run' || true"
         wait_until(lambda: healthy.sh("n0", agent) == "", 30, "its agent has left")
         healthy.restart_slurmctld()
@@ -107,7 +107,9 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
 
 
 def test_a_batch_host_that_dies_before_the_gang_has_gathered_costs_a_requeue(healthy: Cluster) -> None:
-    """It is back at once, so Slurm misses nothing: the job keeps its nodes, and nobody would start agents on them."""
+    """The batch host reboots at once, so Slurm notices nothing: the job keeps its nodes, but nobody starts agents on
+    them.
+    """
     spec = TrainingSpec(
         "at-once", nodes=2, spares=1, steps=40, arguments=SMALL_MODEL, settings=("gather_timeout = 60",)
     )

@@ -1,4 +1,4 @@
-"""A cut of `make chaos`, which `make test-long` plays for ten minutes: no promise is broken, whatever strikes when."""
+"""A short run of `make chaos`. `make test-long` runs it for ten minutes. All promises must be kept."""
 
 import random
 
@@ -18,7 +18,7 @@ STEPS = 150
 
 
 def test_every_promise_is_kept(healthy: Cluster) -> None:
-    """Two jobs, random faults; other ones each time (the seed is printed)."""
+    """Two jobs and random faults. The faults differ in each run; the seed is printed."""
     seed = random.randrange(1_000_000)
     print(f"python -m muster.slurm.cluster.chaos --minutes {MINUTES:g} --seed {seed}")
     chaos = run_chaos(healthy, MINUTES, seed, print, STEPS, FAULTS)

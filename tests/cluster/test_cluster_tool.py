@@ -1,4 +1,4 @@
-"""The cluster tool does what its verbs say: what a node's peers see of each fault, and that it is undone."""
+"""The verbs of the cluster tool: what a node's peers see of each fault, and that the repair works."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _HOLDS_MEMORY = "import os, time; os.memfd_create('muster-gang'); time.sleep(100
 
 
 class Line:
-    """A TCP connection from `near` to `far`, and what the near end sees of it."""
+    """A TCP connection from `near` to `far`, and what the near end sees."""
 
     def __init__(self, cluster: Cluster, near: str, far: str, patience: float) -> None:
         self.cluster = cluster
@@ -91,7 +91,7 @@ def test_peers_of_a_crashed_node_see_their_connections_end_at_once(healthy: Clus
     assert tcp.next_word() in ("closed", "reset")
 
 
-def test_peers_of_a_node_without_power_hear_nothing(healthy: Cluster, line) -> None:
+def test_peers_of_a_node_without_power_receive_nothing(healthy: Cluster, line) -> None:
     tcp = line(patience=3)
     healthy.power_off("n0")
     assert tcp.next_word() == "silence"
@@ -142,7 +142,7 @@ def test_an_ordinary_user_submits_and_another_cannot_cancel(healthy: Cluster) ->
 def test_jobs_live_through_a_restart_of_slurmctld(healthy: Cluster) -> None:
     job = healthy.sh(LOGIN, "sbatch --parsable -N2 --wrap 'srun sleep 60'", user="alice")
     state = f"squeue -h -o %T -j {job}"
-    # With its step: an srun that is just asking for one may be refused by a slurmctld that is going down.
+    # Wait for the job's step: a slurmctld that is stopping may refuse an srun that requests a step.
     wait_until(lambda: f"{job}.0" in healthy.sh(LOGIN, f"squeue -h -s -o %i -j {job}"), 20, "the job's step runs")
     healthy.restart_slurmctld()
     assert healthy.sh(LOGIN, state) == "RUNNING"
@@ -168,7 +168,7 @@ def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> No
     wait_until(lambda: healthy.sh("n5", alive), 5, "slurmd runs again")
 
 
-def test_what_is_left_on_a_node_is_seen_whoever_has_it(healthy: Cluster) -> None:
+def test_leftovers_of_every_user_are_found(healthy: Cluster) -> None:
     healthy.crash("n3")
     wait_nothing_left(healthy, 20, in_queue=True)
     left = [
@@ -189,12 +189,12 @@ def test_what_is_left_on_a_node_is_seen_whoever_has_it(healthy: Cluster) -> None
     wait_nothing_left(healthy, 10)
 
 
-def test_an_unknown_host_is_named_with_those_there_are(cluster: Cluster) -> None:
+def test_an_unknown_host_is_named_with_the_existing_hosts(cluster: Cluster) -> None:
     with pytest.raises(EngineError, match=r"no host 'n10'.*it has ctl, login, n0, n1"):
         cluster.exec("n10", "true")
 
 
-def test_two_clusters_stand_side_by_side(cluster: Cluster) -> None:
+def test_two_clusters_run_at_the_same_time(cluster: Cluster) -> None:
     with Cluster.up(ClusterSpec(nodes=10, daemons=False)) as other:
         assert other.subnet != cluster.subnet
         assert other.sh("n0", "getent hosts ctl").split()[0] == other.address(CONTROLLER)
@@ -240,7 +240,7 @@ def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
     assert not (registry.clusters_dir() / name).exists()
 
 
-def test_what_a_dead_run_left_is_found_and_only_that_is_removed(cluster: Cluster) -> None:
+def test_only_the_leftovers_of_a_dead_run_are_removed(cluster: Cluster) -> None:
     name = f"{cluster.name}-dead"
     code = f"from muster.slurm.cluster.cluster import *; from muster.slurm.cluster.spec import *; import time; \
 Cluster.up(ClusterSpec(nodes=1, daemons=False), {name!r}); print('up', flush=True); time.sleep(60)"
@@ -256,7 +256,7 @@ Cluster.up(ClusterSpec(nodes=1, daemons=False), {name!r}); print('up', flush=Tru
 
 
 def _tool(*args: str) -> subprocess.Popen[bytes]:
-    # A shell that runs the tests in the background has SIGINT ignored, and all its children inherit that.
+    # A shell that runs the tests in the background ignores SIGINT, and all its children inherit this.
     heeds = ["env", "--default-signal=INT"]
     return subprocess.Popen([*heeds, sys.executable, "-m", "muster.slurm.cluster", *args])
 

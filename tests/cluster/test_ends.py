@@ -1,4 +1,4 @@
-"""How a job ends that can't go on: a clear message, a non-zero exit, nothing left behind."""
+"""How a job ends that cannot continue: a clear message, a non-zero exit status, nothing left behind."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_no_spare_left_requeues_without_the_bad_node_and_resumes_from_durable_st
     assert not [name for name in saved if "tmp" in name]
 
 
-def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster) -> None:
+def test_a_script_that_fails_at_import_is_reported_with_its_own_error(healthy: Cluster) -> None:
     with Training(healthy, TrainingSpec("dies", nodes=2, spares=1, arguments=("--no-such-option",))) as training:
         job = training.submit()
         view = training.wait_final(90)
@@ -59,7 +59,7 @@ def test_a_script_that_dies_at_import_fails_with_its_own_words(healthy: Cluster)
 
 
 def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> None:
-    """One gets it, in a small job beside its own; the other one, which is elastic too, goes on with fewer replicas."""
+    """One job gets the node, in a pool job. The other one, which is elastic too, continues with fewer replicas."""
     specs = [
         TrainingSpec(name, nodes=3, spares=0, arguments=SLOW_STEPS, settings=("elastic = true",))
         for name in ("one", "two")
@@ -112,7 +112,7 @@ def test_a_node_that_never_attaches_is_named(healthy: Cluster) -> None:
         healthy.sh("n1", "chmod +x /opt/muster/bin/muster-agent")
 
 
-def test_a_full_disk_is_said_and_nothing_is_left(healthy: Cluster) -> None:
+def test_a_full_disk_is_reported_and_nothing_remains(healthy: Cluster) -> None:
     spec = TrainingSpec("full", nodes=2, spares=1, arguments=SMALL_MODEL, settings=(NO_TORCH,))
     healthy.sh(LOGIN, "mkdir -p /shared/jobs/full/logs; chown -R alice: /shared/jobs/full")
     logs = "/shared/jobs/full/logs"

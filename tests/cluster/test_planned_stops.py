@@ -1,5 +1,7 @@
-"""A job that Slurm is about to end: its ranks stop at a step, that step is written, and the job goes on from there:
-from memory where its nodes have kept it, else from what was written."""
+"""A job that Slurm is about to end: its ranks stop at a step, the step is written, and the job continues from it.
+
+The job continues from memory if its nodes have kept it, else from durable storage.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ GRACE_S = 30
 
 @pytest.fixture(scope="module")
 def preempting(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with a second partition, whose jobs preempt those of the first."""
+    """The cluster with a second partition, whose jobs preempt those of the first one."""
     cluster.restore_all()
     spec = cluster.spec
     urgent = f"PartitionName=urgent Nodes=n[0-{spec.nodes - 1}] PriorityTier=10 State=UP"
@@ -62,7 +64,7 @@ def test_a_job_that_an_operator_requeues_loses_no_step(preempting: Cluster) -> N
         goes_on_where_it_stopped(training, "memory at step {step} ")
 
 
-def test_a_requeued_job_without_durable_storage_goes_on_from_its_nodes_memory(preempting: Cluster) -> None:
+def test_a_requeued_job_without_durable_storage_continues_from_kept_memory(preempting: Cluster) -> None:
     with training_job(preempting, "memory", 2) as training:
         job = training.submit()
         training.wait_step(10)

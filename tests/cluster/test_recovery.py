@@ -1,4 +1,4 @@
-"""A training job outlives faults on a real Slurm: what is restored, what Slurm is told, what is left behind."""
+"""A training job survives faults on a real Slurm: what is restored, what Slurm is told, what is left behind."""
 
 from pathlib import Path
 
@@ -18,8 +18,11 @@ def slurm_node(cluster: Cluster, node: str) -> str:
 
 
 def times_downed(cluster: Cluster, node: str) -> int:
-    """How often the node was set DOWN. Its state does not always tell: the answer to a ping, given before the node died
-    and counted by slurmctld only after that, makes it IDLE+DRAIN ("node_did_resp: node returned to service")."""
+    """How often the node was set DOWN.
+
+    The node's state is not sufficient. A ping answered before the failure may be counted after it. Slurm then shows
+    IDLE+DRAIN ("node_did_resp: node returned to service").
+    """
     return cluster.logs(CONTROLLER, "slurmctld").count(f"update_node: node {node} state set to DOWN")
 
 
@@ -62,7 +65,7 @@ def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> No
         assert digests(training, 3) == digests(beside, 3)
 
 
-def test_five_nodes_in_a_row_are_replaced_two_of_them_after_the_coordinator_was_away(healthy: Cluster) -> None:
+def test_five_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
     """Power loss and a fatal Xid: swap, drain and let go. Training goes on without the coordinator, and a restarted one
     completes a recovery. A node that hangs is replaced, too."""
     with Training(healthy, TrainingSpec("swaps", nodes=3, spares=5, arguments=BUCKETS)) as training:
@@ -75,13 +78,13 @@ def test_five_nodes_in_a_row_are_replaced_two_of_them_after_the_coordinator_was_
         a_hung_node_is_a_swap(training)
         run_to_the_end(training)
     shown = healthy.sh(CONTROLLER, f"scontrol show job {job}")
-    # Where a node of its step has died a job is COMPLETING for up to a minute.
+    # A job is COMPLETING for up to a minute after a node of its step has died.
     assert "JobState=COMPLETED" in shown or "JobState=COMPLETING" in shown
     assert "ExitCode=0:0" in shown
 
 
 def power_loss_is_a_swap(training: Training) -> str:
-    """The node that has lost its power is replaced, drained and set DOWN."""
+    """The node without power is replaced, drained and set DOWN."""
     cluster, dead = training.cluster, training.node_of(2)
     downed_before = times_downed(cluster, dead)
     cluster.power_off(dead)
@@ -96,7 +99,7 @@ def power_loss_is_a_swap(training: Training) -> str:
 
 
 def a_fatal_xid_is_a_swap(training: Training) -> str:
-    """The node with the Xid is replaced and drained; it is not the batch host, which can't be let go."""
+    """The node with the Xid is replaced and drained. It is not the batch host, which cannot be removed."""
     cluster, unfit = training.cluster, training.node_of(1)
     cluster.kmsg(unfit, FATAL_XID_LINE)
     assert "Xid 79" in training.wait_recovered(3)["cause"]

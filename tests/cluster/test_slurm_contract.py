@@ -1,4 +1,4 @@
-"""The Slurm client on a real Slurm: the contract for both backends, and Slurm's rules that recovery stands on."""
+"""The Slurm client on a real Slurm: the contract with both backends, and the Slurm rules that recovery depends on."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LONGEST_RUN_S = 800
 
 
 def put_contract(cluster: Cluster) -> str:
-    """Copies the contract to where every container sees it; its path there."""
+    """Copies the contract to the shared folder. Returns its path in the containers."""
     target = cluster.shared / "contract"
     shutil.copytree(CONTRACT, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return "/shared/contract"
 
 
 class Runner:
-    """The contract's runner on the controller; does outside what it asks for."""
+    """The contract's runner on the controller. Does what the runner requests from outside."""
 
     def __init__(self, cluster: Cluster, *argv: str) -> None:
         self._cluster = cluster
@@ -44,7 +44,7 @@ class Runner:
         )
 
     def finish(self) -> int:
-        """Serves the runner to its end; the number of checks that failed."""
+        """Serves the runner until it ends. Returns the number of failed checks."""
         timer = threading.Timer(LONGEST_RUN_S, self._process.kill)
         timer.start()
         try:
@@ -112,7 +112,7 @@ def take_down(cluster: Cluster, node: str) -> None:
 
 
 def test_a_partition_of_the_batch_host_that_heals_leaves_the_job_alone(healthy: Cluster, gang: str) -> None:
-    """Also when slurmctld and every slurmd are restarted after that."""
+    """This also holds if slurmctld and every slurmd restart afterwards."""
     healthy.partition("n0")
     take_down(healthy, "n0")
     assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n0")
@@ -129,8 +129,8 @@ def test_a_partition_of_the_batch_host_that_heals_leaves_the_job_alone(healthy: 
         assert healthy.sh(node, "pgrep -x sleep -u alice")
 
 
-def test_the_end_of_an_excised_batch_script_ends_the_job(healthy: Cluster, gang: str) -> None:
-    """So a batch host that is unfit but alive is not set DOWN while its gang goes on."""
+def test_the_end_of_a_batch_script_on_a_removed_node_ends_the_job(healthy: Cluster, gang: str) -> None:
+    """So Muster does not set an unfit batch host DOWN while it is alive and its gang continues."""
     take_down(healthy, "n0")
     assert shown(healthy, gang) == ("RUNNING", "n[1-2]", "n0")
     assert healthy.sh("n0", "pgrep -f 'slurmstepd: .[0-9]*.batch'")
@@ -138,7 +138,7 @@ def test_the_end_of_an_excised_batch_script_ends_the_job(healthy: Cluster, gang:
     wait_until(lambda: shown(healthy, gang)[0] == "FAILED", 10, "the job failed")
 
 
-def test_a_node_is_let_go_of_a_job_with_gpus() -> None:
+def test_a_node_is_removed_from_a_job_with_gpus() -> None:
     with Cluster.up(ClusterSpec(nodes=3, gpus=2, daemons=False)) as cluster:
         options = "-N3 --no-kill --gres=gpu:2"
         run = "srun --no-kill sleep 600"

@@ -1,7 +1,7 @@
-"""Slurm's rules that the recovery stands on, run on the real Slurm: each test is one rule.
+"""The Slurm rules that recovery depends on, tested on a real Slurm: one rule in each test.
 
-The rules of the batch host first: it is the first node of a job, runs the batch script and its srun, and is
-the one node that Slurm can't let go of.
+The rules of the batch host come first. The batch host is the first node of a job. It runs the batch script and its
+srun, and it is the only node that Slurm cannot remove from the job.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ sys.exit(slurm.slurm_complete_job(ctypes.byref(step), ctypes.c_uint32(int(sys.ar
 
 
 class Job:
-    """A job of alice's."""
+    """A job of alice."""
 
     def __init__(self, cluster: Cluster, script: str, *options: str) -> None:
         self.cluster = cluster
@@ -61,7 +61,7 @@ class Job:
         return self.field("JobState")
 
     def started(self) -> Job:
-        """Wait until it runs and every task beats."""
+        """Waits until the job runs and every task writes its heartbeat."""
         self.reaches("RUNNING", 20)
         wait_until(lambda: len(list(self.cluster.shared.glob(f"{self.id}.n*"))) == 4, 20, "all tasks beat")
         return self
@@ -70,7 +70,7 @@ class Job:
         wait_until(lambda: self.state == state, within, f"job {self.id} is {state}", every=0.1)
 
     def beats(self, *nodes: str) -> dict[str, bool]:
-        """Which of the nodes' tasks are alive, by 0.8 s of watching."""
+        """The nodes whose tasks are alive, from 0.8 s of observation."""
         marks = [self.cluster.shared / f"{self.id}.{node}" for node in nodes]
         before = [mark.stat().st_size for mark in marks]
         time.sleep(0.8)
@@ -85,7 +85,7 @@ def test_the_tasks_outlive_the_batch_host_and_the_job_runs_on(healthy: Cluster) 
     assert job.beats("n1", "n2", "n3") == {"n1": True, "n2": True, "n3": True}
 
 
-def test_no_node_can_be_let_go_of_once_the_batch_host_is_dead(healthy: Cluster) -> None:
+def test_no_node_can_be_removed_after_the_batch_host_has_died(healthy: Cluster) -> None:
     job = Job(healthy, BEATING, *NO_KILL).started()
     shrink = ("scontrol", "update", f"jobid={job.id}")
     healthy.exec(LOGIN, *shrink, "nodelist=n[0-2]", user="alice")
@@ -98,7 +98,7 @@ def test_no_node_can_be_let_go_of_once_the_batch_host_is_dead(healthy: Cluster) 
     assert (job.state, job.field("NodeList")) == ("RUNNING", "n1")
 
 
-def test_a_live_batch_host_cannot_be_let_go_of(healthy: Cluster) -> None:
+def test_a_live_batch_host_cannot_be_removed(healthy: Cluster) -> None:
     job = Job(healthy, BEATING, *NO_KILL).started()
     refused = healthy.exec(
         *(LOGIN, "scontrol", "update", f"jobid={job.id}", "nodelist=n[1-3]"), user="alice", check=False
@@ -114,7 +114,7 @@ def test_drain_stays_when_a_downed_node_registers_again(healthy: Cluster) -> Non
 
 
 def test_a_partitioned_batch_host_comes_back_and_the_job_runs_on(healthy: Cluster) -> None:
-    """Taken from the job while it was cut off; then slurmctld and every slurmd are restarted."""
+    """The node was removed from the job during the partition. Then slurmctld and every slurmd restart."""
     job = Job(healthy, BEATING, *NO_KILL).started()
     healthy.partition("n0")
     drain_and_down(healthy, "n0")
@@ -123,7 +123,7 @@ def test_a_partitioned_batch_host_comes_back_and_the_job_runs_on(healthy: Cluste
     healthy.restart_slurmctld()
     for node in healthy.nodes:
         healthy.restart_slurmd(node)
-    # The batch script lives until that slurmd registers, which it may have done before its restart.
+    # The batch script lives until that slurmd registers, which may have happened before the restart.
     told = f"grep 'Registered JobId={job.id} .* on wrong node n0' /var/log/muster/slurmctld.log || true"
     wait_until(
         lambda: healthy.sh(CONTROLLER, told), 15, "slurmctld sees the batch step on a node that is not the job's"
@@ -151,7 +151,7 @@ def test_the_end_of_a_batch_script_on_a_former_batch_host_ends_the_job(healthy: 
 
 @pytest.fixture
 def other_settings(healthy: Cluster) -> Iterator[Cluster]:
-    """The cluster, whose Slurm settings a test may change; they are put back afterwards."""
+    """The cluster with Slurm settings that a test may change. They are restored afterwards."""
     spec = healthy.spec
     yield healthy
     healthy.reconfigure(spec)
@@ -159,7 +159,7 @@ def other_settings(healthy: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def impatient(other_settings: Cluster) -> Cluster:
-    """A cluster that misses a batch script 5 s after its job's start; by default it is 20 s.
+    """A cluster that notices a missing batch script 5 s after the job's start; the default is 20 s.
 
     Slurm adds the message timeout (10 s) to BatchStartTimeout (10 s).
     """
@@ -209,7 +209,7 @@ def test_a_former_batch_host_that_is_merged_back_requeues_the_job(impatient: Clu
 
 
 def test_a_job_whose_batch_host_died_is_ended_with_its_exit_code(healthy: Cluster) -> None:
-    """Nobody else reports its end: without that call it stays RUNNING for ever."""
+    """Nobody else reports the job's end. Without this call the job stays RUNNING for ever."""
     good = Job(healthy, "srun --no-kill sleep 2", "-wn[0-3]", "-N4", "--no-kill")
     bad = Job(healthy, "srun --no-kill sleep 2", "-wn[4-7]", "-N4", "--no-kill")
     after_good = Job(healthy, "true", "-N1", f"--dependency=afterok:{good.id}")
@@ -249,7 +249,7 @@ def test_an_expedited_requeue_restarts_at_once_on_a_spare_node(healthy: Cluster)
     lost = healthy.sh(CONTROLLER, f"scontrol show hostnames {job.field('NodeList')}").split()[2]
     healthy.power_off(lost)
     drain_and_down(healthy, lost)
-    # Far sooner than a requeue by itself would begin it anew (two minutes).
+    # Much sooner than a plain requeue would start the job (two minutes).
     wait_until(lambda: (job.field("Restarts"), job.state) == ("1", "RUNNING"), 20, "it runs again")
 
 

@@ -1,4 +1,4 @@
-"""A standby coordinator on a second management node takes over; who was replaced acts no more."""
+"""A standby coordinator on a second management node takes over. The old leader stops acting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUCKETS = (*SLOW_STEPS, "--bucket-cap-mb", "0.05")
 
 @pytest.fixture
 def pair() -> Iterator[Cluster]:
-    """A cluster of its own: two management nodes, five nodes."""
+    """A new cluster with two management nodes and five compute nodes."""
     with Cluster.up(ClusterSpec(nodes=5, standby=True)) as cluster:
         yield cluster
 
@@ -28,7 +28,7 @@ def pid(cluster: Cluster, host: str) -> str:
 
 
 def terms(cluster: Cluster, host: str) -> list[str]:
-    """The terms under which the coordinator of that host has served, oldest first."""
+    """The terms in which the coordinator of that host was the leader, oldest first."""
     return cluster.sh(host, f"sed -n 's/.*listens on port .* term //p' /var/log/muster/{COORDINATOR}.log").split()
 
 
@@ -37,29 +37,29 @@ def wait_served(cluster: Cluster, host: str, term: str) -> None:
     wait_until(lambda: cluster.exec(LOGIN, "muster", "nodes", check=False).rc == 0, 10, "commands find it")
 
 
-def test_a_standby_takes_over_and_who_was_replaced_acts_no_more(pair: Cluster) -> None:
+def test_a_standby_takes_over_and_the_old_leader_stops_acting(pair: Cluster) -> None:
     with Training(pair, TrainingSpec("pair", nodes=3, spares=2, arguments=BUCKETS)) as training:
         training.submit()
         training.wait_step(10)
         assert (terms(pair, CONTROLLER), terms(pair, STANDBY)) == (["1"], [])
-        # The one that serves stands still in the middle of a recovery: the other one completes it.
+        # The leader is frozen in the middle of a recovery. The standby completes the recovery.
         frozen, dead = pid(pair, CONTROLLER), training.node_of(1)
         pair.crash(dead)
         pair.freeze_service(CONTROLLER, COORDINATOR)
         wait_served(pair, STANDBY, "2")
         assert training.wait_recovered(2)["nodes_out"] == [dead]
-        # Whoever was replaced dies before it does anything else, and stands by.
+        # The old leader exits before it does anything else. Its restarted process is the standby.
         pair.thaw_service(CONTROLLER, COORDINATOR)
         wait_until(lambda: pid(pair, CONTROLLER) not in ("", frozen), 10, f"{CONTROLLER}'s coordinator is started anew")
         assert terms(pair, CONTROLLER) == ["1"]
-        # And takes over in its turn where the other one is killed.
+        # The new standby takes over when the new leader is killed.
         unfit = training.node_of(2)
         pair.kill_coordinator(STANDBY)
         pair.kmsg(unfit, FATAL_XID_LINE)
         wait_served(pair, CONTROLLER, "3")
         assert training.wait_recovered(3)["nodes_out"] == [unfit]
         wait_until(lambda: "Xid 79" in pair.sh(CONTROLLER, f"scontrol show node {unfit}"), 10, f"{unfit} is drained")
-        # One that is told to stop gives the lease back: nothing is waited for.
+        # A leader that is stopped releases the lease, so the standby does not wait.
         pair.start_service(STANDBY, COORDINATOR)
         wait_until(lambda: pid(pair, STANDBY) != "", 10, f"{STANDBY}'s coordinator is started")
         pair.stop_service(CONTROLLER, COORDINATOR, "TERM")

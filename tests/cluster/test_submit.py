@@ -1,4 +1,4 @@
-"""What a user does on a login node: submit, look, read, cancel; and what they are told when something is missing."""
+"""A user on a login node submits, watches, reads and cancels jobs, and gets clear errors if something is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOR_EVER = ["sh", "-c", "echo rank $RANK is here; exec sleep 600"]
 
 
 def lay_out(cluster: Cluster, name: str, command: list[str], more: str = "") -> str:
-    """A job.toml on the shared folder; its path there."""
+    """Writes a job.toml to the shared folder. Returns its path there."""
     text = TOML.format(name=name, command=json.dumps(command), more=more)
     path = f"/shared/{name}/job.toml"
     cluster.sh(
@@ -37,17 +37,17 @@ def lay_out(cluster: Cluster, name: str, command: list[str], more: str = "") -> 
 
 
 def muster(cluster: Cluster, *words: str, user: str = "alice", check: bool = True) -> Outcome:
-    """One command on the login node, to its end."""
+    """Runs one command on the login node to its end."""
     return cluster.exec(LOGIN, "muster", *words, user=user, check=check)
 
 
 def submit(cluster: Cluster, *words: str) -> str:
-    """Submits; the job's id."""
+    """Submits the job. Returns its id."""
     return muster(cluster, "submit", *words).stdout.strip()
 
 
 def slurm_state(cluster: Cluster, job: str) -> str:
-    """Slurm's word for how the job stands, after COMPLETING."""
+    """Slurm's state of the job, after COMPLETING."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         shown = cluster.sh(LOGIN, f"scontrol show job {job} -o")
@@ -59,7 +59,7 @@ def slurm_state(cluster: Cluster, job: str) -> str:
 
 
 def nodes_of(cluster: Cluster, job: str, user: str) -> list[str]:
-    """The nodes that the roll call of `user` shows with the job."""
+    """The nodes that `muster nodes` shows to `user` with the job."""
     rows = [json.loads(line) for line in muster(cluster, "nodes", "--json", user=user).stdout.splitlines()]
     assert all(row["verdict"] == "FIT" and row["leaf"] == cluster.spec.leaf_of(row["node"]) for row in rows)
     return [row["node"] for row in rows if int(job) in row["slurm_job_ids"]]
@@ -82,7 +82,7 @@ def test_the_scripts_exit_code_becomes_the_jobs(healthy: Cluster) -> None:
     followed = muster(healthy, "status", "-f", job, check=False)
     assert followed.rc == 93
     assert slurm_state(healthy, job) == "FAILED"
-    # Whichever rank exits first; the other may never have been started.
+    # The exit code is that of the rank that exits first. The other rank may never have started.
     assert "cannot go on" in muster(healthy, "logs", job).stdout
 
 
@@ -97,13 +97,13 @@ def test_cancel_leaves_nothing_behind(healthy: Cluster) -> None:
         assert "sleep 600" not in healthy.sh(node, "ps -eo args")
 
 
-def test_another_user_may_neither_look_nor_cancel(healthy: Cluster) -> None:
+def test_another_user_may_neither_see_nor_cancel_the_job(healthy: Cluster) -> None:
     job = submit(healthy, lay_out(healthy, "mine", FOR_EVER))
     for command in ("status", "cancel"):
         refused = muster(healthy, command, job, user="bob", check=False)
         assert refused.rc == 77
         assert "belongs to uid" in refused.stderr
-    wait_until(lambda: len(nodes_of(healthy, job, "alice")) == 3, 20, "the owner sees the job's nodes in the roll call")
+    wait_until(lambda: len(nodes_of(healthy, job, "alice")) == 3, 20, "the owner sees the job's nodes")
     assert nodes_of(healthy, job, "bob") == []
     muster(healthy, "cancel", job)
 

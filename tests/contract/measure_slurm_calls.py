@@ -1,8 +1,8 @@
-"""Measures what each call of the Slurm client costs, on a machine of the cluster, as root or the Slurm user.
+"""Measures each call of the Slurm client, on a host of the cluster, as root or the Slurm user.
 
     measure_slurm_calls.py BACKEND USER [ROUNDS]
 
-Prints a JSON object: the median milliseconds of each call. It submits a job for each round and ends it.
+Prints a JSON object: the median milliseconds of each call. Each round submits a job and ends it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Meter:
 
 
 async def started(world: RealWorld, *options: str) -> Job:
-    """A job on three nodes, once it runs."""
+    """A running job on three nodes."""
     id = await world.start(["-N3", "--no-kill", "--requeue", *options])
     while True:
         answer = await world.slurm.jobs([id])

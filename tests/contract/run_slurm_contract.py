@@ -1,12 +1,12 @@
-"""Runs the Slurm contract against a real backend, on a machine of the cluster, as root or the Slurm user.
+"""Runs the Slurm contract with a real backend, on a host of the cluster, as root or the Slurm user.
 
     run_slurm_contract.py BACKEND USER [CHECK ...]     BACKEND: cli or pyslurm
 
-Prints one JSON line a check: {"check", "ok", "seconds", "error"}; exits with the number that failed. What
-it can't do from inside the cluster it asks for: it prints {"please": "power_off" or "power_on", "node":
-NAME} and waits for a line on stdin that says "done". USER is the ordinary user whose jobs these are. It
-never sleeps on the event loop: while slurmctld is silent, the longest time for which the loop stood still
-is measured and reported as a check of its own.
+Prints one JSON line for each check: {"check", "ok", "seconds", "error"}. The exit status is the number of failed
+checks. A program outside the cluster must do what this one cannot: this program prints {"please": "power_off" or
+"power_on", "node": NAME}, and waits for the line "done" on stdin. USER is the ordinary user who owns the jobs. The
+checks never block the event loop: while slurmctld is silent, the longest pause of the loop is measured and reported as
+a check.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def contract() -> ModuleType:
 
 
 class RealWorld:
-    """The cluster that this machine belongs to."""
+    """The cluster that this host belongs to."""
 
     def __init__(self, slurm: Slurm, user: str) -> None:
         self.slurm = slurm
@@ -71,7 +71,7 @@ class RealWorld:
             os.kill(pid, signal.SIGSTOP if silent else signal.SIGCONT)
 
     async def clean(self) -> None:
-        """No job left, every node idle."""
+        """Ends all jobs, and waits until every node is idle."""
         jobs = await self._cli.jobs(timeout_s=20)
         assert not isinstance(jobs, Unknown), jobs
         for id, job in jobs.items():
@@ -94,7 +94,7 @@ class RealWorld:
 
 
 async def please(what: str, node: str) -> None:
-    """Asks whoever runs this, outside, to do `what` to `node`."""
+    """Asks the program outside to do `what` to `node`."""
     print(json.dumps({"please": what, "node": node}), flush=True)
     answer = await asyncio.to_thread(sys.stdin.readline)
     assert answer.strip() == "done", f"{what} {node}: {answer!r}"
@@ -105,7 +105,7 @@ def idle(node: Node) -> bool:
 
 
 def controllers() -> list[int]:
-    """The processes of slurmctld on this machine."""
+    """The slurmctld processes on this host."""
     found = []
     for words in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -119,7 +119,7 @@ def controllers() -> list[int]:
 
 
 class Stalls:
-    """Measures the longest time for which the event loop did not get to its timers."""
+    """Measures the longest time in which the event loop did not run."""
 
     def __init__(self) -> None:
         self.longest = 0.0

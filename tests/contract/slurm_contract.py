@@ -1,9 +1,8 @@
-"""What every implementation of the Protocol `Slurm` promises, as checks that take a `World`.
+"""The promises of every implementation of the Protocol `Slurm`, as checks that take a `World`.
 
-The same functions run against the fake (tests/unit/test_slurm_client_contract.py) and, inside the cluster,
-against the command-line and the pyslurm backend (run_slurm_contract.py). A check leaves jobs and node
-states behind; its world's `clean` removes them. A cluster of four nodes or more, all idle, with a tree of
-switches, is needed.
+The same functions run with the fake (tests/unit/test_slurm_client_contract.py) and, inside the cluster, with the
+command-line backend and the pyslurm backend (run_slurm_contract.py). A check leaves jobs and node states behind; the
+world's `clean` removes them. The checks need a cluster with at least four idle nodes and a tree of switches.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ REASON = 'muster: Xid 79 (GPU fell off the bus) on gpu 3; "see" events = 7'
 
 
 class World(Protocol):
-    """A Slurm client together with the hands that start jobs and let time pass."""
+    """A Slurm client, and the means to start jobs, to power nodes off, and to wait."""
 
     slurm: Slurm
 
     async def start(self, options: Sequence[str] = (), *, ends_with: int | None = None) -> int:
-        """Submits a job as an ordinary user. It runs until it is ended, or returns `ends_with` at once."""
+        """Submits a job as an ordinary user. The job runs until it is ended, or returns `ends_with` at once."""
         ...
 
     async def wait(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Waits."""
         ...
 
     async def lose(self, node: str) -> None:
-        """Cuts the power of `node`: nothing on it says goodbye."""
+        """Cuts the power of `node`: no connection on it is closed."""
         ...
 
     def silence(self, silent: bool) -> None:
-        """slurmctld stops answering (a paused process), or answers again."""
+        """Makes slurmctld stop answering (a paused process), or answer again."""
         ...
 
 
@@ -49,7 +48,7 @@ _Refused = TypeVar("_Refused", bound=SlurmRefused)
 
 
 async def refusal(call: Awaitable[None], kind: type[_Refused]) -> _Refused:
-    """The refusal of that kind that `call` meets."""
+    """The error of type `kind` that `call` raises."""
     try:
         await call
     except kind as error:
@@ -76,7 +75,7 @@ async def node_of(world: World, name: str) -> Node:
 async def _eventually(
     world: World, look: Callable[[], Awaitable[_Seen]], what: Callable[[_Seen], bool], seconds: float = 60
 ) -> _Seen:
-    """What `look` gives once `what` holds of it."""
+    """Polls `look` until `what` holds for its result, and returns the result."""
     for _ in range(int(seconds / 0.1)):
         if what(seen := await look()):
             return seen
@@ -85,12 +84,12 @@ async def _eventually(
 
 
 async def registered(world: World, name: str) -> Node:
-    """The node once it has said when it booted."""
+    """The node after it has registered, with its boot time."""
     return await _eventually(world, lambda: node_of(world, name), lambda node: node.boot_time is not None)
 
 
 async def until(world: World, id: int, what: Callable[[Job], bool], seconds: float = 60) -> Job:
-    """The job once `what` holds of it."""
+    """The job as soon as `what` holds."""
     return await _eventually(world, lambda: job_of(world, id), what, seconds)
 
 
@@ -109,7 +108,7 @@ async def nodes_are_all_shown(world: World) -> None:
         assert node.address
         assert NodeState.IDLE in node.states
         assert not node.unrecognised
-        # Known once the node has registered, which may come after it was put back into service.
+        # Known after the node has registered, which may happen after the node is back in service.
         await registered(world, name)
 
 
@@ -226,13 +225,13 @@ async def drain_and_resume(world: World) -> None:
 async def down_takes_the_node_out_at_once(world: World) -> None:
     job = await running(world, "-N3", "--no-kill")
     lost = job.nodes[1]
-    await world.lose(lost)  # under ReturnToService=2 a slurmd that lives takes DOWN off within a second
+    await world.lose(lost)  # under ReturnToService=2 a running slurmd clears DOWN within a second
     await world.slurm.down(lost, REASON)
     after = await job_of(world, job.id)
     assert after.state is JobState.RUNNING
     assert after.nodes == (job.nodes[0], job.nodes[2])
     assert (await node_of(world, lost)).drained
-    # The second time it surely stays: the first may be undone by an answer to a ping from before the loss.
+    # The second DOWN is final. The first one may be undone by an answer to a ping that was sent before the loss.
     await world.slurm.down(lost, REASON)
     found = await node_of(world, lost)
     assert found.down
@@ -247,7 +246,7 @@ async def down_kills_a_job_that_did_not_ask_to_live(world: World) -> None:
     assert after.state is JobState.NODE_FAIL
 
 
-async def let_go_of_a_node(world: World) -> None:
+async def a_node_is_removed(world: World) -> None:
     job = await running(world, "-N3", "--no-kill")
     await world.slurm.remove_node(job.id, job.nodes[1])
     after = await job_of(world, job.id)
@@ -257,7 +256,7 @@ async def let_go_of_a_node(world: World) -> None:
     assert (await job_of(world, job.id)).nodes == after.nodes
 
 
-async def the_batch_host_is_not_let_go(world: World) -> None:
+async def the_batch_host_is_not_removed(world: World) -> None:
     job = await running(world, "-N2", "--no-kill")
     refused = await refusal(world.slurm.remove_node(job.id, job.batch_host), BatchHostRefused)
     assert "batch host" in refused.message
@@ -276,7 +275,7 @@ async def a_job_whose_batch_host_died_ends_with_its_code(world: World) -> None:
     await refusal(world.slurm.remove_node(job.id, after.nodes[1]), BatchHostRefused)
     assert (await job_of(world, next_id)).state is JobState.PENDING
     await world.slurm.complete_job(job.id, 0)
-    # COMPLETING lasts 12 s: the steps' daemons report to that of the dead node first.
+    # COMPLETING lasts 12 s: the slurmstepd processes first report to the one of the dead node.
     ended = await until(world, job.id, lambda job: job.final)
     assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0)
     await until(world, next_id, lambda job: job.running)
@@ -354,7 +353,7 @@ async def cancel_ends_a_job(world: World) -> None:
 
 async def a_signal_does_not_end_a_job(world: World) -> None:
     job = await running(world, "-N1")
-    await world.slurm.cancel(job.id, 23)  # SIGURG: ignored unless asked for
+    await world.slurm.cancel(job.id, 23)  # SIGURG: a process without a handler ignores it
     assert (await job_of(world, job.id)).running
     await world.slurm.cancel(NO_SUCH_JOB, 23)
 
@@ -411,8 +410,8 @@ CHECKS: tuple[Check, ...] = (
     drain_and_resume,
     down_takes_the_node_out_at_once,
     down_kills_a_job_that_did_not_ask_to_live,
-    let_go_of_a_node,
-    the_batch_host_is_not_let_go,
+    a_node_is_removed,
+    the_batch_host_is_not_removed,
     a_job_whose_batch_host_died_ends_with_its_code,
     complete_with_a_code,
     requeue_elsewhere_and_once,

@@ -1,4 +1,4 @@
-"""The image's recipe: what is digested is what is installed."""
+"""The image's recipe: the digest covers exactly what is installed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_coordinators_requirements_are_in_the_image() -> None:
     assert any(line.startswith("sqlite-utils") for line in requirements())
 
 
-def test_the_demo_waits_for_nothing_that_only_the_tests_need() -> None:
+def test_the_demo_needs_no_layer_of_the_tests() -> None:
     demo, tests = Recipe(for_tests=False), Recipe()
     assert demo.base_image == tests.base_image
     assert not {name for name in TEST_REQUIREMENTS if any(line.startswith(name) for line in requirements())}

@@ -1,4 +1,4 @@
-"""Ctrl-C waits for what must not be cut short."""
+"""Ctrl-C is deferred during an operation that must not be cut short."""
 
 import signal
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def _interrupted(done: list[str], error: Exception | None = None) -> None:
             raise error
 
 
-def test_an_interrupt_waits_for_the_end_of_what_is_under_way() -> None:
+def test_an_interrupt_waits_for_the_end_of_the_operation() -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         _interrupted(done)
@@ -40,7 +40,7 @@ def test_an_error_is_not_lost_in_an_interrupt() -> None:
     assert caught.value.__context__ is error
 
 
-def test_without_an_interrupt_nothing_comes_of_it() -> None:
+def test_without_an_interrupt_nothing_happens() -> None:
     with deferred_interrupts():
         done = True
     assert done

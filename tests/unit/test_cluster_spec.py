@@ -1,4 +1,4 @@
-"""The cluster's shape and the files that follow from it."""
+"""The shape of a cluster, and the files that result."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_name_that_containers_cannot_carry_is_refused(name: str) -> None:
         check_name(name)
 
 
-def test_an_owner_is_gone_when_its_pid_is_free_or_belongs_to_another_process() -> None:
+def test_an_owner_has_exited_when_its_pid_is_free_or_belongs_to_another_process() -> None:
     mine = owner_of_this_process()
     pid = mine.split("-")[0]
     assert not owner_has_exited(mine)
@@ -89,6 +89,6 @@ def test_waiting_returns_the_first_true_answer() -> None:
     assert wait_until(lambda: next(answers), 5, "a yes", every=0) == "yes"
 
 
-def test_waiting_in_vain_names_what_was_waited_for_and_the_last_answer() -> None:
+def test_a_timeout_names_the_condition_and_the_last_answer() -> None:
     with pytest.raises(WaitTimeout, match=r"not within 0 s: the moon rises \(last answer: 0\)"):
         wait_until(lambda: 0, 0, "the moon rises", every=0)

@@ -1,4 +1,4 @@
-"""The commands against a real coordinator on loopback, with Slurm in memory."""
+"""The commands with a real coordinator on loopback and an in-memory Slurm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ run_dir = "{run_dir}"
 
 @pytest_asyncio.fixture
 async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    """Three nodes, on which a job of this user runs already; a coordinator."""
+    """A coordinator and three nodes, on which a job of this user runs."""
     made = ScriptedWorld.create(tmp_path)
     await made.start_coordinator()
     yield made
@@ -45,33 +45,33 @@ async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
 
 
 def words(world: ScriptedWorld, *command: str) -> list[str]:
-    """A command line that leads to `world`."""
+    """A command line for the coordinator of `world`."""
     at = world.address if world.coordinator else "127.0.0.1:1"
     return [command[0], "--coordinator", at, "--auth", f"secret:{world.folder.parent}/secret", *command[1:]]
 
 
 async def muster(world: ScriptedWorld, *command: str) -> int:
-    """One command, to its end."""
+    """Runs one command to its end."""
     options = parser().parse_args(words(world, *command))
     return int(await options.row.run(options))
 
 
 def job_file(folder: Path, top: str = "") -> Path:
-    """A job.toml whose run folder is in `folder`; `top`: a line more."""
+    """A job.toml whose run folder is in `folder`. `top` is an additional line."""
     path = folder / "job.toml"
     path.write_text(top + SPEC.format(run_dir=folder / "run"))
     return path
 
 
 async def queue(world: ScriptedWorld, folder: Path, *more: str, slurm: FakeSlurm | None = None, top: str = "") -> int:
-    """`muster submit`, with the Slurm of `world`."""
+    """Runs `muster submit` with the Slurm of `world`."""
     options = parser().parse_args(words(world, "submit", *more, str(job_file(folder, top))))
     submission = prepare(options, Site.load(coordinator=options.coordinator, auth=options.auth))
     return await submit(submission, render(submission), options, slurm or world.slurm)
 
 
 def outputs(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """What was written to standard output and to standard error since the last look."""
+    """The new output on stdout and stderr."""
     seen = capsys.readouterr()
     return seen.out, seen.err
 
@@ -91,7 +91,7 @@ async def test_submit_queues_and_registers(
     assert (tmp_path / "run" / f"{gang.id}.sbatch").exists()
 
 
-async def test_a_job_that_another_one_submits_begins_with_no_restarts(
+async def test_a_job_submitted_by_another_job_starts_with_restart_count_zero(
     world: ScriptedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environs: list[Mapping[str, str] | None] = []
@@ -110,7 +110,7 @@ async def test_a_job_that_another_one_submits_begins_with_no_restarts(
     assert environ["OF_THE_USER"] == "kept"
 
 
-async def test_submit_tells_scripts_all(
+async def test_submit_prints_json_for_scripts(
     world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = await queue(world, tmp_path, "--json")
@@ -130,7 +130,7 @@ async def test_without_a_coordinator_nothing_is_queued(world: ScriptedWorld, tmp
     assert not (tmp_path / "run").exists()
 
 
-async def test_force_queues_all_the_same(
+async def test_force_queues_without_a_coordinator(
     world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await world.stop_coordinator()
@@ -157,13 +157,13 @@ async def test_a_run_folder_that_cannot_be_made(world: ScriptedWorld, tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["in the way", "in the way/ck"])
-async def test_a_durable_folder_that_can_not_be(world: ScriptedWorld, tmp_path: Path, place: str) -> None:
+async def test_an_impossible_durable_folder_is_refused(world: ScriptedWorld, tmp_path: Path, place: str) -> None:
     (tmp_path / "in the way").touch()
     with pytest.raises(WrongInput, match=r"durable_dir = .* is not a folder"):
         await queue(world, tmp_path, top=f'durable_dir = "{tmp_path / place}"\n')
 
 
-async def test_a_number_that_no_job_has_is_not_known(world: ScriptedWorld) -> None:
+async def test_an_impossible_job_id_is_unknown(world: ScriptedWorld) -> None:
     with pytest.raises(WrongInput, match="99999999999999"):
         await muster(world, "status", "99999999999999")
 
@@ -174,7 +174,7 @@ async def test_a_missing_secret_is_the_sites_fault(world: ScriptedWorld, tmp_pat
         await muster(world, "nodes")
 
 
-async def test_dry_run_prints_the_script_and_asks_nobody(
+async def test_dry_run_prints_the_script_and_calls_nobody(
     world: ScriptedWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await world.stop_coordinator()
@@ -210,7 +210,9 @@ async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytes
     assert status != 0
 
 
-async def test_following_outlives_the_coordinator(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_following_survives_a_restart_of_the_coordinator(
+    world: ScriptedWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
     await world.start_agents(NODES)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
     seen: asyncio.Queue[str] = asyncio.Queue()
@@ -314,7 +316,7 @@ async def test_stacks_of_every_generation_are_shown_on_request(
     assert outputs(capsys)[0] == "g1 rank 0: in train\n"
 
 
-async def test_a_job_that_nobody_knows(world: ScriptedWorld) -> None:
+async def test_an_unknown_job(world: ScriptedWorld) -> None:
     with pytest.raises(WrongInput, match="Slurm job 4711 is not known to Muster"):
         await muster(world, "status", "4711")
 
@@ -328,9 +330,7 @@ async def test_nodes_before_any_daemon(world: ScriptedWorld, capsys: pytest.Capt
     assert err == "nodes without musterd are not listed: slurmctld is away\n"
 
 
-async def test_nodes_that_no_daemon_was_ever_heard_from(
-    world: ScriptedWorld, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_nodes_without_a_daemon_are_listed(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.coordinator
     world.cluster.topology = Topology({"n1": "s0", "n3": "s1"})
     await world.send_signal("n2", 79)
@@ -345,7 +345,7 @@ async def test_nodes_that_no_daemon_was_ever_heard_from(
     assert table[3][:5] == ["n3", "UNHEARD", "away", "never", "s1"]
 
 
-def test_a_roll_call_in_columns() -> None:
+def test_nodes_are_listed_in_columns() -> None:
     nodes = [
         NodeView(node="n1", verdict="FIT", heard_s_ago=-1.0, leaf="s0", slurm_job_ids=[4, 5]),
         NodeView(node="node10", verdict="LOST", heard_s_ago=61.25, musterd_attached=True, reason="power"),
@@ -379,7 +379,7 @@ def test_every_command_is_in_the_table_once() -> None:
     assert all(command.help for command in COMMANDS)
 
 
-async def test_without_slurm_the_next_step_is_told(
+async def test_without_slurm_the_error_names_the_next_step(
     world: ScriptedWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""`muster run --local`: which fault is due and what it hits; and whole runs of a script without PyTorch."""
+"""`muster run --local`: which faults are due, their targets, and whole runs of a script without PyTorch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_faults_as_written(text: str, fault: Fault) -> None:
         ("kill-node@step=3,rank=1", "kill-node accepts node, step, time, not rank"),
     ],
 )
-def test_a_fault_that_makes_no_sense(text: str, words: str) -> None:
+def test_an_invalid_fault_is_refused(text: str, words: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as refused:
         parse_fault(text)
     assert words in str(refused.value)
@@ -71,7 +71,7 @@ def test_a_fault_is_due_when_its_step_is_finished_and_the_gang_runs() -> None:
     assert (hit.node, hit.rank) == ("n1", 3)
 
 
-def test_a_fault_that_never_was_due_is_named() -> None:
+def test_a_fault_that_was_never_due_is_reported() -> None:
     assert (
         describe_missed(Fault(Kind.KILL_NODE, 10), 7)
         == "kill-node@step=10 was not injected: the gang ended after 7 reported steps"
@@ -92,7 +92,7 @@ def test_a_spare_can_be_hit() -> None:
     assert hit.node == "n9"
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_a_target_that_does_not_exist_is_refused() -> None:
     with pytest.raises(WrongInput, match="no node n3; nodes are n0 to n2"):
         check_faults([Fault(Kind.KILL_NODE, 1, node="n3")], nodes=3, ranks=2)
     with pytest.raises(WrongInput, match="no rank 2; ranks are 0 to 1"):
@@ -103,7 +103,7 @@ def test_what_is_not_there_is_refused() -> None:
 
 
 class Run:
-    """`muster run --local` of a shell script, as a user starts it."""
+    """`muster run --local` with a shell script, started as a user starts it."""
 
     def __init__(self, folder: Path, script: str, *options: str) -> None:
         self.mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
@@ -119,12 +119,12 @@ class Run:
         )
 
     def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
-        """Exit status, standard output and error."""
+        """Exit status, standard output and standard error."""
         out, err = self.popen.communicate(timeout=seconds)
         return self.popen.returncode, out, err
 
     def until(self, words: str) -> None:
-        """Wait for a line on standard output that holds `words`."""
+        """Waits for a line with `words` on standard output."""
         assert self.popen.stdout
         assert self.popen.stderr
         for line in self.popen.stdout:
@@ -133,7 +133,7 @@ class Run:
         raise AssertionError(f"ended without {words!r}: {self.popen.stderr.read()}")
 
     def left(self, seconds: float = 5.0) -> list[str]:
-        """Processes of this run that are still there after `seconds`: every one has its mark in the environment."""
+        """The processes of this run that still exist after `seconds`. Each has a mark in its environment."""
         deadline = time.monotonic() + seconds
         while (found := self._marked()) and time.monotonic() < deadline:
             os.sched_yield()
@@ -152,7 +152,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def _no_orphans_of_ours() -> None:
-    """Where a test fails half-way, what it started is still found by the guard."""
+    """If a test fails halfway, the guard still ends its processes."""
     process_tree.adopt_orphans()
 
 
@@ -195,7 +195,7 @@ def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-def test_the_scripts_failure_is_the_runs(tmp_path: Path) -> None:
+def test_the_exit_code_of_the_script_is_the_exit_code_of_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path, "echo cannot go on >&2; exit 7", "--run-dir", str(tmp_path / "kept"))
     status, _, err = run.end()
     assert status != 0
@@ -206,7 +206,7 @@ def test_the_scripts_failure_is_the_runs(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-async def test_the_coordinators_port_is_kept_for_it(tmp_path: Path) -> None:
+async def test_the_coordinators_port_is_reserved(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, JobSpec(), "gang")
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", int(cluster.address.rpartition(":")[2])))

@@ -1,4 +1,4 @@
-"""The sbatch script, whole, against golden files. MUSTER_GOLDEN=write makes them anew; read the diff."""
+"""The whole sbatch script, compared with golden files. MUSTER_GOLDEN=write writes them again; read the diff."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ options = ["--nice=10", "--mail-type=END"]
 
 
 def submission(text: str, *options: str) -> Submission:
-    """What `muster submit` would make of `text`, but for the random part of the gang's id."""
+    """The result of `muster submit` for `text`, with a fixed gang id."""
     job = parse(text, "job.toml")
     spec = job.to_proto(work_dir="/home/alice")
     return Submission(job, spec, f"{job.name}-0011aabb", "ctl:7070", options)
@@ -75,7 +75,7 @@ def test_a_shell_hands_the_spec_to_the_agent_unchanged(text: str, tmp_path: Path
     assert json_format.Parse(spec, JobSpec()) == given.spec
 
 
-def test_slurm_reads_what_was_meant() -> None:
+def test_slurm_reads_the_options_as_intended() -> None:
     request = read_request(render(submission(RICH, "--comment", "from the command line")), [], "/")
     assert (request.nodes, request.name, request.no_kill, request.requeue) == (8, "rich", True, False)
     assert (request.comment, request.time_limit_s) == ("from the command line", 60 * 3600)
@@ -87,7 +87,7 @@ def test_an_option_that_contradicts_the_spec_is_refused(option: str) -> None:
         render(submission(PLAIN, option))
 
 
-def test_without_an_address_the_nodes_own_settings_hold() -> None:
+def test_without_an_address_nodes_use_their_own_settings() -> None:
     given = submission(PLAIN)
     script = render(Submission(given.job, given.spec, given.gang, ""))
     assert "MUSTER_COORDINATOR" not in script
@@ -105,7 +105,5 @@ def test_without_an_address_the_nodes_own_settings_hold() -> None:
         (("--gpus-per-node=2", "-p", "big"), ["--account=physics", "--mem=400G", "--gres=gpu:4", "--gpus-per-node=2"]),
     ],
 )
-def test_what_a_single_node_is_asked_for_goes_to_nodes_of_the_pool_too(
-    options: tuple[str, ...], found: list[str]
-) -> None:
+def test_pool_nodes_get_the_options_of_a_single_node(options: tuple[str, ...], found: list[str]) -> None:
     assert node_options(parse(RICH, "job.toml"), options) == found

@@ -1,4 +1,4 @@
-"""job.toml: what is taken, what is filled in, and how each kind of mistake is refused."""
+"""job.toml: valid values, defaults, and the error message for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer" 
 
 
 def refusal(text: str) -> str:
-    """What is said of `text`."""
+    """The error message for `text`."""
     with pytest.raises(WrongInput) as refused:
         parse(text, "job.toml")
     return refused.value.message
@@ -114,7 +114,7 @@ def test_every_key_is_in_the_reference() -> None:
         ("name", "job.toml is not TOML"),
     ],
 )
-def test_a_mistake_is_named_with_what_would_be_right(line: str, words: str) -> None:
+def test_a_mistake_is_named_with_its_correction(line: str, words: str) -> None:
     assert words in refusal(f"{LEAST}{line}\n")
 
 
@@ -134,7 +134,7 @@ def test_a_key_that_must_be_there_is_checked(old: str, new: str, words: str) -> 
     assert words in refusal(LEAST.replace(old, new))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     words = refusal(LEAST + "spares = -1\nmax_failures = 0\n")
     assert "spares" in words
     assert "max_failures" in words

@@ -1,4 +1,4 @@
-"""The command-line backend over commands of our own in a folder, as flux-core tests its Slurm seam."""
+"""The command-line backend, with scripts in place of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NODE = {
 
 
 class Commands:
-    """A folder of commands. Each appends its arguments to `said`, then does what its script says."""
+    """A folder of scripts. Each script appends its arguments to the file `said`, then does what the test defines."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,7 +112,7 @@ async def test_one_job_that_slurm_does_not_have(commands: Commands, slurm: CliSl
         "true",
     ],
 )
-async def test_no_answer_is_unknown_and_never_gone(commands: Commands, slurm: CliSlurm, script: str) -> None:
+async def test_no_answer_is_unknown_and_not_gone(commands: Commands, slurm: CliSlurm, script: str) -> None:
     commands.have("squeue", script)
     assert isinstance(await slurm.jobs([999]), Unknown)
 
@@ -125,7 +125,7 @@ async def test_a_slurm_that_is_not_installed_is_unknown(slurm: CliSlurm) -> None
         await slurm.drain("n1", "why")
 
 
-async def test_a_hanging_command_ends_with_its_deadline(commands: Commands, slurm: CliSlurm) -> None:
+async def test_a_hanging_command_ends_at_its_timeout(commands: Commands, slurm: CliSlurm) -> None:
     commands.have("scontrol", "echo $$ >$0.pid; sleep 100000 & sleep 100000")
     assert isinstance(await slurm.nodes(timeout_s=0.2), Unknown)
     with pytest.raises(SlurmTimeout):
@@ -136,7 +136,7 @@ async def test_a_hanging_command_ends_with_its_deadline(commands: Commands, slur
 
 
 def process_group(process: Path) -> int | None:
-    """The process group of a process that runs; None for one that has ended."""
+    """The process group of a running process; None if it has ended."""
     try:
         state, _, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
     except OSError:
@@ -164,7 +164,7 @@ async def test_refusals_by_kind(commands: Commands, slurm: CliSlurm) -> None:
     assert caught.value.message == "Invalid node name specified"
 
 
-async def test_let_go_asks_for_the_rest(commands: Commands, slurm: CliSlurm) -> None:
+async def test_remove_node_requests_the_other_nodes(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("squeue", {"jobs": [JOB]})
     commands.have("scontrol", "exit 1")
     with pytest.raises(SlurmRefused):
@@ -172,7 +172,7 @@ async def test_let_go_asks_for_the_rest(commands: Commands, slurm: CliSlurm) -> 
     assert "scontrol update JobId=7 NodeList=n1,n3" in commands.lines()
 
 
-async def test_batch_host_refusal_is_told_apart(commands: Commands, slurm: CliSlurm) -> None:
+async def test_a_batch_host_refusal_has_its_own_error(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("squeue", {"jobs": [JOB]})
     commands.have("scontrol", "echo 'Invalid node name specified for job 7' >&2; exit 1")
     with pytest.raises(BatchHostRefused):
@@ -187,7 +187,7 @@ async def test_batch_host_refusal_is_told_apart(commands: Commands, slurm: CliSl
 
 
 async def test_requeue_moves_the_start_after_completing(commands: Commands, slurm: CliSlurm) -> None:
-    """The third look at the job finds COMPLETING over; only then may the start time be moved."""
+    """COMPLETING is over at the third query. Only then may the start time be moved."""
     states = [["RUNNING"], ["PENDING", "COMPLETING"], ["PENDING"]]
     for at, state in enumerate(states, 1):
         document = {"jobs": [{**JOB, "job_state": state, "excluded_nodes": "n4"}]}
@@ -203,8 +203,8 @@ async def test_requeue_moves_the_start_after_completing(commands: Commands, slur
     assert commands.lines()[-1].endswith("StartTime=now")
 
 
-async def test_each_step_that_changes_something_is_permitted_anew(commands: Commands) -> None:
-    """A procedure takes Slurm half a minute: by the second step another may have to take the third."""
+async def test_the_lease_guard_is_called_before_each_change(commands: Commands) -> None:
+    """A procedure may take half a minute. After the first step another coordinator may be the leader."""
 
     def permit() -> float:
         with commands.said.open("a") as said:
@@ -227,25 +227,25 @@ async def test_each_step_that_changes_something_is_permitted_anew(commands: Comm
     ]
 
 
-async def test_a_step_takes_no_longer_than_it_is_permitted(commands: Commands) -> None:
+async def test_a_step_ends_with_the_lease(commands: Commands) -> None:
     commands.have("scontrol", "sleep 60")
     with pytest.raises(SlurmTimeout, match=r"no answer within 0\.2 s"):
         await CliSlurm(commands.folder, lambda: 0.2).drain("n1", "why")
 
 
-async def test_a_step_that_was_killed_is_no_refusal(commands: Commands, slurm: CliSlurm) -> None:
+async def test_a_killed_step_is_not_a_refusal(commands: Commands, slurm: CliSlurm) -> None:
     commands.have("scontrol", "kill -KILL $$")
     with pytest.raises(SlurmTimeout, match="killed before it answered"):
         await slurm.drain("n1", "why")
 
 
-async def test_requeue_that_was_done_before_is_left_alone(commands: Commands, slurm: CliSlurm) -> None:
+async def test_a_second_requeue_changes_nothing(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("squeue", {"jobs": [{**JOB, "job_state": ["RUNNING"]}]})
     await slurm.requeue(7, ["n1"], restarts=0)
     assert commands.lines() == ["squeue --json --states=all --jobs=7"]
 
 
-async def test_requeue_that_can_not_finish_times_out(commands: Commands, slurm: CliSlurm) -> None:
+async def test_a_requeue_that_cannot_finish_times_out(commands: Commands, slurm: CliSlurm) -> None:
     commands.answer("squeue", {"jobs": [{**JOB, "job_state": ["PENDING", "COMPLETING"]}]})
     commands.have("scontrol", "")
     with pytest.raises(SlurmTimeout):
@@ -273,7 +273,7 @@ async def test_topology_of_a_tree_and_of_blocks(commands: Commands, slurm: CliSl
     assert flat.leaf("n4") is None
 
 
-async def test_submit_runs_where_and_with_what_it_is_told(commands: Commands, slurm: CliSlurm) -> None:
+async def test_submit_uses_the_given_folder_and_environment(commands: Commands, slurm: CliSlurm) -> None:
     where = commands.folder / "home"
     where.mkdir()
     commands.have("sbatch", f'echo "$PWD $TOKEN" >{commands.folder}/where; echo "12;cluster"')

@@ -1,4 +1,4 @@
-"""The Slurm contract, held against the cluster in memory. The real backends run it in tests/cluster."""
+"""Runs the Slurm contract on the in-memory cluster. tests/cluster runs it on the real backends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKS = contract().CHECKS
 
 
 class FakeWorld:
-    """Six nodes on two leaves; time passes when told to."""
+    """Six nodes on two leaf switches. The test advances the time."""
 
     def __init__(self) -> None:
         self.time = 1_000_000.0

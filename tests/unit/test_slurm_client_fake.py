@@ -1,4 +1,4 @@
-"""The measured rules of Slurm that the cluster in memory keeps, beyond the contract of all backends."""
+"""Slurm's measured rules in the in-memory cluster, beyond the contract of all backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.slurm.client.types import Job
 
 
 class Clock:
-    """Time from 0, which must not be taken for "never"."""
+    """A clock that starts at 0, which must not be read as "never"."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -157,7 +157,7 @@ def test_afterok_never_starts_after_a_failure(cluster: FakeCluster) -> None:
     assert cluster.jobs()[third].state is JobState.RUNNING
 
 
-def test_every_change_of_a_job_is_told(clock: Clock) -> None:
+def test_every_change_of_a_job_is_reported(clock: Clock) -> None:
     told: list[Job] = []
     cluster = FakeCluster(["n1"], now=clock, on_change=told.append)
     cluster.end_batch_script(cluster.submit(JobRequest()))

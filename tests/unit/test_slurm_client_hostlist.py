@@ -1,4 +1,4 @@
-"""Node lists are written out as Slurm would; the cluster tests compare with `scontrol show hostnames`."""
+"""Node lists are expanded as Slurm expands them. The cluster tests compare them with `scontrol show hostnames`."""
 
 from __future__ import annotations
 

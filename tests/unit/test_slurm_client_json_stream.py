@@ -1,4 +1,4 @@
-"""Long JSON is read in turns with the rest of the event loop."""
+"""Long JSON is read without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_gives_what_json_loads_gives(before: Any, jobs: list[Any], indent: int |
 
 
 @pytest.mark.parametrize("text", ["", "  ", "[]", "{}", '{"jobs": 3}', '{"jobs": [1, 2', "slurm says no"])
-async def test_what_is_no_such_object_is_an_error(text: str) -> None:
+async def test_another_json_value_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|Expecting"):
         await read(text, "jobs")
 
 
-async def test_others_get_their_turn() -> None:
+async def test_other_tasks_run_meanwhile() -> None:
     turns = 0
 
     async def other() -> None:

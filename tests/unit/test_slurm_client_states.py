@@ -1,4 +1,4 @@
-"""Every state word of Slurm is read, whatever spelling it comes in, and none raises."""
+"""Every state word of Slurm is read in all its spellings, and no word raises."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_other_spellings(word: str, states: set[NodeState]) -> None:
     assert node_states([word]) == (frozenset(states), ())
 
 
-def test_strange_words_are_kept_beside_what_is_known() -> None:
+def test_unknown_words_are_kept_with_the_known_states() -> None:
     assert node_states(["DOWN", "Levitating"]) == (
         frozenset({NodeState.DOWN, NodeState.UNRECOGNISED}),
         ("Levitating",),

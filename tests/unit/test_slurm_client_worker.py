@@ -1,4 +1,4 @@
-"""The pyslurm worker and its owner: real processes, over a small `pyslurm` that stands in a folder of its own."""
+"""The pyslurm worker and its owner: real processes, with a small replacement of `pyslurm` in a folder."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_refusals_leave_the_worker_alive(worker: WorkerProcess) -> None:
     assert worker.pid == before
 
 
-async def test_a_hanging_call_costs_its_deadline_and_no_more(worker: WorkerProcess) -> None:
+async def test_a_hanging_call_costs_only_its_own_timeout(worker: WorkerProcess) -> None:
     await worker.start(10)
     before = worker.pid
     hanging = asyncio.create_task(names(worker, "hang", timeout_s=0.3))
@@ -109,7 +109,7 @@ async def test_a_hanging_call_costs_its_deadline_and_no_more(worker: WorkerProce
     assert worker.pid != before
 
 
-async def test_who_waits_behind_a_hanging_call_keeps_his_own_deadline(worker: WorkerProcess) -> None:
+async def test_a_call_behind_a_hanging_call_keeps_its_own_deadline(worker: WorkerProcess) -> None:
     await worker.start(10)
     hanging = asyncio.create_task(names(worker, "hang", timeout_s=1))
     await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_a_crash_in_c_is_no_answer(worker: WorkerProcess) -> None:
     assert await names(worker, "n1") == ["n1"]
 
 
-async def test_without_a_configuration_pyslurm_is_not_touched(tmp_path: Path) -> None:
+async def test_without_a_configuration_pyslurm_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text("import os; os.abort()")
     worker = WorkerProcess(argv(tmp_path, "nowhere.conf"))
     with pytest.raises(SlurmUnavailable, match=r"slurm\.conf"):
@@ -144,7 +144,7 @@ async def test_without_a_configuration_pyslurm_is_not_touched(tmp_path: Path) ->
     await worker.aclose()
 
 
-async def test_without_pyslurm_it_says_so(tmp_path: Path) -> None:
+async def test_missing_pyslurm_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text("raise ImportError('no module of that name')")
     (tmp_path / "slurm.conf").touch()
     worker = WorkerProcess(argv(tmp_path))
@@ -173,8 +173,8 @@ asyncio.run(main())
     [("inf", "SIGKILL"), ("50", "SIGKILL"), ("0.3", "SIGSTOP")],
     ids=["dies", "dies with time left", "stands still"],
 )
-def test_a_call_ends_with_whoever_made_it_or_in_time(lease_s: str, how: str) -> None:
-    """Else a coordinator that was replaced would still act, once Slurm gets to it."""
+def test_a_call_ends_with_its_caller_or_with_the_lease(lease_s: str, how: str) -> None:
+    """Otherwise Slurm could execute a late call of a coordinator that has been replaced."""
     hears, held = os.pipe()
     with subprocess.Popen([sys.executable, "-c", STARTS_AND_GOES, str(held), lease_s, how], pass_fds=[held]) as caller:
         os.close(held)
@@ -184,7 +184,7 @@ def test_a_call_ends_with_whoever_made_it_or_in_time(lease_s: str, how: str) -> 
     assert readable, "the call has ended, and with it the last writer of the pipe"
 
 
-def test_a_pyslurm_worker_ends_in_time_whatever_becomes_of_its_owner(tmp_path: Path) -> None:
+def test_a_pyslurm_worker_ends_with_the_lease_even_without_its_owner(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text(PYSLURM)
     (tmp_path / "slurm.conf").touch()
     with subprocess.Popen(argv(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as worker:
@@ -194,7 +194,7 @@ def test_a_pyslurm_worker_ends_in_time_whatever_becomes_of_its_owner(tmp_path: P
         assert worker.wait(30) == -signal.SIGALRM
 
 
-async def test_a_request_is_permitted_and_takes_no_longer(tmp_path: Path) -> None:
+async def test_a_request_ends_with_the_lease(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text(PYSLURM)
     (tmp_path / "slurm.conf").touch()
     worker = WorkerProcess(argv(tmp_path), lease_guard=lambda: 0.3)
@@ -217,8 +217,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("old", ["#!/bin/sh\necho tried >>$0.log; exit 1\n", ""], ids=["too old", "none"])
-def test_calls_are_made_where_they_can_not_be_tied(tmp_path: Path, old: str) -> None:
-    """setpriv knows --pdeathsig from util-linux 2.33 on; it is tried once."""
+def test_calls_work_on_a_host_that_cannot_limit_their_lifetime(tmp_path: Path, old: str) -> None:
+    """setpriv has --pdeathsig since util-linux 2.33. The test for it runs once in each process."""
     if old:
         (tmp_path / "setpriv").write_text(old)
         (tmp_path / "setpriv").chmod(0o755)
