@@ -89,7 +89,9 @@ STORED = [
 
 RETIRED = {
     "ballot": "commit tracker",
+    "bargain": "fencing timeouts",
     "botched": "flush_failed",
+    "crew": "rank supervisor",
     "custody": "retention",
     "depot": "kept memory",
     "desk": "replica receiver",
@@ -98,10 +100,17 @@ RETIRED = {
     "echoes": "correlated faults",
     "incumbent": "lease holder",
     "knock": "probe",
+    "law": "invariant",
+    "laws": "invariants",
+    "mutants": "planted bugs",
     "neighbourhood": "peer monitor",
     "outcast": "no member",
     "patience": "timeout",
+    "rehearsal": "scenario",
+    "rungs": "kinds of recovery",
+    "shelf": "shard store",
     "sight": "observed state",
+    "spell": "period of silence",
     "tallies": "index",
     "tally": "index",
     "tenure": "leadership",
@@ -109,6 +118,7 @@ RETIRED = {
     "uneasy": "suspected",
     "wards": "nodes whose replicas it holds",
     "warmth": "zygote",
+    "weather": "network conditions",
 }
 """Words that readers stumbled over, and what is said instead."""
 
