@@ -20,8 +20,8 @@ class Deadline:
         """Seconds until the deadline; negative after it."""
         return self._end - self._loop.time()
 
-    def require(self, what: str) -> float:
-        """Returns the seconds that are left for `what`. Raises SlurmTimeout after the deadline."""
+    def require(self, operation: str) -> float:
+        """Returns the seconds that are left for `operation`. Raises SlurmTimeout after the deadline."""
         if (remaining_s := self.remaining_s) <= 0:
-            raise SlurmTimeout(f"{what}: not done within {self.timeout_s:g} s")
+            raise SlurmTimeout(f"{operation}: not done within {self.timeout_s:g} s")
         return remaining_s

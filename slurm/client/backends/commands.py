@@ -28,15 +28,15 @@ class CliSlurm(Procedures):
         super().__init__(lease_guard)
         self._bin = bin
 
-    async def _change(self, what: str, timeout_s: float, *argv: str) -> None:
+    async def _change(self, operation: str, timeout_s: float, *argv: str) -> None:
         """Runs one command that changes something. Raises the SlurmError for the command's error message."""
-        await self._run(what, timeout_s, *argv, lease_s=self._lease_guard())
+        await self._run(operation, timeout_s, *argv, lease_s=self._lease_guard())
 
-    async def _run(self, what: str, timeout_s: float, *argv: str, lease_s: float = math.inf) -> str:
+    async def _run(self, operation: str, timeout_s: float, *argv: str, lease_s: float = math.inf) -> str:
         """Runs one command and returns its standard output. Raises the SlurmError for the command's error message."""
         done = await run_command.run(self._argv(argv), timeout_s=timeout_s, lease_s=lease_s)
         if done.exit_status != 0:
-            raise error_messages.to_error(what, done.error_text)
+            raise error_messages.to_error(operation, done.error_text)
         return done.stdout
 
     def _argv(self, argv: Sequence[str]) -> list[str]:
@@ -66,13 +66,13 @@ class CliSlurm(Procedures):
         out = await self._run("show the topology", timeout_s, "scontrol", "show", "topology")
         return records.topology(out.splitlines())
 
-    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
+    async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         pairs = [f"{key}={value}" for key, value in changes.items()]
-        await self._change(what, timeout_s, "scontrol", "update", f"JobId={job}", *pairs)
+        await self._change(operation, timeout_s, "scontrol", "update", f"JobId={job}", *pairs)
 
-    async def _update_node(self, what: str, node: str, state: str, reason: str, timeout_s: float) -> None:
+    async def _update_node(self, operation: str, node: str, state: str, reason: str, timeout_s: float) -> None:
         why = [f"Reason={reason}"] if reason else []
-        await self._change(what, timeout_s, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
+        await self._change(operation, timeout_s, "scontrol", "update", f"NodeName={node}", f"State={state}", *why)
 
     async def _requeue(self, job: int, timeout_s: float) -> None:
         await self._change(f"requeue job {job}", timeout_s, "scontrol", "requeue", str(job))
@@ -82,9 +82,9 @@ class CliSlurm(Procedures):
 
     async def cancel(self, job: int, signal: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         how = [] if signal is None else [f"--signal={signal}"]
-        what = f"cancel job {job}" if signal is None else f"send signal {signal} to job {job}"
+        operation = f"cancel job {job}" if signal is None else f"send signal {signal} to job {job}"
         try:
-            await self._change(what, timeout_s, "scancel", *how, str(job))
+            await self._change(operation, timeout_s, "scancel", *how, str(job))
         except SlurmRefused as error:
             if not error_messages.says_job_ended(error):
                 raise

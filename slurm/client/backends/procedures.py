@@ -63,11 +63,11 @@ class Procedures(ABC):
     async def _topology(self, timeout_s: float) -> Topology: ...
 
     @abstractmethod
-    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
+    async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         """`scontrol update jobid=JOB KEY=VALUE...`. `changes` uses scontrol's keys."""
 
     @abstractmethod
-    async def _update_node(self, what: str, node: str, state: str, reason: str, timeout_s: float) -> None:
+    async def _update_node(self, operation: str, node: str, state: str, reason: str, timeout_s: float) -> None:
         """`scontrol update nodename=NODE state=STATE reason=REASON`. An empty `reason` is left out."""
 
     @abstractmethod
@@ -112,44 +112,44 @@ class Procedures(ABC):
     async def down(self, node: str, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         deadline = Deadline(timeout_s)
         await self.drain(node, reason, timeout_s=timeout_s)
-        what = f"set {node} down"
-        await self._update_node(what, node, "DOWN", one_line(reason), deadline.require(what))
+        operation = f"set {node} down"
+        await self._update_node(operation, node, "DOWN", one_line(reason), deadline.require(operation))
 
     async def resume(self, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         deadline = Deadline(timeout_s)
-        what = f"resume {node}"
+        operation = f"resume {node}"
         try:
-            await self._update_node(what, node, "RESUME", "", timeout_s)
+            await self._update_node(operation, node, "RESUME", "", timeout_s)
         except SlurmRefused as error:
             if error_messages.NO_TRANSITION not in error.message:
                 raise
-            found = (await self._nodes([node], deadline.require(what))).get(node)
+            found = (await self._nodes([node], deadline.require(operation))).get(node)
             if not isinstance(found, Node) or found.drained or found.down:
                 raise
 
     # Jobs
 
     async def remove_node(self, job: int, node: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        what = f"remove {node} from job {job}"
+        operation = f"remove {node} from job {job}"
         deadline = Deadline(timeout_s)
-        now = await self._job(what, job, deadline)
-        while node in now.nodes:
-            rest = tuple(name for name in now.nodes if name != node)
+        current = await self._job(operation, job, deadline)
+        while node in current.nodes:
+            remaining = tuple(name for name in current.nodes if name != node)
             try:
-                return await self._shrink(what, now, rest, deadline)
+                return await self._shrink(operation, current, remaining, deadline)
             except SlurmRefused as error:
-                before, now = now, await self._job(what, job, deadline)
-                if error_messages.NO_SUCH_NODE not in error.message or now.nodes == before.nodes:
+                previous, current = current, await self._job(operation, job, deadline)
+                if error_messages.NO_SUCH_NODE not in error.message or current.nodes == previous.nodes:
                     raise
 
-    async def _shrink(self, what: str, job: Job, rest: tuple[str, ...], deadline: Deadline) -> None:
-        if not rest:
-            raise BatchHostRefused(what, "it is the only node of the job")
+    async def _shrink(self, operation: str, job: Job, remaining: tuple[str, ...], deadline: Deadline) -> None:
+        if not remaining:
+            raise BatchHostRefused(operation, "it is the only node of the job")
         try:
-            await self._update_job(what, job.id, {"NodeList": ",".join(rest)}, deadline.require(what))
+            await self._update_job(operation, job.id, {"NodeList": ",".join(remaining)}, deadline.require(operation))
         except SlurmRefused as error:
-            if error_messages.NO_SUCH_NODE in error.message and job.batch_host and job.batch_host not in rest:
-                raise BatchHostRefused(what, f"{_NO_BATCH_HOST} ({job.batch_host})") from error
+            if error_messages.NO_SUCH_NODE in error.message and job.batch_host and job.batch_host not in remaining:
+                raise BatchHostRefused(operation, f"{_NO_BATCH_HOST} ({job.batch_host})") from error
             raise
 
     async def requeue(
@@ -161,44 +161,48 @@ class Procedures(ABC):
         restarts: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        what = f"requeue job {job}"
+        operation = f"requeue job {job}"
         deadline = Deadline(timeout_s)
-        now = await self._job(what, job, deadline)
-        if now.state is JobState.CANCELLED:
-            raise SlurmRefused(what, error_messages.CANCELLED)  # Slurm itself would requeue it, against the user's will
-        if now.state is not JobState.PENDING:
-            if restarts is not None and now.restart_count > restarts:
+        current = await self._job(operation, job, deadline)
+        if current.state is JobState.CANCELLED:
+            raise SlurmRefused(
+                operation, error_messages.CANCELLED
+            )  # Slurm itself would requeue it, against the user's will
+        if current.state is not JobState.PENDING:
+            if restarts is not None and current.restart_count > restarts:
                 return
             try:
-                await self._requeue(job, deadline.require(what))
+                await self._requeue(job, deadline.require(operation))
             except SlurmRefused as error:
                 if error_messages.IS_PENDING not in error.message:  # Slurm or the user has already requeued the job
                     raise
-        await self._exclude(now, exclude, admit, deadline)
-        now = await self._wait_completed(what, job, deadline)
-        if now.state is not JobState.PENDING:
+        await self._exclude(current, exclude, admit, deadline)
+        current = await self._wait_completed(operation, job, deadline)
+        if current.state is not JobState.PENDING:
             return  # the job has already started
-        await self._update_job(what, job, {"StartTime": "now"}, deadline.require(what))
-        if now.held and now.reason not in _HELD_BY_PEOPLE:
-            await self._release(job, deadline.require(what))
+        await self._update_job(operation, job, {"StartTime": "now"}, deadline.require(operation))
+        if current.held and current.reason not in _HELD_BY_PEOPLE:
+            await self._release(job, deadline.require(operation))
 
     async def _exclude(self, job: Job, exclude: Collection[str], admit: Collection[str], deadline: Deadline) -> None:
-        wanted = updated_exclusions(job.excluded, exclude, admit)
-        if set(wanted) != set(job.excluded):
-            what = f"exclude {', '.join(wanted) or 'no node'} from job {job.id}"
-            await self._update_job(what, job.id, {"ExcNodeList": ",".join(wanted)}, deadline.require(what))
+        new_exclusions = updated_exclusions(job.excluded, exclude, admit)
+        if set(new_exclusions) != set(job.excluded):
+            operation = f"exclude {', '.join(new_exclusions) or 'no node'} from job {job.id}"
+            await self._update_job(
+                operation, job.id, {"ExcNodeList": ",".join(new_exclusions)}, deadline.require(operation)
+            )
 
-    async def _wait_completed(self, what: str, job: int, deadline: Deadline) -> Job:
+    async def _wait_completed(self, operation: str, job: int, deadline: Deadline) -> Job:
         """Waits until COMPLETING has ended, and returns the job. Raises SlurmTimeout at the deadline."""
         pause = _POLL_FIRST
-        while JobFlag.COMPLETING in (now := await self._job(what, job, deadline)).flags:
+        while JobFlag.COMPLETING in (current := await self._job(operation, job, deadline)).flags:
             await asyncio.sleep(min(pause, max(deadline.remaining_s, 0)))
             pause = min(pause * 2, _POLL_LAST)
-        return now
+        return current
 
     async def set_requeue_flag(self, job: int, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        what = f"set the requeue flag of job {job} to {int(flag)}"
-        await self._update_job(what, job, {"Requeue": str(int(flag))}, timeout_s)
+        operation = f"set the requeue flag of job {job} to {int(flag)}"
+        await self._update_job(operation, job, {"Requeue": str(int(flag))}, timeout_s)
 
     async def set_comment(self, job: int, text: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         await self._update_job(f"set the comment of job {job}", job, {"Comment": one_line(text)}, timeout_s)
@@ -206,10 +210,10 @@ class Procedures(ABC):
     async def complete_job(self, job: int, exit_code: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         await completion.complete(job, exit_code, timeout_s=timeout_s, lease_s=self._lease_guard())
 
-    async def _job(self, what: str, job: int, deadline: Deadline) -> Job:
-        found = (await self._jobs([job], deadline.require(what)))[job]
+    async def _job(self, operation: str, job: int, deadline: Deadline) -> Job:
+        found = (await self._jobs([job], deadline.require(operation)))[job]
         if not isinstance(found, Job):
-            raise SlurmRefused(what, f"{error_messages.NO_SUCH_JOB} specified for job {job}")
+            raise SlurmRefused(operation, f"{error_messages.NO_SUCH_JOB} specified for job {job}")
         return found
 
 

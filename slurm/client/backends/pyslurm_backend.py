@@ -66,14 +66,14 @@ class PyslurmSlurm(Procedures):
     async def _topology(self, timeout_s: float) -> Topology:
         return await self._cli._topology(timeout_s)
 
-    async def _update_job(self, what: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
+    async def _update_job(self, operation: str, job: int, changes: Mapping[str, str], timeout_s: float) -> None:
         if "" in changes.values():
-            await self._cli._update_job(what, job, changes, timeout_s)  # pyslurm reads "" as "no change"
+            await self._cli._update_job(operation, job, changes, timeout_s)  # pyslurm reads "" as "no change"
             return
-        await self._commands.request(what, timeout_s, "update_job", job=job, changes=dict(changes))
+        await self._commands.request(operation, timeout_s, "update_job", job=job, changes=dict(changes))
 
-    async def _update_node(self, what: str, node: str, state: str, reason: str, timeout_s: float) -> None:
-        await self._commands.request(what, timeout_s, "update_node", node=node, state=state, reason=reason)
+    async def _update_node(self, operation: str, node: str, state: str, reason: str, timeout_s: float) -> None:
+        await self._commands.request(operation, timeout_s, "update_node", node=node, state=state, reason=reason)
 
     async def _requeue(self, job: int, timeout_s: float) -> None:
         await self._commands.request(f"requeue job {job}", timeout_s, "requeue", job=job)

@@ -41,11 +41,11 @@ class WorkerProcess:
         """The pid of the current process. None before the first request and after a kill."""
         return None if self._process is None else self._process.pid
 
-    async def request(self, what: str, timeout_s: float, op: str, **arguments: Any) -> list[Any]:
-        """Sends the operation `op` and returns its records.
+    async def request(self, operation: str, timeout_s: float, method: str, **arguments: Any) -> list[Any]:
+        """Sends the request `method` and returns its records.
 
         Args:
-            what: the request in words, for error messages.
+            operation: the request in words, for error messages.
             timeout_s: seconds for the whole call, with the wait for earlier requests.
 
         Raises:
@@ -54,31 +54,31 @@ class WorkerProcess:
         deadline = Deadline(timeout_s)
         try:
             async with asyncio.timeout(timeout_s), self._lock:
-                return await self._ask(what, op, arguments)
+                return await self._ask(operation, method, arguments)
         except TimeoutError:
             took = timeout_s - max(deadline.remaining_s, 0)
-            raise SlurmTimeout(f"{what}: no answer within {took:.1f} s") from None
+            raise SlurmTimeout(f"{operation}: no answer within {took:.1f} s") from None
 
-    async def _ask(self, what: str, op: str, arguments: dict[str, Any]) -> list[Any]:
+    async def _ask(self, operation: str, method: str, arguments: dict[str, Any]) -> list[Any]:
         done = False
         try:
             process = await self._running()
             assert process.stdin is not None
             lease_s = self._lease_guard()
             alarm_s = 0.0 if math.isinf(lease_s) else lease_s + BACKSTOP_DELAY_S
-            process.stdin.write(json.dumps([op, arguments, alarm_s]).encode() + b"\n")
+            process.stdin.write(json.dumps([method, arguments, alarm_s]).encode() + b"\n")
             async with asyncio.timeout(None if math.isinf(lease_s) else lease_s):
-                records = await self._read(process, what)
+                records = await self._read(process, operation)
             done = True
             return records
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise SlurmTimeout(f"{what}: the pyslurm worker died: {self._stderr_tail or error}") from error
+            raise SlurmTimeout(f"{operation}: the pyslurm worker died: {self._stderr_tail or error}") from error
         finally:
             # The rest of an unread answer would be read as the answer to the next request.
             if not done and not self._idle():
                 await self._kill()
 
-    async def _read(self, process: asyncio.subprocess.Process, what: str) -> list[Any]:
+    async def _read(self, process: asyncio.subprocess.Process, operation: str) -> list[Any]:
         """Reads lines of records up to the line that ends the answer."""
         assert process.stdout is not None
         records: list[Any] = []
@@ -87,7 +87,7 @@ class WorkerProcess:
             line = await process.stdout.readline()
             if not line:
                 await process.wait()
-                raise SlurmTimeout(f"{what}: the pyslurm worker died: {await self._last_stderr_line()}")
+                raise SlurmTimeout(f"{operation}: the pyslurm worker died: {await self._last_stderr_line()}")
             message = json.loads(line)
             if isinstance(message, list):
                 records += message
@@ -95,7 +95,7 @@ class WorkerProcess:
                 continue
             self._answered = True
             if "words" in message:
-                raise error_messages.to_error(what, message["words"])
+                raise error_messages.to_error(operation, message["words"])
             return records
 
     def _idle(self) -> bool:

@@ -214,18 +214,18 @@ class FakeCluster:
 
     def remove_node(self, job: int, node: str) -> None:
         """Removes `node` from the running `job`."""
-        what = f"remove {node} from job {job}"
-        entry = self._entry(what, job)
+        operation = f"remove {node} from job {job}"
+        entry = self._entry(operation, job)
         self.apply_due_changes()
-        now = entry.job
-        if node not in now.nodes:
+        current = entry.job
+        if node not in current.nodes:
             return
-        if now.state is not JobState.RUNNING:
-            raise SlurmRefused(what, f"Job has already finished for job {job}")
-        if node == now.batch_host or now.batch_host not in now.nodes:
-            words = f"You cannot remove the batch host from a job when resizing ({now.batch_host})"
-            raise BatchHostRefused(what, words)
-        self._changed(entry, replace(now, nodes=tuple(name for name in now.nodes if name != node)))
+        if current.state is not JobState.RUNNING:
+            raise SlurmRefused(operation, f"Job has already finished for job {job}")
+        if node == current.batch_host or current.batch_host not in current.nodes:
+            words = f"You cannot remove the batch host from a job when resizing ({current.batch_host})"
+            raise BatchHostRefused(operation, words)
+        self._changed(entry, replace(current, nodes=tuple(name for name in current.nodes if name != node)))
         self.apply_due_changes()
 
     def requeue(self, job: int, exclude: Collection[str], restarts: int | None, admit: Collection[str] = ()) -> None:
@@ -245,12 +245,12 @@ class FakeCluster:
         self._changed(entry, replace(entry.job, excluded=excluded, reason=""))
         self.apply_due_changes()
 
-    def update(self, what: str, job: int, *, requeue: bool | None = None, comment: str | None = None) -> None:
+    def update(self, operation: str, job: int, *, requeue: bool | None = None, comment: str | None = None) -> None:
         """Changes the requeue flag or the comment of a job that has not ended."""
-        entry = self._entry(what, job)
+        entry = self._entry(operation, job)
         self.apply_due_changes()
         if entry.job.state.ended:
-            raise SlurmRefused(what, f"Job has already finished for job {job}")
+            raise SlurmRefused(operation, f"Job has already finished for job {job}")
         flag = entry.job.requeue if requeue is None else requeue
         text = entry.job.comment if comment is None else comment
         self._changed(entry, replace(entry.job, requeue=flag, comment=text))
@@ -379,14 +379,14 @@ class FakeCluster:
     def _batch_on(self, node: str) -> list[_JobEntry]:
         return [entry for entry in self._running() if entry.job.batch_host == node]
 
-    def _host(self, what: str, node: str) -> _NodeEntry:
+    def _host(self, operation: str, node: str) -> _NodeEntry:
         if node not in self._hosts:
-            raise SlurmRefused(what, f"Invalid node name specified ({node})")
+            raise SlurmRefused(operation, f"Invalid node name specified ({node})")
         return self._hosts[node]
 
-    def _entry(self, what: str, job: int) -> _JobEntry:
+    def _entry(self, operation: str, job: int) -> _JobEntry:
         if job not in self._entries:
-            raise SlurmRefused(what, f"Invalid job id specified for job {job}")
+            raise SlurmRefused(operation, f"Invalid job id specified for job {job}")
         return self._entries[job]
 
 
