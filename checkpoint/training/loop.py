@@ -197,7 +197,7 @@ class Checkpoint:
         # Reported before the copy: the gang runs from its first step on, and planning takes time.
         self._connection.report_progress(n)
         captured = self._states.capture(rank_and_world_size()[0], n)
-        # This stands before anything that differs from rank to rank: all ranks must plan when names or shapes change.
+        # A collective call when names or shapes change, so nothing before this depends on the rank's own slots.
         if self._plan is None or self._plan.signature != signature(captured.leaves):
             structure = Leaf(tuple(STRUCTURE.split(".")), None)
             self._make_plan(captured, plan_publication([*captured.leaves, structure]))
@@ -289,8 +289,8 @@ def _resolve(path: str) -> Path | None:
     found = durable_folders.newest_checkpoint(Path(path))
     if found is not None or named is None:
         return found
-    beside = durable_folders.newest_checkpoint(Path(path).parent, named.gang) if named.gang else None
-    label = durable_folders.parse_folder_name(beside.name) if beside is not None else None
+    newest = durable_folders.newest_checkpoint(Path(path).parent, named.gang) if named.gang else None
+    label = durable_folders.parse_folder_name(newest.name) if newest is not None else None
     if label is None or label.version <= named.version:
         raise CheckpointError(f"{path} is no complete checkpoint: it has no {durable_folders.METADATA}")
-    return beside
+    return newest

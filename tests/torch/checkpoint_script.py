@@ -1,8 +1,8 @@
-"""A training as a user writes it, several ranks of one node as forks of one process. Run by test_checkpoint_gang.py.
+"""A training script as a user writes it; all ranks are forks of one process. test_checkpoint_gang.py runs it.
 
 argv: JSON {"steps", "mode": "ddp" | "fsdp", "ranks": {rank: descriptor or -1}, "world", "generation", "out",
 "durable"}.
-Each rank writes out/rank: the digest of all its state after the last step; rank 0 writes out/model.pt, the whole model.
+Each rank writes the digest of its whole state after the last step to out/RANK; rank 0 writes the model to out/model.pt.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from muster.checkpoint import Checkpoint
 
 
 class Net(nn.Module):
-    """Registered in another order than used, weights tied, several buckets, a buffer, dropout."""
+    """Tied weights, several buckets, a buffer, dropout; the order of registration is not the order of use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class Cursor:
-    """A sampler: where it is, and objects that grow."""
+    """A sampler with a position, and with objects that grow."""
 
     def __init__(self, rank: int) -> None:
         self.random = random.Random(rank)

@@ -1,4 +1,4 @@
-"""Four ranks over gloo with four keepers: faults, restores, and what a flush leaves on disk."""
+"""Four ranks over gloo on four nodes in one process: faults, restores, and the files of a flush."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
 
 
 class Training:
-    """One generation of the script."""
+    """One generation of the script, one process a rank."""
 
     running: ClassVar[list["Training"]] = []
 
@@ -108,7 +108,7 @@ async def recover(gang: InProcessGang, places: dict[int, str], training: Trainin
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_run_with_faults_ends_with_the_bits_of_one_without(
+async def test_a_run_with_faults_ends_with_the_bits_of_a_run_without(
     gang: InProcessGang, tmp_path: Path, mode: str
 ) -> None:
     straight = Training(tmp_path, 60, mode)
@@ -139,7 +139,7 @@ async def test_a_run_with_faults_ends_with_the_bits_of_one_without(
     assert await training.result() == expected
 
 
-async def test_a_stop_is_made_by_all_ranks_after_the_same_step(gang: InProcessGang, tmp_path: Path) -> None:
+async def test_all_ranks_stop_after_the_same_step(gang: InProcessGang, tmp_path: Path) -> None:
     training = Training(tmp_path, 5000, "ddp")
     gang.begin(HOMES)
     await training.start(gang)
@@ -184,7 +184,7 @@ async def test_a_flush_loads_with_plain_torch_and_at_another_world_size(
         assert torch.equal(value, ended[key]), key
     assert (folder / "__0_0.distcp").stat().st_size > 100_000
 
-    # Two ranks go on where four left off.
+    # Two ranks go on from the checkpoint of four.
     two = Training(tmp_path, 14, mode, world=2, durable=str(durable))
     await two.start()
     assert all(line.endswith(" 14") for line in await two.result())

@@ -1,4 +1,4 @@
-"""The library's three lines in one process, against a real keeper."""
+"""The library's three lines in one process, with a real checkpoint service."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 class Agent:
-    """A keeper of one node on an event loop of its own, as in an agent's process."""
+    """The checkpoint service of one node on its own event loop, as in an agent's process."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -60,7 +60,7 @@ class Agent:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
 
     def connect(self) -> AgentConnection:
-        """Fence, plan the newest shard, and start the next generation's rank."""
+        """Fence, restore the newest shard, and connect the rank of the next generation."""
         self.call(self.checkpoint_service.fence, self.generation)
         self.generation += 1
         order = agent_pb2.Order(duty=agent_pb2.DUTY_RUN, generation=self.generation)
@@ -109,7 +109,7 @@ def agent() -> Iterator[Agent]:
 
 
 class Tied(nn.Module):
-    """Weights tied, a buffer, a bf16 part, and an order of registration unlike the order of use."""
+    """Tied weights, a buffer, a bf16 part. Parameters are registered in another order than they are used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> No
         other = Job(None, seed=3)
         assert other.checkpoint.restore(durable=path) == 4
         assert other.everything() == job.everything()
-    # Newer than what is there, another gang's, and whose is not said.
+    # A newer version than the folder holds, another gang's, and one without a gang.
     for name in ("step_00000005_g1_g", "step_00000003_g1_other", "step_00000003_g1"):
         with pytest.raises(CheckpointError, match="no whole checkpoint"):
             Job(None).checkpoint.restore(durable=tmp_path / name)
@@ -297,7 +297,7 @@ def test_a_durable_folder_of_plain_torch_is_loaded_too(tmp_path: Path) -> None:
         assert file.getvalue() == file2.getvalue(), name
 
 
-def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step_00000001_g1").mkdir()
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         Job(None).checkpoint.restore(durable=tmp_path / "step_00000001_g1")
@@ -305,13 +305,13 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait_share", [0.0, 0.05])
-def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent: Agent, wait_share: float) -> None:
+def test_a_step_without_a_free_slot_is_skipped_once_the_wait_budget_is_used_up(agent: Agent, wait_share: float) -> None:
     job = Job(agent.connect(), wait_share=wait_share)
     job.checkpoint.restore()
     job.train(1)
     job.checkpoint.step(1)
     agent.await_committed(1)
-    # The agent stands still: steps go on, at most one more is kept.
+    # The agent is blocked: steps go on, and at most one more is kept.
     gate = threading.Event()
     agent.loop.call_soon_threadsafe(gate.wait)
     for n in range(2, 6):
@@ -325,7 +325,7 @@ def test_a_step_without_a_free_slot_is_skipped_once_the_waiting_is_used_up(agent
     job.checkpoint.close()
 
 
-def test_a_step_that_is_due_while_the_last_commit_is_under_way_waits_for_it(agent: Agent) -> None:
+def test_a_step_that_is_due_during_a_commit_waits_for_it(agent: Agent) -> None:
     job = Job(agent.connect())
     job.checkpoint._wait_budget = WaitBudget(1.0, max_s=20.0)  # however slow the machine is
     job.checkpoint.restore()
@@ -338,7 +338,7 @@ def test_a_step_that_is_due_while_the_last_commit_is_under_way_waits_for_it(agen
 
 
 @pytest.mark.parametrize("bad", [{"every": 0}, {"wait_share": -0.1}, {"wait_share": 5}, {"wait_share": float("nan")}])
-def test_numbers_that_cannot_be_are_refused_by_name(bad: dict[str, Any]) -> None:
+def test_invalid_numbers_are_refused_by_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(CheckpointError, match=f"^{name}="):
         Checkpoint(model=nn.Linear(1, 1), **bad)
@@ -397,14 +397,14 @@ def test_phases_are_declared_nested_and_end_with_the_block_or_an_exception(agent
     agent.until(lambda: agent.checkpoint_service.phases() == {0: ""})
 
 
-def test_a_rank_that_waits_for_its_state_says_so(agent: Agent) -> None:
+def test_a_rank_that_waits_for_its_state_declares_it(agent: Agent) -> None:
     job = Job(agent.connect())
     job.checkpoint.restore()
     agent.until(lambda: agent.declared == ["restoring its state", ""])
     job.checkpoint.close()
 
 
-def test_outside_muster_a_phase_is_a_block_like_any_other() -> None:
+def test_outside_muster_a_phase_does_nothing() -> None:
     checkpoint = Checkpoint(cursor=Cursor())
     with checkpoint.phase("evaluation"):
         assert checkpoint.step(1)

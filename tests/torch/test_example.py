@@ -1,4 +1,4 @@
-"""The example trains, alone and under faults, and what comes out is the same to the last bit."""
+"""The example trains alone and with faults, and both runs give the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NARROW = ["--width", "32", "--layers", "2", "--heads", "2", "--batch", "8", "--l
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """A TCP port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -31,7 +31,7 @@ def losses(text: str) -> list[float]:
 
 
 def train(world: int, *arguments: str) -> str:
-    """Ranks as torchrun starts them, without Muster; what rank 0 printed."""
+    """Run ranks as torchrun starts them, without Muster; returns what rank 0 printed."""
     base = {
         **os.environ,
         "WORLD_SIZE": str(world),
@@ -57,7 +57,7 @@ def train(world: int, *arguments: str) -> str:
 
 
 def digests(path: Path, world: int) -> set[str]:
-    """What the ranks wrote."""
+    """The digests that the ranks wrote."""
     return {Path(f"{path}.{rank}").read_text() for rank in range(world)}
 
 

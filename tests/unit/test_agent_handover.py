@@ -1,4 +1,4 @@
-"""A requeued gang's memory: left with musterd by the agents of one run, taken back by those of the next."""
+"""The kept memory of a requeued gang: agents of one run deposit it with musterd, agents of the next run reclaim it."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ SHARED = (5 << 20) + 3
 
 @asynccontextmanager
 async def musterd(path: Path) -> AsyncIterator[KeptMemoryStore]:
-    """The memory of one node's daemon."""
-    depot = KeptMemoryStore(FdStore(""))
-    running = asyncio.create_task(MemoryService(path, depot).run())
-    while not path.exists():  # noqa: ASYNC110 - a file tells nobody
+    """The kept memory of one node's daemon."""
+    kept_memory = KeptMemoryStore(FdStore(""))
+    running = asyncio.create_task(MemoryService(path, kept_memory).run())
+    while not path.exists():  # noqa: ASYNC110 - a file gives no notification
         await asyncio.sleep(0)
     await asyncio.to_thread(prolog.free_kept_memory, JOB, os.getuid(), str(path), 0.0)
     try:
-        yield depot
+        yield kept_memory
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
 class Run(InProcessGang):
-    """One run of the job: keepers on n0 and n1, each with a musterd that outlives it."""
+    """One run of the job: checkpoint services on n0 and n1, each with a musterd that outlives the run."""
 
     def __init__(self, folder: Path, generation: int = 0) -> None:
         super().__init__(GANG)
@@ -71,12 +71,12 @@ class Run(InProcessGang):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def leave(self) -> None:
+    async def deposit(self) -> None:
         for name, node in self.nodes.items():
             await self.handover(name).deposit(node.checkpoint_service, self.generation)
 
     async def train(self, *steps: int) -> None:
-        """A generation that commits these steps."""
+        """Run a generation that commits these steps."""
         self.begin(PLACES)
         for rank, name in PLACES.items():
             assert (await self.join(rank, name))[1] == {}
@@ -89,7 +89,7 @@ class Run(InProcessGang):
             one.connection.close()
 
     async def join(self, rank: int, name: str) -> tuple[int, dict[str, bytes]]:
-        """Where a rank starts: the step, and what it had kept; it has slots then."""
+        """Connect a rank and give it slots; returns the step that it starts from, and the contents of its shard."""
         one = TorchlessRank(AgentConnection(self.socket(rank, name), rank, self.generation), rank, len(PLACES))
         self.ranks[rank] = one
         start = await asyncio.to_thread(one.join)
@@ -97,7 +97,7 @@ class Run(InProcessGang):
         return start.step, dict(contents(start.shard)) if start.shard is not None else {}
 
     def held(self) -> dict[str, list[tuple[int, int, int]]]:
-        """(rank, tier, step) of what stands on each node."""
+        """(rank, tier, step) of every shard on each node."""
         return {
             name: [(s.rank, s.tier, s.version.step) for s in node.checkpoint_service.shards()]
             for name, node in self.nodes.items()
@@ -110,7 +110,7 @@ def shared(rank: int, step: int) -> bytes:
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[Path]:
-    """With the sockets of two musterds."""
+    """A folder with the sockets of two musterds."""
     async with musterd(tmp_path / "n0"), musterd(tmp_path / "n1"):
         yield tmp_path
 
@@ -118,11 +118,11 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
 async def test_the_next_run_goes_on_from_memory(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1, 2)
-        await first.leave()
+        await first.deposit()
     async with Run(folder, generation=1) as second:
         assert second.held() == {"n0": [(0, TIER_OWN, 2)], "n1": [(1, TIER_OWN, 2)]}
         assert second.newest(2) == Version(1, 2)
-        # The ranks may well sit elsewhere.
+        # The ranks have changed places.
         second.begin({0: "n1", 1: "n0"}, second.plan(Version(1, 2)))
         for rank, name in ((0, "n1"), (1, "n0")):
             step, found = await second.join(rank, name)
@@ -132,31 +132,31 @@ async def test_the_next_run_goes_on_from_memory(folder: Path) -> None:
             one.connection.close()
 
 
-async def test_it_is_taken_back_once(folder: Path) -> None:
+async def test_kept_memory_is_reclaimed_once(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1)
-        await first.leave()
+        await first.deposit()
     async with Run(folder, 1) as second:
         assert second.newest(2) == Version(1, 1)
     async with Run(folder, 1) as third:
         assert third.held() == {"n0": [], "n1": []}
 
 
-async def test_what_was_taken_back_and_never_used_is_left_again(folder: Path) -> None:
+async def test_reclaimed_memory_that_was_not_used_is_deposited_again(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1)
-        await first.leave()
+        await first.deposit()
     for _ in range(2):
         async with Run(folder, 1) as later:
             assert later.newest(2) == Version(1, 1)
-            await later.leave()
+            await later.deposit()
 
 
 async def test_damaged_memory_does_not_count(folder: Path) -> None:
     async with Run(folder) as first:
         await first.train(1)
         fd = os.dup(first.nodes["n1"].checkpoint_service.slot_shards()[0].memory.fd)
-        await first.leave()
+        await first.deposit()
     os.pwrite(fd, b"?", 4 << 20)
     os.close(fd)
     async with Run(folder, 1) as second:
@@ -164,10 +164,10 @@ async def test_damaged_memory_does_not_count(folder: Path) -> None:
         assert second.newest(2) is None
 
 
-async def test_without_musterd_everything_goes_on_without(tmp_path: Path) -> None:
+async def test_without_musterd_the_next_run_starts_without_kept_memory(tmp_path: Path) -> None:
     async with Run(tmp_path) as first:
         await first.train(1)
-        await first.leave()
+        await first.deposit()
     async with Run(tmp_path, 1) as second:
         assert second.held() == {"n0": [], "n1": []}
 
@@ -217,15 +217,15 @@ async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield found
 
 
-async def one_run(gang: Gang) -> None:
-    """An agent of a run of the job, which has nothing to do yet."""
+async def start_run(gang: Gang) -> None:
+    """Start the agent of one run of the job, with the order to hold."""
     gang.coordinator.order(Order(duty=DUTY_HOLD))
     gang.coordinator.agents.clear()
     await gang.start(1, sys.executable, gang.script(RANK), memory_checkpoint=True)
 
 
 async def train(gang: Gang, generation: int) -> list[str]:
-    """Run it, from what stands on the node, until it has kept a step; where its rank says that it started from."""
+    """Run a generation from the shards on the node until it has kept a step; returns what its rank started from."""
     gang.fence(generation - 1)
     await gang.until(lambda: gang.status("n0").store_generation == generation)
     order = gang.run_order(generation)
@@ -233,49 +233,49 @@ async def train(gang: Gang, generation: int) -> list[str]:
         order.restore.version.CopyFrom(shard.version)
         order.restore.sources.add(rank=0, tier=shard.tier, node="n0", digest=shard.digest)
     gang.coordinator.order(order)
-    said = await gang.words(0, generation, 3)
+    printed = await gang.words(0, generation, 3)
     await gang.until(lambda: any(s.version.generation == generation for s in gang.status("n0").shards))
-    return said[1:]
+    return printed[1:]
 
 
 @pytest.mark.parametrize(("requeued", "origin"), [(True, ["7", "mine"]), (False, ["0", "afresh"])])
-async def test_an_agent_leaves_its_memory_where_the_job_comes_back(
+async def test_an_agent_deposits_its_memory_if_the_job_is_requeued(
     gang: Gang, requeued: bool, origin: list[str]
 ) -> None:
     async with musterd(Path(gang.memory)):
-        await one_run(gang)
+        await start_run(gang)
         assert await train(gang, 1) == ["0", "afresh"]
         gang.coordinator.order(Order(duty=DUTY_EXIT, reason="preempted", requeued=requeued))
         assert await gang.exit_code("n0") == 0
-        await one_run(gang)
+        await start_run(gang)
         assert await train(gang, 2) == origin
 
 
-async def test_an_agent_that_nobody_tells_what_follows_leaves_its_memory(gang: Gang) -> None:
+async def test_an_agent_that_ends_without_an_order_deposits_its_memory(gang: Gang) -> None:
     async with musterd(Path(gang.memory)):
-        await one_run(gang)
+        await start_run(gang)
         await train(gang, 1)
         gang.agents["n0"].terminate()
         assert await gang.exit_code("n0") == 128 + signal.SIGTERM
-        await one_run(gang)
+        await start_run(gang)
         assert await train(gang, 2) == ["7", "mine"]
 
 
 @pytest.mark.parametrize("requeued", [True, False])
-async def test_a_planned_stops_memory_is_left_before_the_job_is_written(gang: Gang, requeued: bool) -> None:
-    async with musterd(Path(gang.memory)) as depot:
-        await one_run(gang)
+async def test_the_memory_of_a_planned_stop_is_deposited_before_the_flush(gang: Gang, requeued: bool) -> None:
+    async with musterd(Path(gang.memory)) as kept_memory:
+        await start_run(gang)
         await train(gang, 1)
         stop = gang.run_order(1)
         stop.stop = "the time limit is near"
         gang.coordinator.order(stop)
-        await gang.until(lambda: depot.kept() == [("g", 1)])  # Slurm's SIGKILL may come at any moment
+        await gang.until(lambda: kept_memory.kept() == [("g", 1)])  # Slurm may send SIGKILL at any moment
         gang.coordinator.order(Order(duty=DUTY_EXIT, reason="the time limit", requeued=requeued))
         assert await gang.exit_code("n0") == 0
-        assert depot.kept() == ([("g", 1)] if requeued else [])
+        assert kept_memory.kept() == ([("g", 1)] if requeued else [])
 
 
-def test_where_not_all_shards_fit_the_newest_version_is_whole() -> None:
+def test_if_not_all_shards_fit_the_newest_version_is_complete() -> None:
     pages = SealedMemory("pages", 1)
     shards = [Shard(n, Version(1, s), TIER_OWN, (), b"", pages, lambda: None) for n in range(40) for s in (6, 7)]
     assert {shard.version.step for shard in newest_first(shards)[:40]} == {7}

@@ -1,5 +1,5 @@
 """How the nodes of a generation commit a version: the leader's bookkeeping (pure), and the messages around it.
 
-Promises that a version is committed only when every shard of it stands twice. Never imports torch. `checkpoint.store`
+Promises that a version is committed only when every shard of it has a replica. Never imports torch. `checkpoint.store`
 and the simulator import it.
 """

@@ -135,7 +135,7 @@ class CommitProtocol:
             self._answered_ranks.add(rank)
 
     def record_skipped(self, rank: int, version: Version) -> None:
-        """Record that a rank of this node had no slot for a due step. The leader hears of the step that all keep."""
+        """Record that a rank of this node had no slot for a due step. Only the step that all ranks keep matters."""
         if rank in self._answered_ranks or version.step < self.next_step:
             return
         self._answered_ranks.add(rank)
