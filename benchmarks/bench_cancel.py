@@ -52,14 +52,14 @@ def measure_cancel(cluster: Cluster, name: str, pause_s: float) -> Run:
     with Training(cluster, TrainingSpec(name, arguments=("--pause", str(pause_s)))) as training:
         training.submit()
         training.wait_step(WARM_STEPS)
-        seen = find_leftovers(cluster)
-        assert all((seen.processes, seen.memory, queued_jobs(cluster))), "the check does not see the job's resources"
+        found = find_leftovers(cluster)
+        assert all((found.processes, found.memory, queued_jobs(cluster))), "the check does not see the job's resources"
         words = ("muster", "cancel", str(training.job))
         began = time.monotonic()
         command = cluster.popen(LOGIN, *words, user=training.spec.user)
         run = wait_all_done(cluster, command, began)
-        said = command.communicate()[0]
-        assert command.returncode == 0, said
+        output = command.communicate()[0]
+        assert command.returncode == 0, output
     return run
 
 
@@ -69,8 +69,8 @@ def wait_all_done(cluster: Cluster, command: subprocess.Popen[str], began: float
     """
     run: Run = {}
     while len(run) < len(PARTS):
-        for part, there in remaining_parts(cluster, command):
-            if there:
+        for part, remaining in remaining_parts(cluster, command):
+            if remaining:
                 run.pop(part, None)
             else:
                 run.setdefault(part, time.monotonic() - began)

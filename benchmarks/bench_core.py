@@ -69,16 +69,16 @@ def heartbeats(fleet: Fleet, gangs: list[TrainingGang]) -> Figures:
 
 def journal(fleet: Fleet, folder: Path) -> Figures:
     """Milliseconds for one event: its facts, and a snapshot if one is due."""
-    kept = Journal(folder)
+    disk_journal = Journal(folder)
     state = fleet.core.state
     took = []
     for number, node in enumerate(islice(cycle(state.nodes), EVENTS)):
         facts = _node_loss_facts(node, number)
         start = time.perf_counter()
-        kept.append(facts, fleet.now, "Probed of a witness: the node did not answer")
-        kept.snapshot_if_due(state)
+        disk_journal.append(facts, fleet.now, "Probed of a witness: the node did not answer")
+        disk_journal.snapshot_if_due(state)
         took.append((time.perf_counter() - start) * 1000)
-    kept.close()
+    disk_journal.close()
     cuts = statistics.quantiles(took, n=100)
     return {
         "journal_p50_ms": round(cuts[49], 3),
@@ -149,14 +149,14 @@ class OrderDelivery:
 
 async def restart(fleet: Fleet, folder: Path) -> Figures:
     """Seconds from a coordinator's start to its first answer, and the journal's part of this time."""
-    kept = Journal(folder)
-    state = kept.load()
+    disk_journal = Journal(folder)
+    state = disk_journal.load()
     for at, decided in fleet.decided:
         for fact in decided:
             apply(state, fact, at)
-        kept.append(decided, at, "a measurement")
-        kept.snapshot_if_due(state)
-    kept.close()
+        disk_journal.append(decided, at, "a measurement")
+        disk_journal.snapshot_if_due(state)
+    disk_journal.close()
     SecretCredentials.create(folder / "secret")
     start = time.perf_counter()
     pipe = asyncio.subprocess.PIPE

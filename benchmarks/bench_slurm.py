@@ -31,8 +31,8 @@ def measure(cluster: Cluster, backend: str, rounds: int) -> Costs:
     target = cluster.shared / "contract"
     shutil.copytree(CONTRACT, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     script = "/shared/contract/measure_slurm_calls.py"
-    said = cluster.exec(CONTROLLER, "python3", script, backend, USER, str(rounds), timeout=TIMEOUT_S)
-    costs: Costs = json.loads(said.stdout)
+    result = cluster.exec(CONTROLLER, "python3", script, backend, USER, str(rounds), timeout=TIMEOUT_S)
+    costs: Costs = json.loads(result.stdout)
     return costs
 
 

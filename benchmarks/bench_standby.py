@@ -88,8 +88,8 @@ def is_standby(cluster: Cluster, host: str) -> bool:
 
 def all_heard(cluster: Cluster, job: int) -> bool:
     """Whether every agent and node daemon of the job is connected."""
-    said = cluster.exec(LOGIN, "muster", "status", "--json", str(job), user=JOB.user, check=False)
-    nodes = json.loads(said.stdout).get("nodes", []) if said.rc == 0 else []
+    result = cluster.exec(LOGIN, "muster", "status", "--json", str(job), user=JOB.user, check=False)
+    nodes = json.loads(result.stdout).get("nodes", []) if result.rc == 0 else []
     return bool(nodes) and all(node.get("agent_attached") and node.get("musterd_attached") for node in nodes)
 
 

@@ -134,10 +134,10 @@ class TrainingGang:
         if seat is None or not self.version.step:
             return ()
         count = len(gang.seats)
-        kept = [((seat.group_rank - back) % count, back == 0) for back in (0, 1)]
+        held_ranks = [((seat.group_rank - back) % count, back == 0) for back in (0, 1)]
         return tuple(
             Shard(place * RANKS_PER_NODE + local, self.version, own, f"{self.version.step:032x}")
-            for place, own in kept
+            for place, own in held_ranks
             for local in range(RANKS_PER_NODE)
         )
 

@@ -132,11 +132,11 @@ def _check_durable(durable_dir: str) -> None:
     agents.
     """
     folder = Path(durable_dir)
-    there = folder if folder.exists() else folder.parent
-    if not durable_dir or not there.exists():
+    nearest = folder if folder.exists() else folder.parent
+    if not durable_dir or not nearest.exists():
         return
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        wrong = f"{there} is not a folder" if not there.is_dir() else f"you may not write to {there}"
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        wrong = f"{nearest} is not a folder" if not nearest.is_dir() else f"you may not write to {nearest}"
         raise WrongInput(
             f"durable_dir = {durable_dir!r}: {wrong}",
             "it must be a writable folder on storage that all nodes share. Nothing was queued",
@@ -188,8 +188,8 @@ async def _register(submission: Submission, job: int, site: Site) -> bool:
 
 def _report(submission: Submission, job: int, path: Path, registered: bool, *, as_json: bool) -> None:
     if as_json:
-        said = {"slurm_job_id": job, "gang_id": submission.gang, "script": str(path), "registered": registered}
-        print(json.dumps(said), flush=True)
+        summary = {"slurm_job_id": job, "gang_id": submission.gang, "script": str(path), "registered": registered}
+        print(json.dumps(summary), flush=True)
         return
     print(job, flush=True)
     count = f"{submission.spec.nodes} + {submission.spec.spares} nodes"

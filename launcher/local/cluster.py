@@ -96,11 +96,11 @@ class LocalCluster:
         path.write_text(json_format.MessageToJson(self._spec, preserving_proto_field_name=True))
         return path
 
-    def _start(self, name: str, module: str, words: list[str], more: Mapping[str, str] | None = None) -> Program:
+    def _start(self, name: str, module: str, words: list[str], extra: Mapping[str, str] | None = None) -> Program:
         argv = [sys.executable, "-m", module, *words, "--auth", f"secret:{self.secret}"]
         # Variables that this shell sets for the site's cluster must not reach the local cluster.
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "MUSTER_"))}
-        return processes.start(name, argv, self._folder / f"{name}.log", {**kept, **(more or {})})
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "MUSTER_"))}
+        return processes.start(name, argv, self._folder / f"{name}.log", {**inherited, **(extra or {})})
 
     @property
     def coordinator_has_ended(self) -> bool:

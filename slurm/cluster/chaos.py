@@ -361,11 +361,13 @@ def count_pool_joins(training: Training) -> int:
     """How many nodes of the shared pool joined the job, from the job's journal."""
     words = ("muster", "events", "--json", str(training.job))
 
-    def told() -> list[str]:
+    def read_events() -> list[str]:
         result = training.cluster.exec(LOGIN, *words, user=training.spec.user, check=False)
         return result.stdout.splitlines() if result.rc == 0 else []
 
-    records = [json.loads(line) for line in wait_until(told, 60, f"the events of {training.spec.name}", every=0.5)]
+    records = [
+        json.loads(line) for line in wait_until(read_events, 60, f"the events of {training.spec.name}", every=0.5)
+    ]
     jobs = {name: [json.loads(r["json"])["job"] for r in records if r["name"] == name] for name in _POOL_FACTS}
     return sum(job in jobs["PoolQueued"] for job in jobs["MemberJoined"])
 
@@ -432,11 +434,11 @@ def run_chaos(
 
 def diagnostics(cluster: Cluster) -> str:
     """What explains a broken promise: the logs of Slurm and of the coordinators, and the output of the jobs."""
-    said = [cluster.sh(CONTROLLER, "sinfo -N; squeue -a; tail -n 300 /var/log/muster/slurmctld.log")]
-    said += [f"==> {host} <==\n{cluster.logs(host, COORDINATOR)[-40_000:]}" for host in cluster.spec.coordinators]
+    sections = [cluster.sh(CONTROLLER, "sinfo -N; squeue -a; tail -n 300 /var/log/muster/slurmctld.log")]
+    sections += [f"==> {host} <==\n{cluster.logs(host, COORDINATOR)[-40_000:]}" for host in cluster.spec.coordinators]
     outputs = sorted(cluster.shared.glob("jobs/*/slurm-*.out"))
-    said += [f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}" for output in outputs]
-    return "\n".join(said)
+    sections += [f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}" for output in outputs]
+    return "\n".join(sections)
 
 
 def _wait_for_jobs(chaos: ChaosRun, sequences: Sequence[JobSequence]) -> None:

@@ -209,8 +209,8 @@ class Cluster:
             line = f"3,{now},{now},-;{line}"
         # The time is taken inside the container, just before the write: entering takes longer than the write.
         write = f'line=$(cat); date +%s.%N; printf "%s\\n" "$line" >>{KMSG}'
-        said = self.exec(node, "sh", "-c", write, stdin=line.encode()).stdout
-        return float(said)
+        timestamp = self.exec(node, "sh", "-c", write, stdin=line.encode()).stdout
+        return float(timestamp)
 
     # Services
 

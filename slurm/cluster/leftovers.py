@@ -52,12 +52,16 @@ def find_leftovers(cluster: Cluster) -> Leftovers:
     Raises:
         EngineError: a node could not be searched.
     """
-    seen = {node: proc for node in cluster.nodes if (proc := cluster.proc_path(node))}
-    said = cluster.engine.host("sh", "-c", _FIND_SCRIPT, "look", *(f"{node}={proc}" for node, proc in seen.items()))
-    lines = sorted(set(said.checked().splitlines()))
-    blind = [node for node in seen if f"{node} seen" not in lines and cluster.proc_path(node) == seen[node]]
-    if blind:
-        raise EngineError(f"the processes of {', '.join(blind)} can't be searched")
+    proc_paths = {node: proc for node in cluster.nodes if (proc := cluster.proc_path(node))}
+    result = cluster.engine.host(
+        "sh", "-c", _FIND_SCRIPT, "look", *(f"{node}={proc}" for node, proc in proc_paths.items())
+    )
+    lines = sorted(set(result.checked().splitlines()))
+    unsearched = [
+        node for node in proc_paths if f"{node} seen" not in lines and cluster.proc_path(node) == proc_paths[node]
+    ]
+    if unsearched:
+        raise EngineError(f"the processes of {', '.join(unsearched)} can't be searched")
     return Leftovers(*(tuple(line for line in lines if f" {kind} " in line) for kind in ("process", "memory")))
 
 

@@ -82,14 +82,14 @@ def _wait_for(cluster: Cluster, what: str, condition: Callable[[Cluster], bool],
     try:
         wait_until(lambda: condition(cluster), 60, what)
     except WaitTimeout as error:
-        said = cluster.logs(CONTROLLER, service)[-1500:]
+        log = cluster.logs(CONTROLLER, service)[-1500:]
         states = cluster.exec(CONTROLLER, "sinfo", "-N", check=False).stdout
-        raise EngineError(f"{error}\n{states}\n{service} said:\n{said}") from error
+        raise EngineError(f"{error}\n{states}\nlog of {service}:\n{log}") from error
 
 
 def _make_network(engine: Engine, name: str) -> str:
     """Creates the network on a free subnet. Returns the subnet's first three numbers."""
-    said = ""
+    error_text = ""
     for _ in range(20):
         subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(256)}"
         made = engine.call(
@@ -98,8 +98,8 @@ def _make_network(engine: Engine, name: str) -> str:
         )
         if made.rc == 0:
             return subnet
-        said = made.stderr
-    raise EngineError(f"no free subnet for the cluster's network: {said.strip()}")
+        error_text = made.stderr
+    raise EngineError(f"no free subnet for the cluster's network: {error_text.strip()}")
 
 
 def _write_files(folder: Path, spec: ClusterSpec) -> None:

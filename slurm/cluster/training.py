@@ -76,10 +76,10 @@ class Training:
         """
         inside = self._lay_out()
         words = ("muster", "submit", *options, f"{inside}/job.toml")
-        said = self.cluster.exec(LOGIN, *words, user=self.spec.user).stdout
-        found = re.search(r"\d+", said.strip().splitlines()[-1])
+        output = self.cluster.exec(LOGIN, *words, user=self.spec.user).stdout
+        found = re.search(r"\d+", output.strip().splitlines()[-1])
         if found is None:
-            raise ValueError(f"muster submit printed no job id: {said!r}")
+            raise ValueError(f"muster submit printed no job id: {output!r}")
         self.job = int(found[0])
         self._follow()
         return self.job

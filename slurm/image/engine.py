@@ -56,8 +56,8 @@ class Outcome:
         failed.
         """
         if self.rc != 0:
-            said = self.stderr.strip() or self.stdout.strip() or "nothing"
-            raise EngineError(f"`{' '.join(self.argv)}` failed with code {self.rc}: {said}")
+            message = self.stderr.strip() or self.stdout.strip() or "nothing"
+            raise EngineError(f"`{' '.join(self.argv)}` failed with code {self.rc}: {message}")
         return self.stdout
 
 
@@ -133,8 +133,8 @@ class Engine:
                 source.kill()
                 source.wait()
             complaints.seek(0)
-            said = complaints.read().decode(errors="replace")[-2000:]
-        Outcome(tuple(producer), rc, "", said).checked()
+            message = complaints.read().decode(errors="replace")[-2000:]
+        Outcome(tuple(producer), rc, "", message).checked()
         yield Outcome(tuple(args), sink.returncode, sink.stdout, sink.stderr).checked().strip()
 
     def has_image(self, image: str) -> bool:
