@@ -1,6 +1,6 @@
-"""muster-agent: one process per node of a gang, spares too. It takes the coordinator's orders and reports the node's
-status.
+"""muster-agent: one process per node of a gang, also on spares. It receives the coordinator's orders and reports the
+node's status.
 
-This folder joins its rooms: `ranks` (zygotes, ranks, rendezvous store), `failure_detector` (links to other agents),
-`batch` (the batch script's process), `testing`. No other program imports it; the simulator imports its pure rules.
+Its rooms: `ranks` (zygotes, ranks, rendezvous store), `failure_detector` (links to other agents), `batch` (the batch
+script's process), `testing`. No other program imports it; the simulator imports its pure rules.
 """

@@ -1,8 +1,8 @@
-"""musterd: the command.
+"""The command `musterd`.
 
-Exit status: 0 after SIGTERM; 69 the address to listen on is taken or not there (yet): starting again may
-help; 70 a bug (the log has its traceback); 78 the site has to mend its settings (wrong flag or file, no
-libmunge): it would not. That the coordinator is away ends nothing.
+Exit status: 0 after SIGTERM. 69: the listen address is in use or does not exist (yet); a restart may help. 70: a bug;
+the log has its traceback. 78: the site must correct its settings (wrong flag or file, no libmunge); a restart does not
+help. A missing coordinator never ends musterd.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ListenError as error:
         _die(EXIT_UNAVAILABLE, str(error))
     except Exception as error:  # noqa: BLE001  # the very top
-        _log.critical("a bug", exc_info=True)
+        _log.critical("a bug of Muster", exc_info=True)
         _die(EXIT_BUG, f"{type(error).__name__}: {error} (a bug; the log has its traceback)")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="musterd", description="Calls the roll for one node, watches its hardware.")
+    parser = argparse.ArgumentParser(
+        prog="musterd", description="Sends heartbeats for one node and watches its hardware."
+    )
     site_config.add_arguments(parser, listen=f":{site_config.NODE_PORT}")
     parser.add_argument("--node", metavar="NAME", help="this node in Slurm; default SLURMD_NODENAME, else hostname -s")
     parser.add_argument("--heartbeat", metavar="SECONDS", type=_seconds, default=5.0,
@@ -53,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kmsg", metavar="FILE", type=Path, default=SensorPaths().kmsg,
                         help=f"the kernel log: a device, or a growing file; default {SensorPaths().kmsg}")  # fmt: skip
     parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
-                        help=f"for memory of requeued jobs; empty: nowhere; default {SOCKET}")  # fmt: skip
+                        help=f"for memory of requeued jobs; empty: keep no memory; default {SOCKET}")  # fmt: skip
     return parser
 
 
@@ -91,7 +93,7 @@ async def _run(settings: NodeSettings) -> None:
     try:
         await running
     except asyncio.CancelledError:
-        _log.info("told to stop")
+        _log.info("stopping: got a signal")
 
 
 def _die(status: int, words: str) -> NoReturn:

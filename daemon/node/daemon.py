@@ -1,4 +1,4 @@
-"""The whole node daemon, put together: sensors, the stream to the coordinator, and the answer to probes."""
+"""The whole node daemon: sensors, the stream to the coordinator, and answers to probes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.v1 import common_pb2_grpc, node_pb2
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# For probes under way when the daemon stops.
+# Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """What systemd has told this process: where it is spoken to, and the descriptors that it has kept, by name."""
+    """What systemd gave this process: the notification socket, and the stored descriptors by name."""
 
     notify: str = ""
     stored: Mapping[str, int] = field(default_factory=dict)
@@ -40,8 +40,12 @@ class Systemd:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What a node daemon is started with. Addresses are "host:port" (`coordinator`: or several, with commas); port 0 of
-    `listen`: any. `memory`: the socket for memory that is kept over requeues; None: none is."""
+    """What a node daemon is started with.
+
+    coordinator: "host:port", or several with commas.
+    listen: "host:port"; port 0: any free port.
+    memory: the socket for memory that is kept over a requeue; None: keep none.
+    """
 
     node: str
     coordinator: str
@@ -55,15 +59,15 @@ class NodeSettings:
 
 
 class NodeDaemon:
-    """One node daemon: `await run()` until it is cancelled."""
+    """One node daemon: await `run` until it is cancelled."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._incarnation = secrets.token_hex(8)
         self._port = 0
-        self._depot = KeptMemoryStore(FdStore(settings.systemd.notify))
-        self._attachment = NodeStream(
-            settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s, self._depot
+        self._kept_memory = KeptMemoryStore(FdStore(settings.systemd.notify))
+        self._stream = NodeStream(
+            settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s, self._kept_memory
         )
 
     async def run(self) -> None:
@@ -72,8 +76,8 @@ class NodeDaemon:
         Raises:
             muster.daemon.transport.channel.ListenError: the address is taken.
         """
-        # First of all: whatever ends this run of the daemon, nothing is kept for longer than it may be.
-        memory = self._memory()
+        # First: release old memory, so that nothing is kept too long however this daemon ends.
+        memory = self._make_memory_service()
         server = make_server(self._settings.credentials)
         service = ProbeService(self._settings.node, self._incarnation)
         common_pb2_grpc.add_ProbeServiceServicer_to_server(service, server)
@@ -83,25 +87,29 @@ class NodeDaemon:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for make in SENSORS:
-                    tasks.create_task(run_sensor(make(self._settings.roots), self._attachment.report))
-                tasks.create_task(self._attachment.run())
+                    tasks.create_task(run_sensor(make(self._settings.roots), self._stream.report))
+                tasks.create_task(self._stream.run())
                 if memory is not None:
                     tasks.create_task(memory.run())
         finally:
             await server.stop(PROBE_GRACE_S)
 
-    def _memory(self) -> MemoryService | None:
-        """With what an earlier daemon had kept; nothing stays of that where nothing is to be kept."""
+    def _make_memory_service(self) -> MemoryService | None:
+        """Recover what an earlier daemon has kept. If no memory is to be kept, release all of it."""
         path, stored = self._settings.memory, self._settings.systemd.stored
-        service = MemoryService(path, self._depot) if path else None
-        self._depot.recover(stored, service.prolog_job() if service else None)
-        self._depot.release_expired(clock.monotonic())
+        service = MemoryService(path, self._kept_memory) if path else None
+        self._kept_memory.recover(stored, service.prolog_job() if service else None)
+        self._kept_memory.release_expired(clock.monotonic())
         return service
 
     async def _hello(self) -> node_pb2.NodeHello:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""
         listen, _ = split_address(self._settings.listen)
-        host = listen if listen not in _ALL else await own_address(split_addresses(self._settings.coordinator)[0])
+        host = (
+            listen
+            if listen not in _ALL_ADDRESSES
+            else await own_address(split_addresses(self._settings.coordinator)[0])
+        )
         return node_pb2.NodeHello(
             node=self._settings.node,
             boot_id=self._settings.boot_id.read_text().strip(),
@@ -111,15 +119,14 @@ class NodeDaemon:
         )
 
 
-_ALL = frozenset({"", "0.0.0.0", "::"})
+_ALL_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
 
 
 async def own_address(peer: str) -> str:
-    """The IP address of this host on the way to `peer` ("host:port"): what others reach it at, without any
-    DNS.
+    """This host's IP address on the route to `peer` ("host:port"), without DNS: other processes reach this host there.
 
     Raises:
-        OSError: `peer` has no address, or there is no way to it.
+        OSError: `peer` has no address, or there is no route to it.
     """
     host, port = split_address(peer)
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)

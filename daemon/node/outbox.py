@@ -1,9 +1,7 @@
-"""Observations that the coordinator has not confirmed yet: kept while it is away, sent again after it is
-back.
+"""Observations that the coordinator has not confirmed: kept while it is away, and sent again afterwards.
 
-One observation of a kind, code and device waits at a time: a storm of one error can't push out the others.
-Confirmation is the coordinator's answer to the message; what was sent on a stream that broke before counts
-as not sent.
+For each kind, code and device only one observation waits, so that a storm of one error can't displace the others. The
+coordinator's answer to the message is the confirmation. What was sent on a broken stream counts as not sent.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """A bounded, ordered set of observations; not for use by several threads."""
+    """A bounded, ordered set of observations. Not thread-safe."""
 
     def __init__(self, limit: int = MAX_WAITING) -> None:
         self._limit = limit
@@ -27,7 +25,7 @@ class Outbox:
         self.changed = asyncio.Event()
 
     def put(self, observation: Observation) -> None:
-        """Keep an observation, unless its like waits already. Full: the oldest goes, with a warning."""
+        """Add an observation unless an equal one waits. If the outbox is full, the oldest is dropped with a warning."""
         key = _key(observation)
         if key in self._waiting and key not in self._sent:
             return
@@ -41,7 +39,7 @@ class Outbox:
         self.changed.set()
 
     def next_unsent(self) -> Observation | None:
-        """The oldest that was not sent on this stream, which is hereby sent; None: there is none."""
+        """Return the oldest observation that was not sent on this stream, and mark it as sent; None: there is none."""
         for key, observation in self._waiting.items():
             if key not in self._sent:
                 self._sent.add(key)
@@ -50,14 +48,14 @@ class Outbox:
         return None
 
     def confirm(self, observation: Observation) -> None:
-        """The coordinator has answered to this very observation."""
+        """The coordinator has answered to this observation: remove it."""
         key = _key(observation)
         if self._waiting.get(key) is observation:
             del self._waiting[key]
             self._sent.discard(key)
 
     def rewind(self) -> None:
-        """A new stream begins: what was not confirmed is to be sent again."""
+        """A new stream begins: send again what was not confirmed."""
         self._sent.clear()
         self.changed.set()
 

@@ -1,4 +1,4 @@
-"""ProbeService of the node daemon: tells whoever asks with a valid credential that a process lives here."""
+"""ProbeService of the node daemon: tells any caller with a valid credential that this process is alive."""
 
 from __future__ import annotations
 

@@ -45,15 +45,14 @@ from muster.daemon.transport.site_config import split_address
 CREDENTIAL_KEY = "muster-credential"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# Asked by load balancers and by tools such as grpcurl, which have no credential; they tell nothing about
-# any job.
+# Load balancers and tools such as grpcurl call these without a credential. The methods reveal nothing about any job.
 PUBLIC_METHODS = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
 
 CONNECT_TIMEOUT_S = 2.0
-"""How long one of several coordinators may take to answer a connection."""
+"""Seconds that each of several coordinators has to answer a connection."""
 
 IDENTITY_DEADLINE_S = 5.0
-# munged answers in about 0.2 ms; the threads are for the day it does not.
+# munged answers in about 0.2 ms (measured). The threads are needed when it does not.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
 
 _OPTIONS: list[tuple[str, int]] = [
@@ -62,13 +61,13 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 _CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
-    # A daemon that comes back is found within 2 s, not within gRPC's default of 2 minutes.
+    # Find a restarted daemon within 2 s, not within gRPC's default of 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A new channel starts without the back-off of an older one to the same address.
+    # A new channel starts without the backoff of an older channel to the same address.
     ("grpc.use_local_subchannel_pool", 1),
-    # A call sent twice would show its credential twice.
+    # A repeated call would show its credential twice, and a credential is valid once.
     ("grpc.enable_retries", 0),
     # Daemons talk to each other directly, whatever the environment says about proxies.
     ("grpc.enable_http_proxy", 0),
@@ -76,21 +75,21 @@ _CLIENT_OPTIONS: list[tuple[str, int]] = [
 _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 3000),
-    # However long nothing else is said: gRPC's default is two pings, then one a minute.
+    # Ping for as long as nothing else is sent: gRPC's default is two pings, then one per minute.
     ("grpc.http2.max_pings_without_data", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
-    # Two daemons on one port are a mistake to be told, not a load to be shared.
+    # Two daemons on one port are a mistake: report it instead of sharing the load.
     ("grpc.so_reuseport", 0),
-    # Else keepalive counts as a nuisance, and the connection is closed.
+    # By default the server closes a connection that sends many keepalive pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 2000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
 class ListenError(OSError):
-    """The site's fault: the address can't be listened on."""
+    """The site's fault: this process can't listen on the address."""
 
 
 def open_channel(
@@ -106,7 +105,7 @@ def open_channel(
     has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends with
     UNAVAILABLE.
     """
-    prove = partial(_prove, credentials, identity_deadline_s)
+    prove = partial(_add_credential, credentials, identity_deadline_s)
     interceptors: list[Any] = [
         _UnaryUnary(prove),
         _UnaryStream(prove),
@@ -123,14 +122,15 @@ async def open_first_ready_channel(
     deadline_s: float = CONNECT_TIMEOUT_S,
     keepalive: bool = False,
 ) -> grpc.aio.Channel:
-    """A channel (see `open_channel`) to whichever of `addresses` is the first to answer as a gRPC server.
+    """Return a channel (see `open_channel`) to the first of `addresses` that answers as a gRPC server.
 
-    Where none does within `deadline_s`, or there is one address alone, the first one: a call tells what is wrong.
+    If none answers within `deadline_s`, or there is only one address, return a channel to the first address: the next
+    call then shows the error.
     """
     channels = [open_channel(address, credentials, keepalive=keepalive) for address in addresses]
     if len(channels) == 1:
         return channels[0]
-    # A process that stands still is never ready, though its kernel takes connections for it.
+    # A paused process is never ready, although its kernel accepts connections.
     ready = [asyncio.ensure_future(channel.channel_ready()) for channel in channels]
     try:
         await asyncio.wait(ready, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -149,30 +149,31 @@ async def open_first_ready_channel(
 
 
 def make_server(credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S) -> grpc.aio.Server:
-    """A server that checks the credential of every call. Register servicers, then `bind`, then start it.
+    """Return a server that checks the credential of every call. Register the servicers, call `bind`, then start the
+    server.
 
-    A credential that can't be checked within `identity_deadline_s` ends the call UNAVAILABLE.
+    If a credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
     """
-    return grpc.aio.server(interceptors=[_Gate(credentials, identity_deadline_s)], options=_SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=[_CredentialCheck(credentials, identity_deadline_s)], options=_SERVER_OPTIONS)
 
 
 def bind(server: grpc.aio.Server, address: str) -> int:
-    """Listen on `address` ("host:port"; no host: all addresses; port 0: any free one) and return the port.
+    """Listen on `address` ("host:port"; no host: all addresses; port 0: any free port) and return the port.
 
     Raises:
-        ListenError: the address is taken, or is not this host's.
+        ListenError: the address is in use, or does not belong to this host.
     """
     try:
         port = server.add_insecure_port(f"[::]{address}" if address.startswith(":") else address)
     except RuntimeError:
         port = 0
     if port == 0:
-        raise _cannot_listen(address)
+        raise _listen_error(address)
     return port
 
 
 def check_listen_address(address: str) -> None:
-    """See that `bind` will be able to listen on `address`, without listening. May take as long as finding its host.
+    """Check that `bind` could listen on `address`, without listening. May block while the host name is resolved.
 
     Raises:
         ListenError: as `bind` does.
@@ -180,18 +181,19 @@ def check_listen_address(address: str) -> None:
     try:
         host, port = split_address(address)
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        tried = [_try_to_bind(family, where) for family, _, _, _, where in found]
+        tried = [_can_bind(family, where) for family, _, _, _, where in found]
     except (OSError, ValueError) as error:
-        raise _cannot_listen(address) from error
+        raise _listen_error(address) from error
     if not any(tried):
-        raise _cannot_listen(address)
+        raise _listen_error(address)
 
 
-def _try_to_bind(family: int, where: Any) -> bool:
-    """False: this host has no such address, as "::" where it has no IPv6. OSError: it is taken."""
+def _can_bind(family: int, where: Any) -> bool:
+    """Return False if this host has no such address, for example "::" without IPv6. Raises OSError: the address is in
+    use."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as tried:
-            # As gRPC does: connections of an earlier process that are not over yet take nothing.
+            # As gRPC does: old connections of an earlier process do not block the address.
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -203,7 +205,7 @@ def _try_to_bind(family: int, where: Any) -> bool:
     return True
 
 
-def _cannot_listen(address: str) -> ListenError:
+def _listen_error(address: str) -> ListenError:
     return ListenError(f"can't listen on {address}: is it taken, or not an address of this host?")
 
 
@@ -211,29 +213,32 @@ def _cannot_listen(address: str) -> ListenError:
 
 
 def raise_if_cancelled() -> None:
-    """Raise CancelledError where this task was cancelled. Where a stream ends as its reader is cancelled, grpc.aio
-    raises the stream's error instead, or ends it in peace: who would go on then calls this."""
+    """Raise CancelledError if this task was cancelled.
+
+    If a stream ends while its reader is cancelled, grpc.aio may raise the stream's error instead, or end the stream
+    normally. Code that would continue after the stream calls this function.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling() > 0:
         raise asyncio.CancelledError
 
 
 def raise_unexpected_error(task: asyncio.Task[Any]) -> None:
-    """Raise what a task that has ended ended with, unless it is the end of its call, or of itself."""
+    """Raise the error of a finished task, unless the error only says that the call or the task ended."""
     error = None if task.cancelled() else task.exception()
-    if error is not None and not isinstance(error, _ENDS_OF_CALLS):
+    if error is not None and not isinstance(error, _EXPECTED_ERRORS):
         raise error
 
 
-_ENDS_OF_CALLS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+_EXPECTED_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 _T = TypeVar("_T")
 _Details = Any  # grpc.aio.ClientCallDetails, a named tuple; its stubs know neither _replace nor Metadata
-_Prove = Callable[[_Details], Awaitable[_Details]]
+_AddCredential = Callable[[_Details], Awaitable[_Details]]
 
 
-async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
-    """Run a blocking call on munge, at most for the deadline. (Past it, its thread goes on until libmunge gives up.)
+async def _call_munge(what: Callable[[], _T], deadline_s: float) -> _T:
+    """Run a blocking call of munge, for `deadline_s` at most. After that, its thread runs on until libmunge gives up.
 
     Raises:
         IdentityUnavailable: no answer in time.
@@ -249,46 +254,46 @@ async def _in_thread(what: Callable[[], _T], deadline_s: float) -> _T:
 async def credential_metadata(
     credentials: Credentials, method: str, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
 ) -> grpc.aio.Metadata:
-    """Metadata with a fresh credential, good for one call of `method` ("/muster.v1.PeerService/Link").
+    """Return metadata with a new credential, valid for one call of `method` ("/muster.v1.PeerService/Link").
 
     Raises:
-        grpc.aio.AioRpcError: UNAVAILABLE, none can be made: as for any other thing that is away for now.
+        grpc.aio.AioRpcError: UNAVAILABLE: no credential can be made, like any other temporary fault.
     """
     try:
-        token = await _in_thread(lambda: credentials.issue(method), identity_deadline_s)
+        token = await _call_munge(lambda: credentials.issue(method), identity_deadline_s)
     except IdentityUnavailable as error:
         nothing = grpc.aio.Metadata()
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
     return grpc.aio.Metadata((CREDENTIAL_KEY, token))
 
 
-async def _prove(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
-    """The call's details with a fresh credential; raises as `credential_metadata`."""
+async def _add_credential(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
+    """Return the call's details with a new credential. Raises as `credential_metadata`."""
     method = details.method.decode() if isinstance(details.method, bytes) else details.method
     proved = await credential_metadata(credentials, method, identity_deadline_s=deadline_s)
     return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *proved))
 
 
-class _Prover:
-    def __init__(self, prove: _Prove) -> None:
-        self._prove = prove
+class _CredentialAdder:
+    def __init__(self, prove: _AddCredential) -> None:
+        self._add_credential = prove
 
 
 # grpc.aio sorts interceptors by class and takes each for one kind of call only. (Its stubs make these classes
 # generic; at runtime they are not.)
-class _UnaryUnary(_Prover, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+class _UnaryUnary(_CredentialAdder, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(await self._prove(client_call_details), request)
+        return await continuation(await self._add_credential(client_call_details), request)
 
 
-class _UnaryStream(_Prover, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+class _UnaryStream(_CredentialAdder, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(await self._prove(client_call_details), request)
+        return await continuation(await self._add_credential(client_call_details), request)
 
 
-class _StreamUnary(_Prover, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
+class _StreamUnary(_CredentialAdder, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await continuation(await self._prove(client_call_details), request_iterator)
+        return await continuation(await self._add_credential(client_call_details), request_iterator)
 
 
 # --- server -----------------------------------------------------------------------------------------------
@@ -297,8 +302,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler = Callable[[Any, _Context], Any]
 
 
-class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets a call through to its handler once its credential is checked."""
+class _CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Passes a call to its handler after its credential is checked."""
 
     def __init__(self, credentials: Credentials, deadline_s: float) -> None:
         self._credentials = credentials
@@ -309,13 +314,13 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method: str = handler_call_details.method
         if handler is None or method.startswith(PUBLIC_METHODS):
             return handler
-        kind = _kind(handler)
+        kind = _handler_field(handler)
         guarded = self._guard(getattr(handler, kind), method, answers_stream=handler.response_streaming)
         return handler._replace(**{kind: guarded})
 
     def _guard(self, handler: _Handler, method: str, *, answers_stream: bool) -> _Handler:
-        # A handler may be a coroutine (that writes its stream itself) or an asynchronous generator. Both
-        # are run by a coroutine here; gRPC lets a coroutine answer a stream through context.write.
+        # A handler may be a coroutine (which writes its stream itself) or an asynchronous generator. A coroutine runs
+        # both here, because gRPC lets a coroutine answer a stream through context.write.
         if answers_stream and inspect.isasyncgenfunction(handler):
             return partial(self._run_generator, handler, method)
         if not inspect.iscoroutinefunction(handler):
@@ -323,25 +328,25 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return partial(self._run_coroutine, handler, method)
 
     async def _run_coroutine(self, handler: _Handler, method: str, request: Any, context: _Context) -> Any:
-        await self._admit(method, request, context)
+        await self._check_caller(method, request, context)
         return await handler(request, context)
 
     async def _run_generator(self, handler: _Handler, method: str, request: Any, context: _Context) -> None:
-        await self._admit(method, request, context)
+        await self._check_caller(method, request, context)
         answers: AsyncIterator[Any] = handler(request, context)
         async with aclosing(answers):  # type: ignore[type-var]
             async for answer in answers:
                 await context.write(answer)
 
-    async def _admit(self, method: str, request: Any, context: _Context) -> None:
-        """Name the caller, or end the call."""
+    async def _check_caller(self, method: str, request: Any, context: _Context) -> None:
+        """Set the caller, or end the call."""
         token = dict(context.invocation_metadata() or ()).get(CREDENTIAL_KEY)
         try:
             if token is None:
                 raise CredentialRefused(f"{method} needs a credential ({CREDENTIAL_KEY})")
-            uid, gid = await _in_thread(lambda: self._credentials.check(str(token), method), self._deadline_s)
+            uid, gid = await _call_munge(lambda: self._credentials.check(str(token), method), self._deadline_s)
         except (CredentialRefused, IdentityUnavailable) as error:
-            await _hear_out(request)
+            await _drain(request)
             await context.abort(_CODES[type(error)], str(error))
             raise AssertionError("abort raises") from None
         set_caller(Caller(uid, gid, address_of(context.peer())))
@@ -351,14 +356,14 @@ _CODES: dict[type[IdentityError], grpc.StatusCode] = {
     CredentialRefused: grpc.StatusCode.UNAUTHENTICATED,
     IdentityUnavailable: grpc.StatusCode.UNAVAILABLE,
 }
-_HEAR_OUT_S = 0.2
+_DRAIN_S = 0.2
 
 
-async def _hear_out(request: Any) -> None:
-    """Take what a refused caller streams, for a moment.
+async def _drain(request: Any) -> None:
+    """Read what a refused caller streams, for `_DRAIN_S` seconds.
 
-    A client of grpc.aio whose write finds the call ended reports "Internal error from Core" instead of the status that
-    the server gave.
+    Without this, a client of grpc.aio whose write finds the call ended reports "Internal error from Core" instead of
+    the server's status.
     """
     if not isinstance(request, AsyncIterable):
         return
@@ -368,20 +373,20 @@ async def _hear_out(request: Any) -> None:
             pass
 
     taking = asyncio.ensure_future(take_all())
-    await asyncio.wait({taking}, timeout=_HEAR_OUT_S)
+    await asyncio.wait({taking}, timeout=_DRAIN_S)
     taking.cancel()
     await asyncio.gather(taking, return_exceptions=True)
 
 
-def _kind(handler: Any) -> str:
-    """Name of the handler's field that holds its function: "unary_stream" and so on."""
+def _handler_field(handler: Any) -> str:
+    """The name of the handler's field that holds its function, for example "unary_stream"."""
     asked = "stream" if handler.request_streaming else "unary"
     answered = "stream" if handler.response_streaming else "unary"
     return f"{asked}_{answered}"
 
 
 def address_of(peer: str) -> str:
-    """The IP address in gRPC's name of a peer: "ipv4:10.0.0.1:4242", "ipv6:%5B::1%5D:4242"; else "unix"."""
+    """The IP address in gRPC's name of a peer ("ipv4:10.0.0.1:4242", "ipv6:%5B::1%5D:4242"); for others "unix"."""
     family, _, rest = unquote(peer).partition(":")
     if family not in ("ipv4", "ipv6"):
         return family

@@ -1,17 +1,15 @@
 """Who is calling: credentials that prove a uid, and the caller as a handler sees it.
 
-A credential is made for one call of one gRPC method. Its payload is the method's full name
-("/muster.v1.Muster/List") and nothing else: it holds no secret, it can't be used for another method, and
-being accepted once uses it up. It also means that a person can make one by hand: `munge -n -s
-/muster.v1.Muster/List`.
+A credential is made for one call of one gRPC method. Its payload is only the method's full name
+("/muster.v1.Muster/List"). So it holds no secret, can't be used for another method, and is used up when it is accepted.
+A person can also make one by hand: `munge -n -s /muster.v1.Muster/List`.
 
-Two kinds stand behind one Protocol: munge on a cluster, and a secret file for `muster run --local`, where
-everything belongs to one user on one machine. Both block (munge on its daemon's socket):
-`muster.daemon.transport.channel` calls them in a thread with a deadline, and so must anyone else on an event loop.
+One Protocol has two implementations: munge on a cluster; a secret file for `muster run --local`, where everything
+belongs to one user on one machine. Both block (munge on its daemon's socket). `muster.daemon.transport.channel` calls
+them in a thread with a deadline; every other user on an event loop must do the same.
 
-Munge remembers used credentials per host. One that was shown to a host can therefore be shown again to
-another host, for the same method, within its lifetime. Only TLS on the channel, which Muster does not use yet, would
-prevent that.
+Munge remembers used credentials per host. So a credential that was shown to one host can be shown again to another
+host, for the same method, within its lifetime. Only TLS, which Muster does not use yet, would prevent that.
 """
 
 from __future__ import annotations
@@ -31,20 +29,21 @@ from muster.daemon.host import clock
 
 
 class IdentityError(Exception):
-    """The caller has not proved who it is, or proving is impossible here."""
+    """The caller's identity is not proved, or can't be proved here."""
 
 
 class CredentialRefused(IdentityError):
-    """The caller's fault: the credential is malformed, expired, used already, or made for another method."""
+    """The caller's fault: the credential is malformed, expired, used before, or made for another method."""
 
 
 class IdentityUnavailable(IdentityError):
-    """The site's fault: credentials can be neither made nor checked on this host now."""
+    """The site's fault: this host can't make or check credentials now."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A proved caller: `uid` and `gid` by its credential, `address` (IP, or "unix") by its connection."""
+    """A caller with a proved identity: `uid` and `gid` from its credential, `address` (IP, or "unix") from its
+    connection."""
 
     uid: int
     gid: int
@@ -52,22 +51,22 @@ class Caller:
 
 
 class Credentials(Protocol):
-    """Makes and checks credentials; both calls may block for seconds."""
+    """Makes and checks credentials. Both methods may block for seconds."""
 
     def issue(self, method: str) -> str:
-        """A credential of this process for one call of `method`; ASCII without spaces or line ends.
+        """Make a credential of this process for one call of `method`; ASCII without spaces or line ends.
 
         Raises:
-            IdentityUnavailable: none can be made here.
+            IdentityUnavailable: no credential can be made here.
         """
         ...
 
     def check(self, token: str, method: str) -> tuple[int, int]:
-        """The uid and gid that `token` proves, which is hereby used up.
+        """Return the uid and gid that `token` proves. This uses the token up.
 
         Raises:
-            CredentialRefused: it proves nothing for this method.
-            IdentityUnavailable: it can't be checked here.
+            CredentialRefused: the token proves nothing for this method.
+            IdentityUnavailable: the token can't be checked here.
         """
         ...
 
@@ -79,7 +78,7 @@ def current_caller() -> Caller:
     """The caller of the gRPC method that is being handled.
 
     Raises:
-        IdentityError: outside a handler, or in a handler of a method that asks for no credential.
+        IdentityError: no handler is running, or its method needs no credential.
     """
     try:
         return _caller.get()
@@ -88,7 +87,7 @@ def current_caller() -> Caller:
 
 
 def set_caller(caller: Caller) -> None:
-    """Name the caller for the rest of this task; for the server's interceptor and for tests of handlers."""
+    """Set the caller for the rest of this task. For the server's interceptor and for tests of handlers."""
     _caller.set(caller)
 
 
@@ -97,7 +96,7 @@ def set_caller(caller: Caller) -> None:
 _LIBRARY = "libmunge.so.2"
 _OPT_SOCKET = 8  # MUNGE_OPT_SOCKET in munge.h
 _SUCCESS = 0
-# munge_err_t: what speaks of the credential; everything else speaks of this host's munge.
+# Values of munge_err_t that concern the credential. All others concern this host's munge.
 _REFUSED = {
     3: "it is too long",
     8: "it is not a munge credential",
@@ -118,13 +117,12 @@ _NO_DAEMON = {6: "munged does not answer on its socket", 7: "munged does not ans
 class MungeCredentials:
     """Munge's credentials, as Slurm uses them, through libmunge.
 
-    `socket` is munged's socket where it is not the one built into the library. Safe for use by several
-    threads: each call has a munge context of its own.
+    `socket`: munged's socket, if it is not the library's default. Thread-safe: each call has its own munge context.
     """
 
     def __init__(self, socket: Path | None = None) -> None:
         self._socket = socket
-        self._lib = _load()
+        self._lib = _load_library()
 
     def issue(self, method: str) -> str:
         """See Credentials.issue."""
@@ -132,7 +130,7 @@ class MungeCredentials:
         payload = method.encode()
         with _Context(self._lib, self._socket) as context:
             status = self._lib.munge_encode(ctypes.byref(token), context, payload, len(payload))
-            text = self._take(token)
+            text = self._copy_and_free(token)
             if status != _SUCCESS or text is None:
                 raise self._unavailable(status, "made")
         return text.decode("ascii")
@@ -149,15 +147,17 @@ class MungeCredentials:
                 context,
                 *map(ctypes.byref, (data, length, uid, gid)),
             )
-            payload = self._take(data, length.value)  # set for expired and replayed ones too: to be freed
+            payload = self._copy_and_free(
+                data, length.value
+            )  # also set for expired and replayed credentials, and must be freed
         if status in _REFUSED:
             raise CredentialRefused(f"the munge credential is refused: {_REFUSED[status]}")
         if status != _SUCCESS:
             raise self._unavailable(status, "checked")
-        _must_name(method, payload or b"")
+        _check_method(method, payload or b"")
         return uid.value, gid.value
 
-    def _take(self, pointer: ctypes.c_void_p, length: int = -1) -> bytes | None:
+    def _copy_and_free(self, pointer: ctypes.c_void_p, length: int = -1) -> bytes | None:
         """Copy the bytes at `pointer` (no length: up to NUL), which libmunge allocated, and free them."""
         if not pointer:
             return None
@@ -175,7 +175,7 @@ class MungeCredentials:
 
 
 class _Context:
-    """A munge context for the length of one call (a context must not be shared by threads)."""
+    """A munge context for one call (threads must not share a context)."""
 
     def __init__(self, lib: ctypes.CDLL, socket: Path | None) -> None:
         self._lib = lib
@@ -197,7 +197,7 @@ _libc.free.argtypes = [ctypes.c_void_p]
 _libc.free.restype = None
 
 
-def _load() -> ctypes.CDLL:
+def _load_library() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -207,7 +207,7 @@ def _load() -> ctypes.CDLL:
     lib.munge_ctx_create.restype = ctypes.c_void_p
     lib.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
     lib.munge_ctx_destroy.restype = None
-    # munge_ctx_set is variadic: its further argument is given with an explicit type at the call.
+    # munge_ctx_set is variadic: the call gives its last argument with an explicit type.
     lib.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int]
     lib.munge_ctx_set.restype = ctypes.c_int
     lib.munge_encode.argtypes = [pointer(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
@@ -234,11 +234,11 @@ _LIFETIME_S = 300.0  # as munge's
 class SecretCredentials:
     """Credentials signed with a random secret that only its owner can read: for `muster run --local`.
 
-    Whoever can read the file is the file's owner: `check` answers the file's uid and gid.
+    A caller that can read the file is the file's owner: `check` returns the file's uid and gid.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = clock.wall) -> None:
-        """Raises IdentityUnavailable where the file is absent, empty, or open to others."""
+        """Raises IdentityUnavailable: the file is absent, empty, or readable by others."""
         self._now = now
         try:
             self._secret, found = path.read_bytes(), path.stat()
@@ -254,10 +254,10 @@ class SecretCredentials:
 
     @classmethod
     def create(cls, path: Path) -> SecretCredentials:
-        """Write a fresh secret to `path`, which must not exist yet.
+        """Write a new secret to `path`, which must not exist yet.
 
         Raises:
-            FileExistsError: it does.
+            FileExistsError: the file exists.
         """
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
@@ -276,23 +276,23 @@ class SecretCredentials:
         now = self._now()
         if abs(now - float(stem.partition(".")[0])) > _LIFETIME_S:
             raise CredentialRefused("the credential is refused: it has expired")
-        self._use_up(stem, now)
+        self._mark_used(stem, now)
         return self._owner
 
     def _sign(self, stem: str, method: str) -> str:
         return hmac.digest(self._secret, f"{stem} {method}".encode(), "sha256").hex()
 
-    def _use_up(self, stem: str, now: float) -> None:
+    def _mark_used(self, stem: str, now: float) -> None:
         with self._lock:
             if stem in self._used:
                 raise CredentialRefused("the credential is refused: it has been used before")
             self._used[stem] = now
-            # Oldest first: what has expired is refused for that, and need not be remembered.
+            # Oldest first. An expired credential is refused anyway: forget it.
             while (oldest := next(iter(self._used))) and now - self._used[oldest] > 2 * _LIFETIME_S:
                 del self._used[oldest]
 
 
-def _must_name(method: str, payload: bytes) -> None:
+def _check_method(method: str, payload: bytes) -> None:
     if payload != method.encode():
         named = payload[:100].decode("ascii", "replace")
         raise CredentialRefused(f"the credential is refused: it was made for {named!r}, not for {method}")

@@ -336,7 +336,7 @@ async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, t
         _, said = await process.communicate()
         await coordinator.ended.get()
     assert process.returncode == 0, said.decode()
-    assert b"told to stop" in said
+    assert b"stopping: got a signal" in said
 
 
 @pytest.mark.parametrize(

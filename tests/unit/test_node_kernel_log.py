@@ -147,7 +147,7 @@ async def test_the_sensor_reports_new_lines_only(path: Path, caplog: pytest.LogC
         observation = await seen.next()
     assert (observation.kind, observation.code, observation.device) == ("xid", 48, "0000:86:00")
     assert observation.text == "NVRM: Xid (PCI:0000:86:00): 48, DBE"
-    assert f"1 GPU errors stand in the kernel log since before the start; the newest: {LOST}" in caplog.text
+    assert f"the kernel log holds 1 GPU errors from before the start; the newest: {LOST}" in caplog.text
 
 
 async def test_one_fault_printed_twice_is_one_observation(path: Path) -> None:

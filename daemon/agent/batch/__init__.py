@@ -1,4 +1,4 @@
-"""`muster-agent batch`: the process that the batch script becomes. It launches srun and outlives it.
+"""`muster-agent batch`: the process that the batch script becomes. It starts srun and outlives it.
 
-`startup` imports it.
+`startup` imports this room.
 """

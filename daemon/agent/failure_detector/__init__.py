@@ -1,4 +1,4 @@
 """What one agent knows of the other agents: links, pings, silence, accusations, self-fencing.
 
-`silence_rules` is pure; the simulator runs it too. The agent imports this room.
+`silence_rules` is pure; the simulator uses it too. The agent imports this room.
 """

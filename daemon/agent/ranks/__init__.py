@@ -1,5 +1,5 @@
-"""Ranks of one node: the reconcile rule, zygotes, forked ranks, their environment, logs and stacks, the rendezvous
+"""Ranks of one node: the reconcile rules, zygotes, forked ranks, their environment, logs and stacks, the rendezvous
 store.
 
-Imports `daemon.host`. The agent imports it.
+Imports `daemon.host`. The agent imports this room.
 """

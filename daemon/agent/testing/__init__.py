@@ -1,4 +1,4 @@
-"""A scripted coordinator and real agents as processes of one machine, for tests and benchmarks.
+"""A scripted coordinator, and real agents as processes of one machine: for tests and benchmarks.
 
-No program imports it.
+No program imports this room.
 """

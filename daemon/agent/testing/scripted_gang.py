@@ -1,4 +1,4 @@
-"""Real agents as processes of this machine, with a scripted coordinator: for tests and trials."""
+"""Real agents as processes of this machine, with a scripted coordinator: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from muster.daemon.transport.identity import SecretCredentials
 from muster.v1.agent_pb2 import AgentMessage, AgentStatus, Duty, Order, RankPhase, RankPlace, RankStatus
 from muster.v1.common_pb2 import Member
 
-_WAIT_S = 120.0
-# torch on a machine with few and busy cores
-_WARM_S = 120.0
+_WAIT_TIMEOUT_S = 120.0
+# Importing torch takes long on a machine with few, busy cores.
+_ZYGOTE_TIMEOUT_S = 120.0
 
 
 @asynccontextmanager
 async def scripted_gang(folder: Path, preload: tuple[str, ...] = ("random",)) -> AsyncIterator[Gang]:
-    """A gang without agents yet, working in `folder`; ends them all."""
+    """Yield a gang without agents, working in `folder`; end all its agents afterwards."""
     coordinator = ScriptedCoordinator(SecretCredentials.create(folder / "secret"))
     gang = Gang(folder, coordinator, await coordinator.start(), preload)
     try:
@@ -47,17 +47,18 @@ class Gang:
     address: str
     preload: tuple[str, ...] = ("random",)
     notice_s: float = 0.0
-    """How long agents wait for the coordinator's word after SIGTERM."""
+    """Seconds for which agents wait for an order after SIGTERM."""
     memory: str = ""
-    """The socket that they leave memory at, and take it back from; empty: none."""
+    """The socket of kept memory; empty: none."""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     async def start(self, size: int, *command: str, **spec: object) -> None:
-        """Start `size` agents and wait until they are warm."""
+        """Start `size` agents and wait until their zygotes are ready."""
         for node in (f"n{i}" for i in range(size)):
             self.launch(node, *command, **spec)
         await self.coordinator.until(
-            lambda: len(self.coordinator.agents) == size and self.all(lambda n: self.status(n).warm == 1), _WARM_S
+            lambda: len(self.coordinator.agents) == size and self.all(lambda n: self.status(n).warm == 1),
+            _ZYGOTE_TIMEOUT_S,
         )
 
     def launch(self, node: str, *command: str, **spec: object) -> None:
@@ -73,23 +74,23 @@ class Gang:
 
     @property
     def nodes(self) -> list[str]:
-        """Those whose agent was started."""
+        """The nodes whose agents were started."""
         return sorted(self.agents)
 
     def all(self, holds: Callable[[str], bool]) -> bool:
-        """Whether something holds for every node."""
+        """Whether `holds` is true for every node."""
         return all(holds(node) for node in self.nodes)
 
     def status(self, node: str) -> AgentStatus:
-        """Its newest status."""
+        """The newest status of `node`."""
         return self.coordinator.status(node)
 
     async def until(self, what: Callable[[], bool]) -> None:
-        """Wait for something that agents report; TimeoutError after a while."""
+        """Wait until `what` holds; TimeoutError if it takes too long."""
         await self.coordinator.until(what)
 
     def members(self, *without: str) -> list[Member]:
-        """The gang, each the next one's neighbour, but for those named."""
+        """The members except `without`. Each has the next one as its neighbour."""
         nodes = [node for node in self.nodes if node not in without]
         return [
             Member(
@@ -108,7 +109,7 @@ class Gang:
         self.coordinator.order(order, *(m.node for m in members))
 
     def run_order(self, generation: int, without: tuple[str, ...] = ()) -> Order:
-        """The order RUN, with the store that the first member has reported."""
+        """The order RUN with the store that the first member has reported."""
         members = self.members(*without)
         return Order(
             duty=Duty.DUTY_RUN,
@@ -121,7 +122,7 @@ class Gang:
         )
 
     async def run(self, generation: int = 1) -> list[int]:
-        """Fence, run, wait until the ranks run; their pids, as they print them."""
+        """Fence, run, and wait until the ranks run. Return their pids, as the ranks print them."""
         self.fence(generation - 1)
         await self.until(lambda: self.status("n0").store_generation == generation)
         self.coordinator.order(self.run_order(generation))
@@ -129,41 +130,41 @@ class Gang:
         return [int((await self.words(i, generation))[0]) for i in range(len(self.nodes))]
 
     def rank(self, node: str, generation: int) -> RankStatus:
-        """The rank of `node` in that generation; an empty one before it is reported."""
+        """The rank of `node` in this generation; an empty status before it is reported."""
         found = [rank for rank in self.status(node).ranks if rank.generation == generation]
         return found[0] if found else RankStatus()
 
     def log(self, rank: int, generation: int) -> Path:
-        """Where the rank writes."""
+        """The rank's log file."""
         return rank_log_files.log_path(str(self.folder), "g", generation, rank)
 
     def output(self, rank: int, generation: int) -> str:
-        """What a rank has printed; nothing before it has started."""
+        """What a rank has printed; empty before it has started."""
         log = self.log(rank, generation)
         return log.read_text() if log.exists() else ""
 
     async def words(self, rank: int, generation: int, count: int = 1) -> list[str]:
-        """The first words of a rank's log, once they are there."""
-        async with asyncio.timeout(_WAIT_S):
+        """The first `count` words of a rank's log, as soon as they are there."""
+        async with asyncio.timeout(_WAIT_TIMEOUT_S):
             while len(found := self.output(rank, generation).split()) < count:  # noqa: ASYNC110 - a file tells nobody
                 await asyncio.sleep(0.01)
         return found
 
     def said(self, node: str, kind: str) -> list[AgentMessage]:
-        """What an agent has said beside its statuses: "accusation", "probe_result"."""
+        """The messages of one kind that an agent has sent beside its statuses: "accusation", "probe_result"."""
         return [m for m in self.coordinator.agents[node].messages if m.WhichOneof("body") == kind]
 
     async def exit_code(self, node: str) -> int:
-        """How `muster-agent run` ends there."""
-        async with asyncio.timeout(_WAIT_S):
+        """The exit code of `muster-agent run` on `node`."""
+        async with asyncio.timeout(_WAIT_TIMEOUT_S):
             return await asyncio.to_thread(self.agents[node].wait)
 
     def agent_pid(self, node: str) -> int:
-        """The agent itself: the guard's only child."""
+        """The pid of the agent, which is the guard's only child."""
         guard = self.agents[node].pid
         return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
 
     def script(self, text: str) -> str:
-        """Write the ranks' script; its name."""
+        """Write the ranks' script; return its name."""
         (self.folder / "train.py").write_text(textwrap.dedent(text))
         return "train.py"

@@ -1,4 +1,4 @@
 """Memory checkpoints that a node keeps while their job is requeued.
 
-`retention` decides and is pure; the simulator runs it too. `musterd` imports this room.
+`retention` decides and is pure; the simulator uses it too. `musterd` imports this room.
 """

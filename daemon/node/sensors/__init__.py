@@ -1,4 +1,4 @@
-"""The sensors of a node: one file each, registered here by one line."""
+"""The sensors of a node: one file each, registered here with one line."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The door to the kernel log: lines as they appear, without polling.
+"""Reads the kernel log: lines as they appear, without polling.
 
-`/dev/kmsg` is a device with one record a read; the event loop wakes up when there is one. Anything else is
-taken for a plain file that grows, with one record or bare line each (a syslog file, a container's stand-in
-for the device): inotify wakes the loop up, through the two functions of libc, since no library in Debian
-stable does it for asyncio and a poll of 20 ms would cost as much on an idle node as everything else that
-the daemon does.
+`/dev/kmsg` is a device with one record per read; the event loop wakes up when a record is there. Any other path is a
+plain file that grows, with one record or line each (a syslog file, or a container's substitute for the device). inotify
+wakes the loop up for it, through two functions of libc: no library in Debian stable does that for asyncio, and polling
+every 20 ms would cost an idle node as much as the rest of the daemon.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 _RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX: a shorter buffer makes read fail
-_CHUNK = 65536
+_CHUNK_BYTES = 65536
 _IN_MODIFY = 0x2
 _log = logging.getLogger(__name__)
 
@@ -32,11 +31,11 @@ class KernelLog(Protocol):
     """An open kernel log; a context manager that closes it."""
 
     def existing_lines(self) -> list[str]:
-        """The lines that stood there when it was opened."""
+        """The lines that were in the log when it was opened."""
         ...
 
     def follow(self) -> AsyncIterator[str]:
-        """The lines that have come since it was opened, then each as it comes, for ever."""
+        """The lines since the log was opened, then each new line, for ever."""
         ...
 
     def __enter__(self) -> KernelLog: ...
@@ -45,7 +44,7 @@ class KernelLog(Protocol):
 
 
 def open_kernel_log(path: Path) -> KernelLog | None:
-    """The log at `path`; None, with a warning, where there is none or it may not be read."""
+    """Open the log at `path`; None, with a warning, if it does not exist or must not be read."""
     try:
         device = stat.S_ISCHR(path.stat().st_mode)
         return Device(path) if device else GrowingFile(path)
@@ -60,7 +59,8 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 
 
 def record_message(record: str) -> str:
-    """The message of a record ("3,4711,98765,-;words\\n KEY=value"), unescaped; a bare line is its own message."""
+    """The unescaped message of a record ("3,4711,98765,-;words\\n KEY=value"). A line without a prefix is its own
+    message."""
     prefix = _PREFIX.match(record)
     if prefix is None:
         return record.rstrip("\n")
@@ -95,7 +95,7 @@ class Device:
 
     async def follow(self) -> AsyncIterator[str]:
         """See KernelLog.follow."""
-        with _Wake(self._fd) as wake:
+        with _ReadableEvent(self._fd) as wake:
             while True:
                 while (record := _read_record(self._fd)) is not None:
                     yield record_message(record)
@@ -114,17 +114,17 @@ def _read_record(fd: int) -> str | None:
 
 
 class GrowingFile:
-    """A file of lines that others append to. When it shrinks, it is read from its start."""
+    """A file to which other processes append lines. When the file shrinks, it is read from the start."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._start = self._at = os.fstat(self._fd).st_size
+        self._first_offset = self._offset = os.fstat(self._fd).st_size
         try:
-            self._notify = _watch(path)
+            self._notify = _watch_writes(path)
         except OSError:
             os.close(self._fd)
             raise
-        self._rest = b""
+        self._partial_line = b""
 
     def __enter__(self) -> GrowingFile:
         return self
@@ -135,38 +135,38 @@ class GrowingFile:
 
     def existing_lines(self) -> list[str]:
         """See KernelLog.before."""
-        data = os.pread(self._fd, self._start, 0)
+        data = os.pread(self._fd, self._first_offset, 0)
         return [record_message(line) for line in data.decode(errors="replace").splitlines()]
 
     async def follow(self) -> AsyncIterator[str]:
         """See KernelLog.follow."""
-        with _Wake(self._notify) as wake:
+        with _ReadableEvent(self._notify) as wake:
             while True:
                 for line in self._read_lines():
                     yield record_message(line)
                 await wake.wait()
-                self._drain()
+                self._discard_notifications()
 
     def _read_lines(self) -> list[str]:
-        if os.fstat(self._fd).st_size < self._at:
-            self._at, self._rest = 0, b""
-        data = self._rest
-        while chunk := os.pread(self._fd, _CHUNK, self._at):
-            self._at += len(chunk)
+        if os.fstat(self._fd).st_size < self._offset:
+            self._offset, self._partial_line = 0, b""
+        data = self._partial_line
+        while chunk := os.pread(self._fd, _CHUNK_BYTES, self._offset):
+            self._offset += len(chunk)
             data += chunk
-        *lines, self._rest = data.split(b"\n")
+        *lines, self._partial_line = data.split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
-    def _drain(self) -> None:
-        """Take the notices: that something changed is all they say."""
+    def _discard_notifications(self) -> None:
+        """Read the notifications away: they only say that the file has changed."""
         try:
-            while os.read(self._notify, _CHUNK):
+            while os.read(self._notify, _CHUNK_BYTES):
                 pass
         except BlockingIOError:
             pass
 
 
-def _watch(path: Path) -> int:
+def _watch_writes(path: Path) -> int:
     """An inotify descriptor that becomes readable when `path` is written to."""
     fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(path), _IN_MODIFY) < 0:
@@ -177,14 +177,14 @@ def _watch(path: Path) -> int:
     return int(fd)
 
 
-class _Wake:
+class _ReadableEvent:
     """Waits until a descriptor is readable."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._readable = asyncio.Event()
 
-    def __enter__(self) -> _Wake:
+    def __enter__(self) -> _ReadableEvent:
         asyncio.get_running_loop().add_reader(self._fd, self._readable.set)
         return self
 

@@ -1,8 +1,8 @@
-"""Sensor: GPU and NVSwitch errors in the kernel log, the moment the line appears.
+"""Sensor: GPU and NVSwitch errors in the kernel log, as soon as the line appears.
 
-Only lines that come after the start are signals: what stands in the log already has been dealt with, or is
-history of a repaired node; it is counted and its newest line logged. The same code of the same device
-within a second is one observation (drivers print one fault several times).
+Only lines after the start are reported. Older lines were handled before, or belong to a repaired node: they are
+counted, and the newest is logged. Drivers print one fault several times, so the same code of the same device within a
+second is one observation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
 from muster.daemon.node.sensors.xid import KernelError, KernelLineParser
 
 REPEAT_S = 1.0
+"""Seconds within which an equal error is a repetition."""
 _log = logging.getLogger(__name__)
 
 
 class KernelLogSensor:
-    """Watches `roots.kmsg`."""
+    """Watches the kernel log at `roots.kmsg`."""
 
     name = "kernel log"
 
@@ -32,39 +33,37 @@ class KernelLogSensor:
         if log is None:
             return
         with log:
-            _look_back(log.existing_lines())
+            _log_old_errors(log.existing_lines())
             reader, recent = KernelLineParser(), RecentErrors()
             async for line in log.follow():
-                sighting = reader.parse(line)
-                if sighting and recent.is_new(sighting, clock.monotonic()):
-                    _log.warning("seen: %s", sighting.text)
-                    report(_observation(sighting))
+                error = reader.parse(line)
+                if error and recent.is_new(error, clock.monotonic()):
+                    _log.warning("hardware error: %s", error.text)
+                    report(_observation(error))
 
 
 class RecentErrors:
-    """What was seen within the last second, so that it is reported once."""
+    """The errors of the last REPEAT_S seconds, so that each is reported once."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, str], float] = {}
 
-    def is_new(self, sighting: KernelError, now: float) -> bool:
-        """Whether this is not a repetition; `now` in seconds, monotonic."""
+    def is_new(self, error: KernelError, now: float) -> bool:
+        """Whether this is no repetition. `now`: monotonic seconds."""
         self._seen = {key: at for key, at in self._seen.items() if now - at < REPEAT_S}
-        key = (sighting.kind, sighting.code, sighting.device)
+        key = (error.kind, error.code, error.device)
         if key in self._seen:
             return False
         self._seen[key] = now
         return True
 
 
-def _observation(sighting: KernelError) -> Observation:
-    return Observation(sighting.kind, sighting.code, sighting.device, sighting.text, clock.wall())
+def _observation(error: KernelError) -> Observation:
+    return Observation(error.kind, error.code, error.device, error.text, clock.wall())
 
 
-def _look_back(lines: list[str]) -> None:
+def _log_old_errors(lines: list[str]) -> None:
     reader = KernelLineParser()
-    old = [sighting for line in lines if (sighting := reader.parse(line))]
+    old = [error for line in lines if (error := reader.parse(line))]
     if old:
-        _log.warning(
-            "%d GPU errors stand in the kernel log since before the start; the newest: %s", len(old), old[-1].text
-        )
+        _log.warning("the kernel log holds %d GPU errors from before the start; the newest: %s", len(old), old[-1].text)

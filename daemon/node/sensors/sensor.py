@@ -1,9 +1,9 @@
 """What a sensor is, and how it is kept running.
 
-A sensor is one file in `muster.daemon.node.sensors` with one method, `watch`, and one line of registration
-there. It reads below injected root paths, reports what it sees as observations, and judges nothing: that is
-the coordinator's policy table. Hardware that a node lacks is not an error: `watch` returns. A sensor that
-fails is logged and started again; it takes nothing else down.
+A sensor is one file in `muster.daemon.node.sensors` with one method, `watch`, and one line of registration there. It
+reads below the given paths, reports observations and judges nothing: the coordinator's policy table does. A signal
+without a row in policy.toml has no effect, so a new sensor needs one. Missing hardware is no error: `watch` returns. A
+sensor that fails is logged and started again, and harms nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 from muster.v1 import node_pb2
 
 RESTART_S = 5.0
+"""Seconds after a failure before the sensor is started again."""
 MAX_TEXT_CHARS = 1000
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One thing seen, as `Signal` in node.proto has it."""
+    """One observed signal, as `Signal` in node.proto."""
 
     kind: str
     code: int
@@ -34,7 +35,7 @@ class Observation:
     observed_s: float
 
     def message(self) -> node_pb2.Signal:
-        """The wire's form."""
+        """The observation as a message."""
         return node_pb2.Signal(
             kind=self.kind,
             code=self.code,
@@ -49,7 +50,7 @@ Report = Callable[[Observation], None]
 
 @dataclass(frozen=True, slots=True)
 class SensorPaths:
-    """Where sensors look. `kmsg`: the kernel log, a device or a growing file of lines."""
+    """The paths that sensors read. `kmsg`: the kernel log, a device or a growing file of lines."""
 
     kmsg: Path = Path("/dev/kmsg")
 
@@ -60,12 +61,12 @@ class Sensor(Protocol):
     name: str
 
     async def watch(self, report: Report) -> None:
-        """Report observations as they come. Returns where there is nothing to watch on this node."""
+        """Report observations as they appear. Return if this node has nothing to watch."""
         ...
 
 
 async def run_sensor(sensor: Sensor, report: Report, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-    """Run a sensor until it returns; start it again `RESTART_S` seconds after a failure."""
+    """Run a sensor until it returns. After a failure, start it again after `RESTART_S` seconds."""
     while True:
         try:
             await sensor.watch(report)

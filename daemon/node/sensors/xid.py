@@ -39,7 +39,7 @@ _RECOVERY_CODE = 154
 
 @dataclass(frozen=True, slots=True)
 class KernelError:
-    """One error in one line. `device`: the PCI address as printed, lower case; empty where the line has none."""
+    """One error in one line. `device`: the PCI address as printed, in lower case; empty if the line has none."""
 
     kind: str
     code: int
@@ -48,15 +48,16 @@ class KernelError:
 
 
 class KernelLineParser:
-    """Reads line after line. It remembers the first of the three lines that tell of a lost GPU without an Xid."""
+    """Parses line after line. Three lines together tell of a lost GPU without an Xid: the parser remembers the device
+    of the first."""
 
     def __init__(self) -> None:
-        self._named = ""
+        self._first_device = ""
 
     def parse(self, line: str) -> KernelError | None:
-        """What the line says; None: nothing of interest."""
+        """Return the error in the line, or None."""
         if "NVRM" not in line and "SXid" not in line and "XID" not in line:
-            return None  # nearly every line: spare it the patterns
+            return None  # nearly every line: skip the patterns
         if found := _XID.search(line):
             return _xid(found, line)
         if found := _SXID.search(line):
@@ -70,9 +71,9 @@ class KernelLineParser:
         if found := _LOST.search(line):
             return KernelError("gpu-lost", 0, found["bdf"].lower(), line)
         if found := _LOST_FIRST.search(line):
-            self._named = found["bdf"].lower()
+            self._first_device = found["bdf"].lower()
         if _LOST_LAST.search(line):
-            return KernelError("gpu-lost", 0, self._named, line)
+            return KernelError("gpu-lost", 0, self._first_device, line)
         return None
 
 
