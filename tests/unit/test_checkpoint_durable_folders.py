@@ -53,7 +53,7 @@ def test_the_coordinator_gives_a_folder_the_name_that_its_agents_do() -> None:
     )
 
 
-def test_the_newest_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_path: Path) -> None:
     whole(tmp_path, "step_00000300_g1_a", 30)
     newest = whole(tmp_path, "step_00000100_g3_a", 20)
     (tmp_path / "step_00000900_g9_a").mkdir()
@@ -61,7 +61,7 @@ def test_the_newest_of_a_gang_is_its_newest_version_whenever_it_was_written(tmp_
     assert durable_folders.newest_checkpoint(newest) == newest
 
 
-def test_between_gangs_what_was_completed_last_is_the_newest(tmp_path: Path) -> None:
+def test_between_gangs_the_checkpoint_that_was_completed_last_is_the_newest(tmp_path: Path) -> None:
     """A job with two faults ended at step 100; the next one went on from there to step 300."""
     first = whole(tmp_path, "step_00000100_g3_a", 10)
     second = whole(tmp_path, "step_00000300_g1_b", 20)
@@ -70,7 +70,7 @@ def test_between_gangs_what_was_completed_last_is_the_newest(tmp_path: Path) -> 
     assert durable_folders.newest_checkpoint(tmp_path, "c") is None
 
 
-def test_folders_of_before_belong_to_the_gang_that_their_manifest_names(tmp_path: Path) -> None:
+def test_folders_without_a_gang_belong_to_the_gang_that_their_manifest_names(tmp_path: Path) -> None:
     old = whole(tmp_path, "step_00000400_g2", 10, step=400, gang="a")
     whole(tmp_path, "step_00000300_g1_a", 20)
     assert durable_folders.newest_checkpoint(tmp_path) == durable_folders.newest_checkpoint(tmp_path, "a") == old
@@ -78,7 +78,7 @@ def test_folders_of_before_belong_to_the_gang_that_their_manifest_names(tmp_path
     assert durable_folders.newest_checkpoint(tmp_path) == unknown
 
 
-def test_a_step_is_told_by_the_manifest_or_the_name(tmp_path: Path) -> None:
+def test_the_step_is_read_from_the_manifest_or_the_name(tmp_path: Path) -> None:
     assert durable_folders.finished_steps_of(whole(tmp_path, "renamed", 1, step=7)) == 7
     assert durable_folders.finished_steps_of(whole(tmp_path, "step_00000008_g1_a", 1)) == 8
     broken = whole(tmp_path, "broken", 1)
@@ -87,7 +87,7 @@ def test_a_step_is_told_by_the_manifest_or_the_name(tmp_path: Path) -> None:
         durable_folders.finished_steps_of(broken)
 
 
-def test_what_another_gang_said_is_never_forgotten(tmp_path: Path) -> None:
+def test_declarations_of_another_gang_are_never_removed(tmp_path: Path) -> None:
     others = {".flush-a-1-3", ".flush-b-3", ".flush-a-9", ".flush-a-x"}
     for name in {*others, ".flush-a-3", ".flush-a-8"}:
         (tmp_path / name).mkdir()

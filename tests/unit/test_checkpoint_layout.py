@@ -1,4 +1,4 @@
-"""A shard's bytes: footer, index, objects, marks, pieces."""
+"""A shard's bytes: footer, index, objects, placeholders, pieces."""
 
 import pickle
 
@@ -41,7 +41,7 @@ def test_offsets_outside_the_shard_are_refused(footer: Footer) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 63, 64, 1000])
-def test_other_bytes_are_no_shard(size: int) -> None:
+def test_bytes_without_a_footer_are_no_shard(size: int) -> None:
     with pytest.raises(CorruptShard, match="no shard"):
         layout.read_footer(memoryview(bytes(size)))
 
@@ -57,7 +57,7 @@ def test_the_parts_at_the_header_are_found() -> None:
     assert layout.read_durable_metadata(view) == b"metadata"
 
 
-def test_an_object_has_its_true_length() -> None:
+def test_an_object_has_its_present_length() -> None:
     view = memoryview(bytearray(256))
     layout.write_object(view, 64, b"longer")
     layout.write_object(view, 64, b"short")
@@ -72,7 +72,7 @@ places = st.tuples(st.integers(0, 2**62), st.integers(0, 2**62))
 
 
 @given(st.lists(places, max_size=40))
-def test_marks_take_any_offset_and_length(given_places: list[tuple[int, int]]) -> None:
+def test_placeholders_take_any_offset_and_length(given_places: list[tuple[int, int]]) -> None:
     rows = [
         (f"item {n}", layout.offset_placeholder(n), layout.length_placeholder(n), n, "MST")
         for n in range(len(given_places))
@@ -81,7 +81,7 @@ def test_marks_take_any_offset_and_length(given_places: list[tuple[int, int]]) -
     assert pickle.loads(filled) == [(f"item {n}", *p, n, "MST") for n, p in enumerate(given_places)]
 
 
-def test_marks_and_places_must_be_of_one_plan() -> None:
+def test_placeholders_and_places_must_belong_to_one_plan() -> None:
     body = pickle.dumps([layout.offset_placeholder(4), layout.length_placeholder(4)], 4)
     with pytest.raises(CorruptShard, match="no shard holds item 4"):
         layout.fill_placeholders(body, {})
@@ -124,12 +124,12 @@ def offer(*pieces: Piece, size: int) -> peer_pb2.ShardOffer:
         ([], 10),
     ],
 )
-def test_an_offer_that_does_not_add_up_is_refused(pieces: list[tuple[int, int]], size: int) -> None:
+def test_an_offer_whose_pieces_do_not_cover_the_shard_is_refused(pieces: list[tuple[int, int]], size: int) -> None:
     with pytest.raises(CorruptShard, match="the offer of rank 2 from n1 contradicts itself"):
         transfer.pieces_of_offer(offer(*(Piece(a, b, bytes(16)) for a, b in pieces), size=size))
 
 
-def test_an_offer_whose_digest_is_another_is_refused() -> None:
+def test_an_offer_with_a_wrong_digest_is_refused() -> None:
     said = offer(Piece(0, 10, digest_of(memoryview(bytes(10)))), size=10)
     assert transfer.pieces_of_offer(said)
     said.digest = bytes(16)

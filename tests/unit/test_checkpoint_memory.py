@@ -1,4 +1,4 @@
-"""Sealed memory, slots, and who holds a shard."""
+"""Sealed memory, slots, and how long shards are held."""
 
 import fcntl
 import mmap
@@ -15,7 +15,7 @@ from muster.checkpoint.store.memory.slots import SlotPool
 from muster.v1.agent_pb2 import TIER_BUDDY, TIER_OWN, Tier
 
 
-def test_nobody_can_shrink_or_grow_a_slot() -> None:
+def test_no_process_can_shrink_or_grow_a_slot() -> None:
     memory = SealedMemory("muster-g-r0-s1", 8192)
     try:
         for size in (0, 4096, 16384):
@@ -27,7 +27,7 @@ def test_nobody_can_shrink_or_grow_a_slot() -> None:
         memory.close()
 
 
-def test_a_slot_bears_its_name() -> None:
+def test_a_slot_is_mapped_under_its_name() -> None:
     memory = SealedMemory("muster-g-r3-s2", 4096)
     assert os.readlink(f"/proc/self/fd/{memory.fd}").startswith("/memfd:muster-g-r3-s2")
     memory.close()
@@ -49,7 +49,7 @@ def test_a_restored_shard_can_only_be_read_through_its_descriptor() -> None:
         memory.close()
 
 
-def test_sparse_memory_takes_pages_as_they_are_written_and_gives_them_back() -> None:
+def test_sparse_memory_allocates_pages_when_they_are_written_and_frees_them() -> None:
     memory = SealedMemory("muster-g-r0-b1", 64 << 20, sparse=True)
     assert os.fstat(memory.fd).st_blocks == 0
     memory.view[: 8 << 20] = bytes(8 << 20)
@@ -59,7 +59,7 @@ def test_sparse_memory_takes_pages_as_they_are_written_and_gives_them_back() -> 
     memory.close()
 
 
-def test_more_than_there_is_is_refused_in_words() -> None:
+def test_memory_that_is_not_available_is_refused_with_the_reason() -> None:
     with pytest.raises(NoMemoryLeft, match=r"huge needs 1048576 MiB, and \d+ MiB are left to this job on this node"):
         SealedMemory("huge", 1 << 40)
 
@@ -73,7 +73,9 @@ def proc(tmp_path: Path, available_kb: int, group: str = "/job") -> Path:
 
 @pytest.mark.parametrize("where", ["job", "job/step/task"])
 @pytest.mark.parametrize(("limit", "left"), [("max", 1 << 20), (str(5 << 10), 5 << 10), (str(1 << 40), 1 << 20)])
-def test_room_is_what_node_and_job_both_leave(tmp_path: Path, limit: str, left: int, where: str) -> None:
+def test_available_bytes_are_the_least_of_what_node_and_job_have_left(
+    tmp_path: Path, limit: str, left: int, where: str
+) -> None:
     (tmp_path / "cgroup" / where).mkdir(parents=True)
     group = tmp_path / "cgroup/job"
     (group / "memory.max").write_text(limit + "\n")
@@ -85,7 +87,7 @@ def test_room_is_what_node_and_job_both_leave(tmp_path: Path, limit: str, left: 
     assert available_bytes(proc(folder, 1024, f"/{where}"), tmp_path / "cgroup") == left
 
 
-def test_room_without_a_limit_is_the_nodes(tmp_path: Path) -> None:
+def test_without_a_limit_the_available_bytes_are_those_of_the_node(tmp_path: Path) -> None:
     assert available_bytes(proc(tmp_path, 2), tmp_path / "nothing") == 2048
 
 
