@@ -279,7 +279,7 @@ def test_a_run_resumes_from_a_durable_folder(agent: Agent, tmp_path: Path) -> No
         assert other.everything() == job.everything()
     # A newer version than the folder holds, another gang's, and one without a gang.
     for name in ("step_00000005_g1_g", "step_00000003_g1_other", "step_00000003_g1"):
-        with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        with pytest.raises(CheckpointError, match="no complete checkpoint"):
             Job(None).checkpoint.restore(durable=tmp_path / name)
 
 
@@ -299,7 +299,7 @@ def test_a_durable_folder_of_plain_torch_is_loaded_too(tmp_path: Path) -> None:
 
 def test_an_incomplete_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step_00000001_g1").mkdir()
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         Job(None).checkpoint.restore(durable=tmp_path / "step_00000001_g1")
     assert Job(None).checkpoint.restore(durable=tmp_path) == 0
 
