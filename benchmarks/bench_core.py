@@ -32,7 +32,7 @@ from benchmarks.fleet import Fleet, TrainingGang
 from benchmarks.restart import wait_serving
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import apply
-from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.turn import Outcome
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
@@ -57,8 +57,8 @@ Figures = dict[str, float]
 
 def heartbeats(fleet: Fleet, gangs: list[TrainingGang]) -> Figures:
     """Heartbeats of agents and of node daemons, alternating, that one processor core handles per second."""
-    pings: list[events.Event] = [events.AgentHeard(gang.id, node) for gang in gangs for node in gang.nodes]
-    beats: list[events.Event] = [events.NodeHeard(node) for gang in gangs for node in gang.nodes]
+    pings: list[events.Event] = [events.AgentHeartbeat(gang.id, node) for gang in gangs for node in gang.nodes]
+    beats: list[events.Event] = [events.NodeHeartbeat(node) for gang in gangs for node in gang.nodes]
     received = list(islice(cycle([event for pair in zip(pings, beats, strict=True) for event in pair]), HEARTBEATS))
     core, now = fleet.core, fleet.now
     start = time.perf_counter()
@@ -91,9 +91,9 @@ def journal(fleet: Fleet, folder: Path) -> Figures:
 def _node_loss_facts(node: str, number: int) -> list[facts.Fact]:
     reason = f"{node} is lost: agent and daemon silent to the coordinator and to other nodes"
     return [
-        facts.NodeJudged(node, Verdict.LOST, reason),
-        facts.SlurmOwed("gang0000", number, "down", 1, node, f"muster: {reason}"),
-        facts.MemberOut("gang0000", node, reason, False),
+        facts.NodeJudged(node, NodeHealth.LOST, reason),
+        facts.SlurmCallOwed("gang0000", number, "down", 1, node, f"muster: {reason}"),
+        facts.MemberRemoved("gang0000", node, reason, False),
     ]
 
 

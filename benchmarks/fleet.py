@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.events import RankState, Shard, Silence, Status, Version
+from muster.daemon.coordinator.core.state.events import AgentStatus, RankState, Shard, Silence, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import Outcome, ProbeRequest
 
@@ -107,11 +107,11 @@ class TrainingGang:
         self.version = Version(self.gang.generation, self.version.step + steps)
         self.report_all()
 
-    def status(self, node: str) -> Status:
+    def status(self, node: str) -> AgentStatus:
         """The current status of the agent on `node`."""
         gang = self.fleet.core.state.gangs.get(self.id)
         if gang is None or gang.phase is Phase.GATHERING:
-            return Status()
+            return AgentStatus()
         fencing = gang.phase in (Phase.PREFLIGHT, Phase.RECOVERING)
         store = fencing and gang.store_node == node
         seat = next((seat for seat in gang.seats if seat.node == node), None)
@@ -119,14 +119,14 @@ class TrainingGang:
         own = range(first, first + RANKS_PER_NODE) if seat else range(0)
         step = self.version.step
         ranks = tuple(RankState(rank, gang.generation, True, step=step, progressed=step > 0) for rank in own)
-        return Status(
-            fenced=max(gang.fenced, 0),
+        return AgentStatus(
+            fenced_generation=max(gang.fenced_generation, 0),
             ranks=() if fencing else ranks,
             shards=self._shards(gang, seat),
             store_port=20_000 + gang.generation if store else 0,
-            store_generation=gang.fenced + 1 if store else 0,
+            store_generation=gang.fenced_generation + 1 if store else 0,
             heard_s=dict.fromkeys(self.silent, 3.0) if seat and fencing else {},
-            order_serial=gang.serial,
+            order_serial=gang.order_serial,
         )
 
     def _shards(self, gang: Gang, seat: facts.Seat | None) -> tuple[Shard, ...]:
@@ -162,7 +162,11 @@ class TrainingGang:
     def fail_nodes(self, nodes: Sequence[str], seconds: float) -> None:
         """A switch fails: the streams of `nodes` break, and nobody has contact to them for `seconds`."""
         self.silent.update(nodes)
-        asks = [ask for node in nodes for ask in self.fleet.post(events.AgentGone(self.id, node, "a1")).asks]
+        asks = [
+            ask
+            for node in nodes
+            for ask in self.fleet.post(events.AgentDisconnected(self.id, node, "a1")).probe_requests
+        ]
         end = self.fleet.now + seconds
         while self.fleet.now < end:
             if any(self._behind(node) for node in self.nodes):
@@ -171,25 +175,28 @@ class TrainingGang:
 
     def _behind(self, node: str) -> bool:
         """An agent that can has not told of its newest order yet."""
-        return node not in self.silent and self.fleet.core.observed.gang(self.id).status(node).fenced < self.gang.fenced
+        return (
+            node not in self.silent
+            and self.fleet.core.observed.gang(self.id).status(node).fenced_generation < self.gang.fenced_generation
+        )
 
     def _answers(self, ask: ProbeRequest) -> list[ProbeRequest]:
         answers = [
-            events.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER)
+            events.ProbeAnswered(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER)
             for witness in ask.witnesses
             if witness not in self.silent
         ]
-        return [following for event in answers for following in self.fleet.post(event).asks]
+        return [following for event in answers for following in self.fleet.post(event).probe_requests]
 
     def _accuse(self, witness: str, node: str) -> list[ProbeRequest]:
-        return self.fleet.post(events.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).asks
+        return self.fleet.post(events.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).probe_requests
 
     def _answer(self, ask: ProbeRequest) -> None:
         """All witnesses report no answer, at the deadline of the probe."""
         self.fleet.now += ask.deadline_s
         for witness in ask.witnesses:
-            self.fleet.post(events.Probed(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER))
+            self.fleet.post(events.ProbeAnswered(self.id, ask.probe, witness, ask.node, Silence.NO_ANSWER))
 
     def _tick(self) -> list[ProbeRequest]:
         self.fleet.now += 0.05
-        return self.fleet.post(events.Tick()).asks
+        return self.fleet.post(events.Tick()).probe_requests

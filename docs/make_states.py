@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from muster.daemon.coordinator.core.state.state_tables import CUT_SHORT, FINAL, GANG_MOVES, NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import (
+    EARLY_ENDS,
+    FINAL,
+    GANG_TRANSITIONS,
+    NODE_TRANSITIONS,
+    NodeHealth,
+    Phase,
+)
 
 _MEMBER = re.compile(r'^ +(\w+) = "\w+"(?:  # (.*))?$', re.MULTILINE)
 
@@ -21,8 +28,8 @@ listed here is a bug: the coordinator refuses it.
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    parts += _section("A gang", Phase, GANG_MOVES, start=Phase.SUBMITTED)
-    parts += _section("A node", Verdict, NODE_MOVES, start=Verdict.FIT)
+    parts += _section("A gang", Phase, GANG_TRANSITIONS, start=Phase.SUBMITTED)
+    parts += _section("A node", NodeHealth, NODE_TRANSITIONS, start=NodeHealth.FIT)
     return "\n".join(parts)
 
 
@@ -41,11 +48,11 @@ def _section(
     for state in states:
         for after in states:
             # Every gang may be cut short at any moment: one line of text says so for all states.
-            if after in moves[state] and after not in CUT_SHORT:
+            if after in moves[state] and after not in EARLY_ENDS:
                 yield f"    {state} --> {after}"
     yield "```\n"
     if states is Phase:
-        yield f"Every state that is not final also leads to: {', '.join(sorted(CUT_SHORT))}.\n"
+        yield f"Every state that is not final also leads to: {', '.join(sorted(EARLY_ENDS))}.\n"
 
 
 if __name__ == "__main__":

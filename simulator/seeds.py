@@ -204,7 +204,7 @@ class SeedRun:
             and self._is_healed()
             and not world.slurm.unavailable_reason
             and not coordinator.core.state.owed
-            and not coordinator.core.state.echoes
+            and not coordinator.core.state.correlated_faults
             and all(map(self._gang_settled, self._gangs))
         )
 
@@ -248,7 +248,7 @@ class SeedRun:
             return False
         return (
             world.schedule.now - training.last_step_at < 0.5 + world.durations.step_s()
-            and gang.stepped == gang.generation
+            and gang.stepped_generation == gang.generation
         )
 
     def _should_exit(self, agent: Agent) -> bool:

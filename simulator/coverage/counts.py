@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.state_tables import GANG_MOVES, NODE_MOVES
+from muster.daemon.coordinator.core.state.state_tables import GANG_TRANSITIONS, NODE_TRANSITIONS
 
 RECOVERIES = (
     "restart in place",
@@ -58,7 +58,7 @@ class Coverage:
 
     def required(self) -> Iterator[tuple[str, str, int]]:
         """Every transition of both state tables and every kind of recovery: its kind, name and count."""
-        for kind, moves in (("gang", GANG_MOVES), ("node", NODE_MOVES)):
+        for kind, moves in (("gang", GANG_TRANSITIONS), ("node", NODE_TRANSITIONS)):
             for before, after in moves.items():
                 for to in sorted(after):
                     name = f"{before} → {to}"

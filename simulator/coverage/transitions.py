@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.counts import Coverage
 
@@ -33,7 +33,7 @@ class TransitionRecorder:
         self._coverage = coverage
         self._phase_entered = phase_entered
         self._phases: dict[str, Phase] = {}
-        self._healths: dict[str, Verdict] = {}
+        self._healths: dict[str, NodeHealth] = {}
         self._jobs: dict[str, int] = {}
 
     def phase(self, gang: str) -> Phase:
@@ -58,23 +58,23 @@ class TransitionRecorder:
                 if fact.version is not None and fact.action in ("start", "requeue"):
                     self._count("resume from memory")
             case facts.NodeJudged():
-                self._change_health(fact.node, fact.verdict)
+                self._change_health(fact.node, fact.health)
             case facts.MemberJoined():
                 if fact.job != self._jobs.setdefault(fact.gang, fact.job):
                     self._count("a node of the shared pool")
-            case facts.PoolClosed() if fact.refused:
+            case facts.PoolRequestClosed() if fact.refused:
                 self._count("no node of the shared pool")
             case facts.StopPlanned():
                 self._count("stop")
-            case facts.HangFound():
+            case facts.HangDetected():
                 self._count("end a hang")
-            case facts.MemberOut() if not fact.proven:
+            case facts.MemberRemoved() if not fact.attributed:
                 self._count("doubt a node")
-            case facts.MemberOut() if reason_phrases.CAUSE_PROVEN in fact.reason:
+            case facts.MemberRemoved() if reason_phrases.CAUSE_PROVEN in fact.reason:
                 self._count("blame a node that was doubted")
-            case facts.Withheld():
+            case facts.ActionWithheld():
                 self._count("withheld")
-            case facts.SlurmOwed() if fact.verb == "requeue":
+            case facts.SlurmCallOwed() if fact.verb == "requeue":
                 self._count_requeue(fact)
 
     def gang_ended(self, fact: facts.GangEnded) -> None:
@@ -88,13 +88,13 @@ class TransitionRecorder:
             self._phase_entered(gang, to)
         self._phases[gang] = to
 
-    def _change_health(self, node: str, verdict: Verdict) -> None:
-        before = self._healths.get(node, Verdict.FIT)
+    def _change_health(self, node: str, verdict: NodeHealth) -> None:
+        before = self._healths.get(node, NodeHealth.FIT)
         if before is not verdict:
             self._coverage.count("node", f"{before} → {verdict}")
         self._healths[node] = verdict
 
-    def _count_requeue(self, fact: facts.SlurmOwed) -> None:
+    def _count_requeue(self, fact: facts.SlurmCallOwed) -> None:
         if reason_phrases.BATCH_PROCESS_LOST in fact.text:
             self._count("requeue what nobody starts")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING

@@ -137,7 +137,7 @@ def hang_rank(world: World, gang: str) -> None:
 
 def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
     known = world.gang(gang)
-    if world.limits.observe or known is None or not known.spec.hang_after_s or not known.stepped:
+    if world.limits.observe or known is None or not known.spec.hang_after_s or not known.stepped_generation:
         for other in rank.agent.ranks.values():
             world.schedule.call_later(30.0, setattr, other, "hung", False)
 

@@ -97,7 +97,7 @@ def cancel_gang(world: World, gang: str) -> None:
     """A user runs `muster cancel`."""
     if world.coordinator.is_running() and world.gang(gang):
         world.note(f"FAULT: {gang} is cancelled")
-        world.coordinator.post_event(events.CancelAsked(gang, "uid 1000"))
+        world.coordinator.post_event(events.CancelRequested(gang, "uid 1000"))
 
 
 def scancel_job(world: World, gang: str) -> None:
@@ -110,7 +110,7 @@ def request_flush(world: World, gang: str) -> None:
     """A user runs `muster flush`."""
     if world.coordinator.is_running() and world.gang(gang):
         world.note(f"FAULT: a flush of {gang} is requested")
-        world.coordinator.post_event(events.FlushAsked(gang, "uid 1000"))
+        world.coordinator.post_event(events.FlushRequested(gang, "uid 1000"))
 
 
 def fail_durable_storage(world: World, gang: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.state.events import Status
+from muster.daemon.coordinator.core.state.events import AgentStatus
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -17,7 +17,7 @@ class Progress:
         self._world = world
         self._newest: dict[str, tuple[tuple[int, int], float]] = {}
 
-    def status_received(self, gang: str, status: Status) -> None:
+    def status_received(self, gang: str, status: AgentStatus) -> None:
         """The coordinator receives an agent's status."""
         newest = max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
         if newest > self._newest.get(gang, ((0, 0), 0.0))[0]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.recovery.gathering import BATCH_S, IN_VAIN, SPARE_WAIT_S
+from muster.daemon.coordinator.core.recovery.gathering import BATCH_TIMEOUT_S, RUNS_WITHOUT_START, SPARE_WAIT_S
 from muster.daemon.coordinator.core.recovery.requeueing import most_silent
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
@@ -29,24 +29,25 @@ class BatchProcessInvariant:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def check_requeue(self, core: Core, fact: facts.SlurmOwed, at: float) -> None:
+    def check_requeue(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:
         """The batch process is not given up too early, and not only because the gather timeout is over."""
         gang, seen = core.state.gangs[fact.gang], core.observed.gang(fact.gang)
         silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
         if reason_phrases.BATCH_PROCESS_SILENT in fact.text:
             require(
-                silent_s >= BATCH_S, f"invariant 3: a batch process is given up {silent_s:.1f} s after it was heard"
+                silent_s >= BATCH_TIMEOUT_S,
+                f"invariant 3: a batch process is given up {silent_s:.1f} s after it was heard",
             )
             return
-        _, granted_at = seen.granted or (0, 0.0)
-        unchanged_s = at - max(seen.attached_at, granted_at, core.observed.since)
+        _, granted_at = seen.job_running or (0, 0.0)
+        unchanged_s = at - max(seen.last_attach_at, granted_at, core.observed.observing_since)
         heard = seen.batch is not None and seen.batch.is_of(fact.job, gang.restart_count)
         # While the agent on the batch host is attached, the batch process can't have ended with its host.
-        host_attached = gang.batch_host is not None and seen.attached(gang.batch_host.node)
+        host_attached = gang.batch_host is not None and seen.is_attached(gang.batch_host.node)
         late = (
             heard
             and not host_attached
-            and silent_s > BATCH_S + MAX_DELAY_S
+            and silent_s > BATCH_TIMEOUT_S + MAX_DELAY_S
             and unchanged_s > SPARE_WAIT_S + MAX_DELAY_S
         )
         late = late and not most_silent(GangTurn(Turn(core.state, core.observed, core.index, at), gang))
@@ -57,7 +58,9 @@ class BatchProcessInvariant:
     def check_gather_failure(self, gang: Gang) -> None:
         """A gang fails because its nodes did not attach."""
         job = self._world.jobs.running_job(gang.id)
-        may_requeue = gang.spec.requeue and not self._world.limits.observe and gang.in_vain < IN_VAIN
+        may_requeue = (
+            gang.spec.requeue and not self._world.limits.observe and gang.runs_without_start < RUNS_WITHOUT_START
+        )
         require(
             not may_requeue
             or job is None

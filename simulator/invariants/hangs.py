@@ -56,7 +56,7 @@ class HangInvariant:
                 f"declared phase: {fact.cause}",
             )
 
-    def check_hang(self, core: Core, fact: facts.HangFound, at: float) -> None:
+    def check_hang(self, core: Core, fact: facts.HangDetected, at: float) -> None:
         """The core finds a hang."""
         gang, training = core.state.gangs[fact.gang], self._training(fact.gang, fact.generation)
         if training is None:
@@ -79,9 +79,9 @@ class HangInvariant:
 
     def _check_delay(self, core: Core, gang: Gang, since: float, at: float) -> None:
         pace = core.observed.gang(gang.id).pace
-        allowed = max(10 * gang.spec.hang_after_s, 20 * pace.median_s, pace.longest_s, 2 * gang.first_step_s)
+        allowed = max(10 * gang.spec.hang_after_s, 20 * pace.median_step_s, pace.longest_gap_s, 2 * gang.first_step_s)
         unchanged_since = max(since, self._reachability.coordinator_since, self._reachability.changed_at)
-        late_s = at - unchanged_since - 2**gang.failures * allowed
+        late_s = at - unchanged_since - 2**gang.failures_in_a_row * allowed
         require(late_s < MAX_DETECTION_DELAY_S, f"invariant 4: {gang.id} hung for {late_s:.1f} s longer than allowed")
 
     def _training(self, gang: str, generation: int) -> Training | None:

@@ -9,7 +9,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NEVER_GATHERED, EXIT_NO_REQUEUE, EXIT_STOPPED
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.events import Status, Version
+from muster.daemon.coordinator.core.state.events import AgentStatus, Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry
@@ -85,7 +85,7 @@ class Invariants:
             case facts.GenerationFenced():
                 self._outages.generation_fenced(fact.gang, at)
                 self._hangs.check_fence(fact, at)
-            case facts.HangFound():
+            case facts.HangDetected():
                 self._hangs.check_hang(core, fact, at)
             case facts.NodeJudged():
                 self._site_limits.health_changed(fact)
@@ -94,14 +94,14 @@ class Invariants:
             case facts.MemberJoined():
                 self._outages.member_joined(fact.gang, fact.node)
                 self._site_limits.check_join(gangs[fact.gang], fact)
-            case facts.MemberOut():
+            case facts.MemberRemoved():
                 self._outages.member_out(fact.gang, fact.node)
                 self._node_health.check_removal(fact)
-            case facts.SlurmOwed() if fact.verb in ("drain", "down"):
+            case facts.SlurmCallOwed() if fact.verb in ("drain", "down"):
                 self._site_limits.check_taken(fact)
-            case facts.SlurmOwed() if fact.verb == "requeue" and reason_phrases.BATCH_PROCESS_LOST in fact.text:
+            case facts.SlurmCallOwed() if fact.verb == "requeue" and reason_phrases.BATCH_PROCESS_LOST in fact.text:
                 self._batch_processes.check_requeue(core, fact, at)
-            case facts.Flushed() if fact.path:
+            case facts.FlushEnded() if fact.path:
                 self._versions.check_flush(gangs[fact.gang], fact)
             case facts.JobRestarted():
                 self._versions.run_ended(fact.gang)
@@ -128,7 +128,7 @@ class Invariants:
         """The coordinator sends an order."""
         self._journal_first.order_sent(gang, order)
 
-    def slurm_call_started(self, call: facts.SlurmOwed) -> None:
+    def slurm_call_started(self, call: facts.SlurmCallOwed) -> None:
         """The coordinator starts a call to Slurm."""
         self._journal_first.slurm_call_started(call)
 
@@ -136,7 +136,7 @@ class Invariants:
         """The journal holds a new snapshot."""
         self._journal_first.snapshot_taken(state, journal)
 
-    def status_received(self, gang: str, status: Status) -> None:
+    def status_received(self, gang: str, status: AgentStatus) -> None:
         """The coordinator receives an agent's status."""
         self._progress.status_received(gang, status)
 

@@ -27,8 +27,8 @@ class JournalInvariant:
     def journaled(self, state: DurableState) -> None:
         """The journal holds every fact behind this durable state."""
         for gang in state.gangs.values():
-            self._journaled_serials[gang.id] = gang.serial
-        self._journaled_calls = max(self._journaled_calls, state.calls)
+            self._journaled_serials[gang.id] = gang.order_serial
+        self._journaled_calls = max(self._journaled_calls, state.last_call)
         self._state_at_crash = state
 
     def order_sent(self, gang: Gang, order: pb.Order) -> None:
@@ -38,7 +38,7 @@ class JournalInvariant:
             f"{gang.id}: an order goes out before it is journaled",
         )
 
-    def slurm_call_started(self, call: facts.SlurmOwed) -> None:
+    def slurm_call_started(self, call: facts.SlurmCallOwed) -> None:
         """The coordinator starts a call to Slurm."""
         require(call.call <= self._journaled_calls, f"Slurm call {call.call} is made before it is journaled")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.invariants.violation import require
 from muster.slurm.client.states import JobState
 
@@ -57,5 +57,5 @@ class LivenessInvariant:
         if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
             return
         nodes = [state.node(name) for name in job.excluded]
-        back = [node.name for node in nodes if node.verdict is Verdict.FIT and node.judged_at > gang.phase_at]
+        back = [node.name for node in nodes if node.health is NodeHealth.FIT and node.judged_at > gang.phase_at]
         require(not back, f"invariant 4: {gang.id} waits, and its job excludes {back}, which are in service")

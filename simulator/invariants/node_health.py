@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.state_tables import SILENT, WATCHED, Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import MONITORED, UNRESPONSIVE, NodeHealth, Phase
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.transitions import TransitionRecorder
 from muster.simulator.environment.machine import Machine
@@ -32,7 +32,7 @@ UNKILLABLE_WINDOW_S = 15.0
 
 def gang_watching(state: DurableState, node: str) -> Gang | None:
     """A gang that probes `node` when the node falls silent."""
-    return next((g for g in state.gangs.values() if node in g.members and g.phase in WATCHED), None)
+    return next((g for g in state.gangs.values() if node in g.members and g.phase in MONITORED), None)
 
 
 class NodeHealthInvariant:
@@ -54,14 +54,14 @@ class NodeHealthInvariant:
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """The core changes a node's health."""
         machine = self._world.machines[fact.node]  # KeyError: the core judges a node that does not exist
-        if fact.verdict is Verdict.UNFIT:
+        if fact.health is NodeHealth.UNFIT:
             self._check_unfit(core, machine, at)
-        if fact.verdict in SILENT and (gang := gang_watching(core.state, fact.node)) is not None:
+        if fact.health in UNRESPONSIVE and (gang := gang_watching(core.state, fact.node)) is not None:
             self._check_witnesses(gang, fact)
             self._check_no_progress(gang, fact)
             self._check_hung_duration(gang, fact, at)
 
-    def check_removal(self, fact: facts.MemberOut) -> None:
+    def check_removal(self, fact: facts.MemberRemoved) -> None:
         """A gang goes on without a node."""
         agent = self._world.agents.get((fact.gang, fact.node))
         if fact.alive or agent is None:
@@ -92,14 +92,16 @@ class NodeHealthInvariant:
             return False
         id, dead = self._world.correlated_signals[node]
         gang = core.state.gangs[id]
-        missed = dead in gang.members and not gang.members[dead].out and dead in core.observed.gang(id).suspected
-        return gang.phase not in WATCHED or not missed
+        missed = (
+            dead in gang.members and not gang.members[dead].removed and dead in core.observed.gang(id).suspected_since
+        )
+        return gang.phase not in MONITORED or not missed
 
     def _check_witnesses(self, gang: Gang, fact: facts.NodeJudged) -> None:
         world, node = self._world, fact.node
         require(
             self._reachability.was_unreachable(COORDINATOR, gang.id, node),
-            f"invariant 3: {node} is called {fact.verdict}, and the coordinator was able to reach it",
+            f"invariant 3: {node} is called {fact.health}, and the coordinator was able to reach it",
         )
         # A node that is out or never joined is no witness: nodes go out because they are no longer trusted.
         members = {m.node for m in gang.present()} - {node}
@@ -107,7 +109,7 @@ class NodeHealthInvariant:
         unable = [n for n in others if self._reachability.was_unreachable(n, gang.id, node)]
         require(
             len(unable) >= min(2, len(others)),
-            f"invariant 3: {node} is called {fact.verdict}; of {others} only {unable} may have found it silent",
+            f"invariant 3: {node} is called {fact.health}; of {others} only {unable} may have found it silent",
         )
 
     def _check_no_progress(self, gang: Gang, fact: facts.NodeJudged) -> None:
@@ -118,12 +120,12 @@ class NodeHealthInvariant:
         since_step_s = self._world.schedule.now - self._progress.reported_at(gang.id)
         require(
             since_step_s > SHORTEST_PROBE_ROUND_S,
-            f"invariant 3: {fact.node} is called {fact.verdict} {since_step_s:.2f} s after a step of its gang",
+            f"invariant 3: {fact.node} is called {fact.health} {since_step_s:.2f} s after a step of its gang",
         )
 
     def _check_hung_duration(self, gang: Gang, fact: facts.NodeJudged, at: float) -> None:
         silent_s = at - (self._reachability.unreachable_since(COORDINATOR, gang.id, fact.node) or 0.0)
         require(
-            fact.verdict is not Verdict.HUNG or silent_s > MIN_HUNG_S,
+            fact.health is not NodeHealth.HUNG or silent_s > MIN_HUNG_S,
             f"invariant 3: {fact.node} is called HUNG after {silent_s:.2f} s of silence",
         )

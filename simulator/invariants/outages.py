@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.detection.outage import LATE_S
+from muster.daemon.coordinator.core.detection.outage import STUCK_AFTER_S
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.state_tables import FENCING, SILENT, WATCHED, Verdict
+from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE, NodeHealth
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.ground_truth.reachability import Reachability
@@ -51,9 +51,9 @@ class OutageInvariant:
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """The core changes a node's health."""
-        if fact.verdict is Verdict.UNFIT and reason_phrases.RANKS_UNKILLABLE in fact.reason:
+        if fact.health is NodeHealth.UNFIT and reason_phrases.RANKS_UNKILLABLE in fact.reason:
             self._check_unkillable(core, fact, at)
-        if fact.verdict in SILENT:
+        if fact.health in UNRESPONSIVE:
             gang = gang_watching(core.state, fact.node)
             if gang is not None:
                 self._check_silent(core, gang, fact, at)
@@ -69,7 +69,7 @@ class OutageInvariant:
             member = id in gangs and node in gangs[id].members and (id, node) not in self._out
             reached = agent.is_running() and not self._reachability.was_unreachable(COORDINATOR, id, node)
             # The coordinator is not told of ranks that exit by themselves, and killing a rank may take this long.
-            late = member and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > LATE_S
+            late = member and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > STUCK_AFTER_S
             if late and reached:
                 unkillable |= {node for rank in agent.ranks.values() if rank.alive and rank.kill_sent}
         require(
@@ -87,21 +87,21 @@ class OutageInvariant:
         known = max(len(core.state.nodes), len(gang.members))
         require(
             many <= max(2, known // 10) or held_s >= OUTAGE_HOLD_S,
-            f"invariant 5: {fact.node} is called {fact.verdict} after {held_s:.1f} s, and {many} of {known} nodes are "
+            f"invariant 5: {fact.node} is called {fact.health} after {held_s:.1f} s, and {many} of {known} nodes are "
             f"silent",
         )
 
     def _suspected_nodes(self, core: Core, gang: Gang, judged: Gang, at: float) -> set[str]:
         """Silent nodes of a gang that the core probed before this turn."""
-        if gang.phase not in WATCHED:
+        if gang.phase not in MONITORED:
             return set()
         seen = core.observed.gang(gang.id)
         silent_nodes = set()
-        for node, since in seen.suspected.items():
+        for node, since in seen.suspected_since.items():
             member, probe = gang.members.get(node), seen.probes.get(node)
             # A node that this turn began to suspect was unknown to it when it decided.
             known = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
             silent = self._reachability.unreachable_since(COORDINATOR, gang.id, node) is not None
-            if known and member is not None and not member.out and silent:
+            if known and member is not None and not member.removed and silent:
                 silent_nodes.add(node)
         return silent_nodes

@@ -38,13 +38,13 @@ class SiteLimitInvariant:
 
     def health_changed(self, fact: facts.NodeJudged) -> None:
         """The core changes a node's health."""
-        if fact.verdict not in OUT_OF_SERVICE:
+        if fact.health not in OUT_OF_SERVICE:
             self._out.discard(fact.node)
         elif fact.node not in self._out:
             self._out.add(fact.node)
             self._taken.append(fact.node)
 
-    def check_taken(self, fact: facts.SlurmOwed) -> None:
+    def check_taken(self, fact: facts.SlurmCallOwed) -> None:
         """Slurm shall take a node out of service."""
         limits = self._world.limits
         before = {*self._taken[: -self._taken[::-1].index(fact.node) - 1]} - {fact.node}

@@ -36,7 +36,7 @@ class VersionInvariant:
         """This leader's commit counts. A commit among nodes that are out of the gang does not."""
         gang = leader.identity.gang
         known = self._world.gang(gang)
-        if known is not None and leader.node in known.members and known.members[leader.node].out:
+        if known is not None and leader.node in known.members and known.members[leader.node].removed:
             return False
         agents = [agent for (id, _), agent in self._world.agents.items() if id == gang]
         # If a newer run of the job has begun, the memory of the leader's run is freed node by node.
@@ -58,7 +58,7 @@ class VersionInvariant:
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
-    def check_flush(self, gang: Gang, fact: facts.Flushed) -> None:
+    def check_flush(self, gang: Gang, fact: facts.FlushEnded) -> None:
         """The coordinator counts a flush as done."""
         ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
         wrong = self._world.durable_storage.publish(gang.id, fact.serial, fact.path, ranks)

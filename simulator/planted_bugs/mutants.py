@@ -39,7 +39,8 @@ MUTANTS: dict[str, Mutant] = {
     "skip-the-fence": Mutant(
         "a generation starts though not all have fenced the one before",
         f"{_CORE}.recovery.transitions",
-        "    if not all(failure_detector.ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):",
+        "    if not all(failure_detector.ranks_ended("
+        "gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):",
         "    if gang_turn.index.present and gang_turn.index.unfenced >= gang_turn.index.present:",
     ),
     "start-in-the-silence": Mutant(
@@ -88,8 +89,8 @@ MUTANTS: dict[str, Mutant] = {
     "trust-one-witness": Mutant(
         "nobody's answer counts but the one to the coordinator's own probe",
         f"{_CORE}.detection.probe_result",
-        "    about_agent = [s for w, s in probe.silences.items() if w != MUSTERD]",
-        '    about_agent = [s for w, s in probe.silences.items() if w == "agent"]',
+        "    about_agent = [s for w, s in probe.silence_by_witness.items() if w != MUSTERD]",
+        '    about_agent = [s for w, s in probe.silence_by_witness.items() if w == "agent"]',
     ),
     "ignore-an-answer": Mutant(
         "a node that answers one witness is lost because another hears nothing",
@@ -106,13 +107,13 @@ MUTANTS: dict[str, Mutant] = {
     "hung-at-once": Mutant(
         "a node whose processes stand still for a moment is called hung",
         f"{_CORE}.detection.failure_detector",
-        "\nHUNG_S = 4.0\n",
-        "\nHUNG_S = 0.0\n",
+        "\nHUNG_AFTER_S = 4.0\n",
+        "\nHUNG_AFTER_S = 0.0\n",
     ),
     "judge-between-two-steps": Mutant(
         "a node whose ranks train on is called hung, or is replaced, in the middle of a step",
         f"{_CORE}.detection.progress_timeouts",
-        "    return gang_turn.now - moved_at < 2 * step_s + TOLD_S and",
+        "    return gang_turn.now - moved_at < 2 * step_s + REPORT_DELAY_S and",
         "    return gang_turn.now - moved_at < 0.0 and",
     ),
     "forget-a-phase": Mutant(
@@ -130,8 +131,8 @@ MUTANTS: dict[str, Mutant] = {
     "blame-for-the-storage": Mutant(
         "nodes are unfit because ranks can't be killed anywhere",
         f"{_CORE}.detection.outage",
-        "    return len(found) > few(gang_turn)",
-        "    return len(found) > 100 * few(gang_turn)",
+        "    return len(found) > chance_limit(gang_turn)",
+        "    return len(found) > 100 * chance_limit(gang_turn)",
     ),
     "evict-many": Mutant(
         "many silent nodes are taken at once",
@@ -148,8 +149,8 @@ MUTANTS: dict[str, Mutant] = {
     "blame-a-late-order": Mutant(
         "a node is unfit because it had no order to obey",
         f"{_CORE}.detection.failure_detector",
-        "    return gang_turn.now - max(since, agent.attached_at, reached_at) > KILL_S",
-        "    return gang_turn.now - since > KILL_S",
+        "    return gang_turn.now - max(since, agent.attached_at, reached_at) > KILL_TIMEOUT_S",
+        "    return gang_turn.now - since > KILL_TIMEOUT_S",
     ),
     "commit-without-a-shard": Mutant(
         "a version is committed though a node has not stored it",
@@ -167,7 +168,7 @@ MUTANTS: dict[str, Mutant] = {
         "a lost node's state counts as lost, though its buddy holds it",
         f"{_CORE}.recovery.restore_plan",
         "        for shard in shards:\n            ranks.setdefault(",
-        "        for shard in (s for s in shards if s.own):\n            ranks.setdefault(",
+        "        for shard in (s for s in shards if s.primary):\n            ranks.setdefault(",
     ),
     "mix-versions": Mutant(
         "ranks take their state from different steps",
@@ -191,13 +192,13 @@ MUTANTS: dict[str, Mutant] = {
         "in observe mode nodes are drained",
         f"{_CORE}.detection.circuit_breaker",
         "    if limits.observe:",
-        "    if limits.observe and turn.about:",
+        "    if limits.observe and turn.changed_node:",
     ),
     "blame-a-doubted-node": Mutant(
         "a node is to blame as soon as one rank has crashed on it",
         f"{_CORE}.detection.attribution",
         "    if last.hardware or before.hardware or not node or before.crashed_on != node:\n        return\n"
-        "    if gang.failures < DOUBTED_AFTER:",
+        "    if gang.failures_in_a_row < CRASHES_UNTIL_SWAP:",
         "    if last.hardware or not node:",
     ),
     "blame-the-first-to-tell": Mutant(
@@ -209,7 +210,7 @@ MUTANTS: dict[str, Mutant] = {
     "ignore-a-phase": Mutant(
         "ranks hang that are in a declared phase",
         f"{_CORE}.detection.hang_detector",
-        "    return known and not index.unattached and not index.in_phase\n",
+        "    return known and not index.unattached and not index.in_declared_phase\n",
         "    return known and not index.unattached\n",
     ),
     "judge-without-an-answer": Mutant(
@@ -222,13 +223,13 @@ MUTANTS: dict[str, Mutant] = {
         "a generation hangs as soon as it makes no step for two seconds",
         f"{_CORE}.detection.hang_detector",
         "    if gang_turn.now < due:",
-        "    if gang_turn.now < min(due, patience.went_on_at(gang_turn) + 2.0):",
+        "    if gang_turn.now < min(due, progress_timeouts.last_progress_at(gang_turn) + 2.0):",
     ),
     "wait-for-a-hung-rank": Mutant(
         "a generation that hangs is left alone after its first step",
         f"{_CORE}.detection.hang_detector",
         "    return known and not index.unattached",
-        "    return known and not patience.stepped(gang_turn) and not index.unattached",
+        "    return known and not progress_timeouts.has_finished_step(gang_turn) and not index.unattached",
     ),
     "leave-a-spare-waiting": Mutant(
         "an elastic job shrinks though a spare is there",
@@ -245,14 +246,14 @@ MUTANTS: dict[str, Mutant] = {
     "flush-half": Mutant(
         "a durable checkpoint counts as soon as one node has written its part",
         f"{_CORE}.recovery.flushing",
-        "    elif not index.unwritten:",
-        "    elif index.unwritten < index.writers:",
+        "    elif not index.flush_pending:",
+        "    elif index.flush_pending < index.flush_writers:",
     ),
     "take-absence-for-an-end": Mutant(
         "ranks count as ended when their agent is out of touch",
         f"{_CORE}.state.gang_index",
-        "expected and not (attached and status.fenced >= gang.fenced))",
-        "expected and attached and status.fenced < gang.fenced)",
+        "expected and not (attached and status.fenced_generation >= gang.fenced_generation))",
+        "expected and attached and status.fenced_generation < gang.fenced_generation)",
     ),
     "keep-memory-for-nobody": Mutant(
         "a gang that is over leaves its memory on its nodes",
@@ -287,8 +288,7 @@ MUTANTS: dict[str, Mutant] = {
     "give-up-on-who-starts-agents": Mutant(
         "a batch script that has been silent for a moment is given up",
         f"{_CORE}.recovery.gathering",
-        "    lost_at = max(max(heard_at or 0.0, since) + BATCH_S, "
-        "max(gang_turn.seen.attached_at, since) + SPARE_WAIT_S)\n",
+        "    lost_at = max(batch_lost_at, last_attach_at + SPARE_WAIT_S)\n",
         "    lost_at = max(heard_at or 0.0, since) + 1.0\n",
     ),
     "forget-what-is-owed": Mutant(

@@ -86,9 +86,9 @@ class Scenario:
         return self.world.observer.journal
 
     @property
-    def slurm(self) -> list[facts.SlurmOwed]:
+    def slurm(self) -> list[facts.SlurmCallOwed]:
         """Every call that was owed to Slurm, oldest first."""
-        return [fact for _, fact in self.journal if isinstance(fact, facts.SlurmOwed)]
+        return [fact for _, fact in self.journal if isinstance(fact, facts.SlurmCallOwed)]
 
     def facts(self, kind: type[_Fact]) -> list[_Fact]:
         """Every journaled fact of one kind, oldest first."""

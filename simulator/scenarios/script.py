@@ -20,7 +20,7 @@ from typing import Any
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
@@ -90,7 +90,7 @@ class Player:
         elif name == "wait":
             world.run_for(float(words[0]))
         elif name == "cancel":
-            world.post_event(events.CancelAsked("g", "uid 1000"))
+            world.post_event(events.CancelRequested("g", "uid 1000"))
         elif name == "scancel":
             world.world.cluster.cancel(world.gang.job)
         elif name == "full_storage":
@@ -101,9 +101,9 @@ class Player:
     def _condition(self, what: str, number: str = "") -> Callable[[], bool]:
         world = self.world
         if what == "step":
-            return lambda: world.core.observed.gang("g").step >= int(number)
+            return lambda: world.core.observed.gang("g").step_number >= int(number)
         if what == "generation":
-            return lambda: world.gang.stepped == int(number)
+            return lambda: world.gang.stepped_generation == int(number)
         return lambda: world.gang.phase is Phase[what]
 
     def _show(self) -> Iterator[str]:
@@ -111,11 +111,12 @@ class Player:
         world, gang = self.world, self.world.gang
         yield f"phase       {gang.phase}" + (f", exit code {gang.exit_code}: {gang.reason}" if gang.final else "")
         yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
-        yield f"spares      {' '.join(seat.node for seat in gang.spares if not gang.members[seat.node].out) or 'none'}"
+        spares = [seat.node for seat in gang.spares if not gang.members[seat.node].removed]
+        yield f"spares      {' '.join(spares) or 'none'}"
         blamed = sorted(
-            (n for n in world.core.state.nodes.values() if n.verdict is not Verdict.FIT), key=lambda n: n.name
+            (n for n in world.core.state.nodes.values() if n.health is not NodeHealth.FIT), key=lambda n: n.name
         )
-        yield f"blamed      {', '.join(f'{n.name} {n.verdict}' for n in blamed) or 'nobody'}"
+        yield f"blamed      {', '.join(f'{n.name} {n.health}' for n in blamed) or 'nobody'}"
         yield f"asked Slurm {', '.join(map(call_words, world.slurm)) or 'nothing'}"
 
     @property

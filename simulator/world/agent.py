@@ -197,7 +197,7 @@ class Agent(Process):
             self._ping_series += 1
             self._ping(self._ping_series)
 
-    def status(self) -> events.Status:
+    def status(self) -> events.AgentStatus:
         """The whole status, as `convert.status` reads it from the wire."""
         ranks = []
         for r in self.ranks.values():
@@ -208,8 +208,8 @@ class Agent(Process):
                     r.step, r.progressed, r.declared_phase,
                 )
             )  # fmt: skip
-        return events.Status(
-            fenced=self.fenced_generation,
+        return events.AgentStatus(
+            fenced_generation=self.fenced_generation,
             ranks=tuple(ranks),
             shards=self.memory.shards(),
             committed=self.memory.committed,
@@ -220,10 +220,10 @@ class Agent(Process):
             flushed_serial=self.flushed_serial,
             flush_error=self.flush_error,
             failure=self.failure,
-            notice=self.sigterm_notice,
+            sigterm_notice=self.sigterm_notice,
             answered_s=self.peer_monitor.answered_s(),
             order_serial=self._settled_order,
-            stacks=self.stacks_generation,
+            stacks_generation=self.stacks_generation,
             pool=tuple(answer for answer in self.pool_answers.values() if answer),
         )
 
@@ -409,4 +409,4 @@ class Agent(Process):
         if found is Silence.NO_ANSWER and self.peer_monitor.was_closed(ask.node):
             found = Silence.CLOSED
         step = max((r.step for r in self.ranks.values()), default=0)
-        self.send("probed", events.Probed(self.identity.gang, ask.probe, self.node, ask.node, found, step))
+        self.send("probed", events.ProbeAnswered(self.identity.gang, ask.probe, self.node, ask.node, found, step))

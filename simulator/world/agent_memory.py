@@ -56,7 +56,7 @@ class ShardMemory:
 
     def own_shards(self) -> tuple[Shard, ...]:
         """The shards of this node's own ranks, of the two newest versions."""
-        own = [shard for shard in self.shards() if shard.own]
+        own = [shard for shard in self.shards() if shard.primary]
         newest = sorted({shard.version for shard in own})[-2:]
         return tuple(shard for shard in own if shard.version in newest)
 

@@ -89,7 +89,7 @@ class Coordinator(Process):
         self._is_processing = False
         self._timer = 0
         self._started_calls: set[int] = set()
-        self._call_queues: dict[str, deque[facts.SlurmOwed]] = {}
+        self._call_queues: dict[str, deque[facts.SlurmCallOwed]] = {}
 
     def start(self) -> None:
         """Execute the calls that are owed to Slurm, and start to poll Slurm."""
@@ -176,7 +176,7 @@ class Coordinator(Process):
     def close_streams(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor."""
         for fact in decided:
-            if isinstance(fact, facts.MemberOut) and not fact.alive:
+            if isinstance(fact, facts.MemberRemoved) and not fact.alive:
                 stream = self.agent_streams.pop((fact.gang, fact.node), None)
                 if stream is not None:
                     stream.close_coordinator_side()
@@ -235,7 +235,7 @@ class Coordinator(Process):
     def _slurm_delay_s(self) -> float:
         return 0.01 + self.world.slurm.max_delay_s * self.world.rng.random()
 
-    def _try_call(self, call: facts.SlurmOwed, pause: float) -> None:
+    def _try_call(self, call: facts.SlurmCallOwed, pause: float) -> None:
         """Make one call to Slurm. The answer takes some time."""
         slurm = self.world.slurm
         try:
@@ -247,7 +247,7 @@ class Coordinator(Process):
         else:
             self.call_later(self._slurm_delay_s(), self._call_answered, call, None)
 
-    def _call_answered(self, call: facts.SlurmOwed, error: str | None) -> None:
+    def _call_answered(self, call: facts.SlurmCallOwed, error: str | None) -> None:
         queue = self._call_queues[call.gang]
         queue.popleft()
         self._started_calls.discard(call.call)
@@ -277,12 +277,12 @@ class Coordinator(Process):
         if message is STREAM_END:
             if self.agent_streams.get((gang, node)) is stream:
                 del self.agent_streams[gang, node]
-                self.post_event(events.AgentGone(gang, node, incarnation))
+                self.post_event(events.AgentDisconnected(gang, node, incarnation))
             return
         match message:
             case ("ping", sent_at):
                 stream.down.send((self.journal.term, "pong", sent_at))
-                self.post_event(events.AgentHeard(gang, node))
+                self.post_event(events.AgentHeartbeat(gang, node))
             case ("status", status):
                 self.world.observer.status_received(gang, status)
                 self.post_event(events.AgentReported(gang, node, incarnation, status))
@@ -291,7 +291,7 @@ class Coordinator(Process):
             case (_, event):
                 self.post_event(event)
 
-    def _admit_agent(self, stream: Stream, agent: Agent, status: events.Status) -> None:
+    def _admit_agent(self, stream: Stream, agent: Agent, status: events.AgentStatus) -> None:
         """Admit an agent like the coordinator's agent service does: by the journal if it knows the agent, else by
         Slurm."""
         identity = agent.identity
@@ -329,13 +329,13 @@ class Coordinator(Process):
         if message is STREAM_END:
             if self._daemon_streams.get(node) is stream:
                 del self._daemon_streams[node]
-                self.post_event(events.NodeGone(node, incarnation))
+                self.post_event(events.NodeDisconnected(node, incarnation))
             return
         match message:
             case ("hello", daemon):
                 self._register_daemon(stream, daemon)
             case ("heartbeat", _):
-                self.post_event(events.NodeHeard(node))
+                self.post_event(events.NodeHeartbeat(node))
                 self.world.kept_memory.drop_unwanted(node, self.core.state)
             case ("signal", event):
                 self.post_event(event)
@@ -369,7 +369,7 @@ class Coordinator(Process):
             self.call_later(min(_PROBE_RETRY_S, until - now + 0.001), self._probe, ask, witness, until, accepted)
 
     def _probe_answered(self, ask: ProbeRequest, witness: str, found: Silence | None) -> None:
-        self.post_event(events.Probed(ask.gang, ask.probe, witness, ask.node, found))
+        self.post_event(events.ProbeAnswered(ask.gang, ask.probe, witness, ask.node, found))
 
     # -- standing still --
 
@@ -377,7 +377,7 @@ class Coordinator(Process):
         """The process stood still since `since`. It resumes and notices the pause."""
         self.stopped = False
         if self.schedule.now - since > SUSPENDED_S:
-            self.core.observed.since = self.schedule.now
+            self.core.observed.observing_since = self.schedule.now
         self.resume()
 
 

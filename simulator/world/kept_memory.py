@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
+from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.node.kept_memory.retention import RETENTION_S, JobOwner, KeptEntry, Retention
@@ -58,7 +58,7 @@ class KeptMemoryStores:
     def drop_unwanted(self, node: str, state: DurableState) -> None:
         """The coordinator answers a heartbeat that names the kept memory: drop the memory if no run needs it."""
         kept = self._retention_of(node).kept
-        if kept is not None and wants_no_memory(state.gangs.get(kept.gang), kept.generation):
+        if kept is not None and memory_is_obsolete(state.gangs.get(kept.gang), kept.generation):
             self._retention_of(node).remove_obsolete(kept.gang, kept.generation)
 
     def job_starts(self, node: str, job: int) -> None:

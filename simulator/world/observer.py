@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
-from muster.daemon.coordinator.core.state.events import Status, Version
+from muster.daemon.coordinator.core.state.events import AgentStatus, Version
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.node.kept_memory.retention import KeptEntry
 
@@ -33,13 +33,13 @@ class Observer(Protocol):
     def order_sent(self, gang: Gang, order: pb.Order) -> None:
         """The coordinator sends an order."""
 
-    def slurm_call_started(self, call: facts.SlurmOwed) -> None:
+    def slurm_call_started(self, call: facts.SlurmCallOwed) -> None:
         """The coordinator starts a call to Slurm."""
 
     def snapshot_taken(self, state: DurableState, journal: Journal) -> None:
         """The journal holds a new snapshot."""
 
-    def status_received(self, gang: str, status: Status) -> None:
+    def status_received(self, gang: str, status: AgentStatus) -> None:
         """The coordinator receives an agent's status."""
 
     def coordinator_crashed(self, state: DurableState, written: bool) -> None:

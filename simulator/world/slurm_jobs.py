@@ -237,10 +237,10 @@ class SlurmJobs:
         reached = not host.frozen and world.network.connected(COORDINATOR, host.name)
         gang = coordinator.core.state.gangs.get(self._submissions[job.id].gang) if coordinator.is_running() else None
         if reached and gang is not None:
-            if not gang.outlived(job.id, job.restart_count):
+            if not gang.run_is_over(job.id, job.restart_count):
                 self.batch_heard_at[job.id] = world.schedule.now
-                coordinator.post_event(events.BatchHeard(gang.id, job.id, job.restart_count))
-            if coordinator.core.may_leave(gang, job.id, job.restart_count):
+                coordinator.post_event(events.BatchHeartbeat(gang.id, job.id, job.restart_count))
+            if coordinator.core.batch_may_end(gang, job.id, job.restart_count):
                 del self._batch_processes[job.id, job.restart_count]
                 if self._is_current_run(job):
                     world.observer.batch_script_ended(gang, self._jobs[job.id])
@@ -279,7 +279,7 @@ class SlurmJobs:
         job, restarts = identity.job, identity.restarts
         if identity.pool_request and (refused := shared_pool.refusal(gang, identity.pool_request, job, node)):
             return refused
-        if identity.pool_request and self._world.coordinator.core.state.node(node).verdict in OUT_OF_SERVICE:
+        if identity.pool_request and self._world.coordinator.core.state.node(node).health in OUT_OF_SERVICE:
             return None
         if gang is not None and restarts < gang.restart_count:
             return "this run of the job is over"

@@ -60,7 +60,7 @@ def test_overlong_texts_of_an_agent_are_cut() -> None:
     rank = agent_pb2.RankStatus(rank=0, stderr_tail=f"{'x' * 10_000}the end")
     status = conversion.status(agent_pb2.AgentStatus(failure="y" * 10_000, notice="short", ranks=[rank]))
     assert len(status.failure) == job_limits.MAX_TEXT_CHARS + 3
-    assert status.notice == "short"
+    assert status.sigterm_notice == "short"
     assert status.ranks[0].stderr_tail.endswith("xthe end")
     assert len(status.ranks[0].stderr_tail) == job_limits.MAX_TEXT_CHARS
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 
@@ -72,4 +72,4 @@ async def test_a_signal_that_could_not_be_written_is_not_confirmed(world: Script
     _alter(world, "DROP TRIGGER full")
     await world.start_coordinator()
     await world.send_signal("n1", 79)
-    assert world.coordinator.engine.core.state.node("n1").verdict is Verdict.UNFIT
+    assert world.coordinator.engine.core.state.node("n1").health is NodeHealth.UNFIT

@@ -44,7 +44,7 @@ async def test_a_suspension_is_detected_before_the_first_event_after_it(
     engine.start()
     manual.moment += suspended_s
     engine.post(events.Tick())
-    assert (engine.core.observed.since == manual.moment) is detected
+    assert (engine.core.observed.observing_since == manual.moment) is detected
     await engine.aclose()
     journal.close()
 

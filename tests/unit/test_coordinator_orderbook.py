@@ -95,7 +95,7 @@ def test_an_agent_that_returns_during_a_recovery_is_sent_at_once() -> None:
     gang.decide([*JOINED, *START, facts.GenerationFenced("g", 1, "exit", False, "n1", 0, 1.0)])
     stream = gang.attach("n1")
     gang.decide([facts.MemberJoined("g", "n2", 7, "again", "n2:2", False, "")])
-    assert _duty(stream)[1] == gang.state.gangs["g"].serial
+    assert _duty(stream)[1] == gang.state.gangs["g"].order_serial
     assert not gang.late
 
 
@@ -114,7 +114,7 @@ def test_a_closed_dispatcher_sends_nothing() -> None:
     "fact",
     [
         facts.FirstStep("g", 1, 1),
-        facts.SlurmSettled("g", 1, ""),
+        facts.SlurmCallSettled("g", 1, ""),
         facts.JobChanged("g", ("n1",)),
         facts.PhaseChanged("g", Phase.RUNNING, ""),
     ],

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
-from muster.daemon.coordinator.core.state.events import GangSpec, RankState, Status, Version
+from muster.daemon.coordinator.core.state.events import AgentStatus, GangSpec, RankState, Version
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.observed_state import ObservedAgent, ObservedState, Stall
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.services.views import gang_view
 from muster.daemon.coordinator.shell.orders import Orders
 from muster.launcher.output.tables import gang_details
@@ -22,7 +22,7 @@ NODES = ("n1", "n2", "n3")
 SEATS = (facts.Seat("n1", 0, "n2", ("n2", "n3")), facts.Seat("n2", 1, "n1", ("n1", "n3")))
 SWAPPED = (SEATS[0], facts.Seat("n3", 1, "n1", ("n1",)))
 SPARES = (facts.Seat("n3", -1, "", ("n1", "n2")),)
-FROM_N2 = (facts.Source(0, "n1", True, "a"), facts.Source(1, "n2", True, "b"))
+FROM_N2 = (facts.ShardSource(0, "n1", True, "a"), facts.ShardSource(1, "n2", True, "b"))
 
 GATHERED: tuple[facts.Fact, ...] = (
     facts.GangRegistered("g", 7, 1000, "train", GangSpec(2, 1, ranks_per_node=2), '{"run_dir":"/run"}'),
@@ -33,10 +33,10 @@ PREFLIGHT = (*GATHERED, facts.GenerationFenced("g", 0, "start", True, "n1", 0, 1
 STARTED = (*PREFLIGHT, facts.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "", 2.0, "start"))
 RUNNING = (*STARTED, facts.PhaseChanged("g", Phase.RUNNING, ""), facts.FirstStep("g", 1, 1))
 FENCED = (*RUNNING, facts.GenerationFenced("g", 1, "n2: Xid 79", True, "n1", 9, 3.0))
-UNFIT = (*FENCED, facts.MemberOut("g", "n2", "Xid 79", True))
-LOST = (*FENCED, facts.MemberOut("g", "n2", "lost", False))
+UNFIT = (*FENCED, facts.MemberRemoved("g", "n2", "Xid 79", True))
+LOST = (*FENCED, facts.MemberRemoved("g", "n2", "lost", False))
 SWAP = facts.GenerationStarted("g", 2, SWAPPED, (), "n1", 4002, Version(1, 8), FROM_N2, "", 4.0, "swap")
-FLUSH = facts.Flushing("g", 1, Version(1, 8), FROM_N2, "asked for")
+FLUSH = facts.FlushOrdered("g", 1, Version(1, 8), FROM_N2, "asked for")
 
 
 def _state(*story: facts.Fact) -> DurableState:
@@ -71,7 +71,7 @@ def _duties(*story: facts.Fact) -> list[str]:
         ((*UNFIT, SWAP, facts.FirstStep("g", 2, 9)), ["RUN 2", "EXIT 2", "RUN 2"]),
         ((*UNFIT, SWAP, FLUSH, facts.FirstStep("g", 2, 9)), ["RUN 2", "HOLD 2", "RUN 2"]),
         (
-            (*UNFIT, SWAP, FLUSH, facts.FirstStep("g", 2, 9), facts.Flushed("g", 1, "/d", "")),
+            (*UNFIT, SWAP, FLUSH, facts.FirstStep("g", 2, 9), facts.FlushEnded("g", 1, "/d", "")),
             ["RUN 2", "EXIT 2", "RUN 2"],
         ),
         ((*RUNNING, FLUSH, facts.PhaseChanged("g", Phase.DRAINING, "done")), ["FENCE 0"] * 3),
@@ -101,7 +101,10 @@ def test_a_run_order_names_places_store_and_sources() -> None:
 
 def test_a_start_from_durable_storage_names_the_folder() -> None:
     start = facts.GenerationStarted("g", 1, SEATS, SPARES, "n1", 4001, None, (), "/d/step_8", 2.0, "start")
-    flushed = facts.Flushing("g", 1, Version(0, 8), (), "the job is done"), facts.Flushed("g", 1, "/d/step_8", "")
+    flushed = (
+        facts.FlushOrdered("g", 1, Version(0, 8), (), "the job is done"),
+        facts.FlushEnded("g", 1, "/d/step_8", ""),
+    )
     order = _order(_state(*PREFLIGHT, *flushed, start), "n1")
     assert order.restore.durable_path == "/d/step_8"
     assert not order.restore.HasField("version")
@@ -130,7 +133,7 @@ def test_only_the_agents_of_a_requeued_job_leave_their_memory() -> None:
 def test_orders_carry_a_flush_until_it_has_ended() -> None:
     order = _order(_state(*RUNNING, FLUSH), "n1")
     assert (order.flush.serial, order.flush.version.step, order.flush.reason) == (1, 8, "asked for")
-    assert not _order(_state(*RUNNING, FLUSH, facts.Flushed("g", 1, "", "no space")), "n1").HasField("flush")
+    assert not _order(_state(*RUNNING, FLUSH, facts.FlushEnded("g", 1, "", "no space")), "n1").HasField("flush")
 
 
 @pytest.mark.parametrize("length", range(len(UNFIT) + 3))
@@ -149,7 +152,7 @@ def test_nodes_with_one_duty_share_one_order() -> None:
     assert orders.for_node("n1") is not orders.for_node("n3")
 
 
-HANG = facts.HangFound("g", 1, "hang: no step", 5.0)
+HANG = facts.HangDetected("g", 1, "hang: no step", 5.0)
 
 
 def test_orders_ask_for_stacks_of_hanging_ranks_until_the_fence() -> None:
@@ -161,8 +164,8 @@ def test_orders_ask_for_stacks_of_hanging_ranks_until_the_fence() -> None:
 
 
 def test_a_view_shows_a_stall_and_declared_phases() -> None:
-    state, observed = _state(*RUNNING), ObservedState(since=0.0)
-    status = Status(ranks=(RankState(0, 1, running=True, declared="evaluation"),))
+    state, observed = _state(*RUNNING), ObservedState(observing_since=0.0)
+    status = AgentStatus(ranks=(RankState(0, 1, running=True, declared="evaluation"),))
     observed.gang("g").agents["n1"] = ObservedAgent("n1", "n1-i", True, 1.0, status)
     observed.gang("g").stall = Stall(90.0, {"n1", "n2"})
     view = gang_view(state, observed, state.gangs["g"], 100.0)
@@ -174,9 +177,11 @@ def test_a_view_shows_a_stall_and_declared_phases() -> None:
 
 
 def _view_words(story: tuple[facts.Fact, ...], fenced: dict[str, int] | None = None) -> str:
-    state, observed = _state(*story), ObservedState(since=0.0)
+    state, observed = _state(*story), ObservedState(observing_since=0.0)
     for node, generation in (fenced or {}).items():
-        observed.gang("g").agents[node] = ObservedAgent(node, f"{node}-i", True, 1.0, Status(fenced=generation))
+        observed.gang("g").agents[node] = ObservedAgent(
+            node, f"{node}-i", True, 1.0, AgentStatus(fenced_generation=generation)
+        )
     return gang_view(state, observed, state.gangs["g"], 100.0).waiting_for
 
 
@@ -190,7 +195,7 @@ def _view_words(story: tuple[facts.Fact, ...], fenced: dict[str, int] | None = N
         (RUNNING, ""),
         (FENCED, "the ranks of generation 1 to end on n2 n3"),
         ((*RUNNING, HANG), "the fence of the hanging generation: hang: no step"),
-        ((*RUNNING, facts.SlurmOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: remove n3 from job 7"),
+        ((*RUNNING, facts.SlurmCallOwed("g", 1, "let_go", 7, "n3", "")), "Slurm: remove n3 from job 7"),
     ],
 )
 def test_what_a_gang_waits_for(story: tuple[facts.Fact, ...], words: str) -> None:
@@ -198,9 +203,9 @@ def test_what_a_gang_waits_for(story: tuple[facts.Fact, ...], words: str) -> Non
 
 
 def test_a_view_shows_node_health_and_recoveries() -> None:
-    state = _state(*LOST, facts.NodeJudged("n2", Verdict.LOST, "silent"), SWAP, facts.FirstStep("g", 2, 9))
-    observed = ObservedState(since=0.0)
-    observed.gang("g").suspected["n3"] = 99.0
+    state = _state(*LOST, facts.NodeJudged("n2", NodeHealth.LOST, "silent"), SWAP, facts.FirstStep("g", 2, 9))
+    observed = ObservedState(observing_since=0.0)
+    observed.gang("g").suspected_since["n3"] = 99.0
     view = gang_view(state, observed, state.gangs["g"], 100.0)
     assert [(n.node, n.verdict, n.role, n.reason) for n in view.nodes] == [
         ("n1", "FIT", "rank", ""),
@@ -217,11 +222,11 @@ def test_a_view_shows_node_health_and_recoveries() -> None:
 
 
 def test_every_fact_has_a_line() -> None:
-    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, facts.Flushed("g", 1, "", "no space"))]
+    lines = [describe(fact) for fact in (*UNFIT, SWAP, FLUSH, facts.FlushEnded("g", 1, "", "no space"))]
     assert all(line and "\n" not in line and not line.startswith("{") for line in lines)
     assert describe(SWAP) == (
         "generation 2 starts from memory at step 8 (generation 1), swap; ranks on n1 n3; spares: none"
     )
-    assert describe(facts.SlurmOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
+    assert describe(facts.SlurmCallOwed("g", 4, "requeue", 7, "", "no spare", exclude=("n2",))) == (
         "Slurm call 4: requeue job 7, excluding n2: no spare"
     )

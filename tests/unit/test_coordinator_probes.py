@@ -148,7 +148,7 @@ async def test_every_witness_probes(agent: ScriptedAgent, credentials: Credentia
     assert (order.term, order.probe.probe_id, order.probe.node, order.probe.deadline_ms) == (3, 7, "n1", 2000)
     async with asyncio.timeout(120):
         answers = [await posted.get() for _ in range(2)]
-    assert {(a.witness, a.silence) for a in answers if isinstance(a, events.Probed)} == {
+    assert {(a.witness, a.silence) for a in answers if isinstance(a, events.ProbeAnswered)} == {
         ("agent", None),
         ("musterd", Silence.NO_ANSWER),
     }

@@ -78,7 +78,7 @@ async def test_a_fatal_signal_swaps_the_node_and_drains_it(world: ScriptedWorld)
     for name in ("n1", "n3"):
         await world.agents[name].step()
     await world.wait_for_duty("EXIT 2", ["n2"])
-    await world.wait_for_facts(facts.SlurmSettled, 2)
+    await world.wait_for_facts(facts.SlurmCallSettled, 2)
     assert NodeState.DRAIN in world.cluster.nodes()["n2"].states
     assert "79" in world.cluster.nodes()["n2"].reason
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")
@@ -92,7 +92,7 @@ async def test_a_dead_node_is_swapped_and_downed(world: ScriptedWorld) -> None:
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
     await world.agents["n2"].die()
     await world.wait_for_duty("RUN 2", ["n1", "n3"])
-    await world.wait_for_facts(facts.SlurmSettled)
+    await world.wait_for_facts(facts.SlurmCallSettled)
     assert world.cluster.nodes()["n2"].down
     assert world.cluster.nodes()["n2"].drained
     assert world.cluster.jobs()[1].nodes == ("n1", "n3")
@@ -133,7 +133,7 @@ async def _restart_after_crashes(world: ScriptedWorld) -> None:
 
 async def _signal_until_removed(world: ScriptedWorld, node: str) -> None:
     """Send the signal on each new stream, as the node daemon does, until the node is removed."""
-    while not (await world.running_coordinator()).engine.core.state.gangs["g1"].members[node].out:
+    while not (await world.running_coordinator()).engine.core.state.gangs["g1"].members[node].removal_reason:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await world.send_signal(node, 79)
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
@@ -164,7 +164,7 @@ async def test_an_agent_that_attaches_again_replaces_its_stream(world: ScriptedW
         await asyncio.gather(*world.streams_of("n3"))  # the first stream has ended, without an error
     assert _stream(world, "n3") is not first
     assert world.coordinator
-    assert world.coordinator.engine.core.observed.gang("g1").attached("n3")
+    assert world.coordinator.engine.core.observed.gang("g1").is_attached("n3")
     assert agent.duty == "HOLD 1"
     again.cancel()
     await asyncio.gather(again, return_exceptions=True)
@@ -250,7 +250,7 @@ async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: Sc
     assert world.coordinator
     core_spec = events.GangSpec(nodes=1, spares=0, min_nodes=1)
     world.coordinator.engine.post(events.GangSubmitted("ended", 9, 1000, "job", core_spec, "{}"))
-    world.coordinator.engine.post(events.JobSeen("ended", 9, (), 0, "CANCELLED"))
+    world.coordinator.engine.post(events.SlurmJobChanged("ended", 9, (), 0, "CANCELLED"))
     kept = [node_pb2.KeptGang(gang_id=gang, generation=1) for gang in ("ended", "nobody's")]
     async with open_channel(world.address, world.credentials) as channel:
         stub: Any = node_pb2_grpc.NodeServiceStub(channel)
@@ -444,7 +444,7 @@ async def test_flush_writes_the_committed_version(world: ScriptedWorld, api: Any
             if view.committed.step == 3 and view.step == 3:
                 break
     assert (await api.Flush(REF)).serial == 1
-    flushed = (await world.wait_for_facts(facts.Flushed))[0]
+    flushed = (await world.wait_for_facts(facts.FlushEnded))[0]
     assert flushed.text.startswith("flush 1 is complete: ")
     flush = next(order.flush for order in world.agents["n2"].orders if order.HasField("flush"))
     assert [(s.rank, s.node) for s in flush.sources] == [(0, "n1"), (1, "n2")]
@@ -478,7 +478,11 @@ async def test_the_roll_call_has_leaves_and_jobs(world: ScriptedWorld, api: Any)
     await _running(world)
     world.cluster.topology = Topology({"n1": "s0", "n2": "s1"})
     other = events.GangSubmitted("other", 5, os.getuid() + 1, "other", events.GangSpec(1, 0), "{}")
-    for event in (other, events.JobSeen("other", 5, ("n3",), 0, None), events.JobSeen("g1", 1, NODES, 0, None)):
+    for event in (
+        other,
+        events.SlurmJobChanged("other", 5, ("n3",), 0, None),
+        events.SlurmJobChanged("g1", 1, NODES, 0, None),
+    ):
         world.coordinator.engine.post(event)
     await world.coordinator.roster.refresh()
     nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
@@ -487,7 +491,7 @@ async def test_the_roll_call_has_leaves_and_jobs(world: ScriptedWorld, api: Any)
         ("n2", "s1", [1]),
         ("n3", "", [1, 5]),
     ]
-    world.coordinator.engine.post(events.JobSeen("other", 5, (), 0, "CANCELLED"))
+    world.coordinator.engine.post(events.SlurmJobChanged("other", 5, (), 0, "CANCELLED"))
     nodes = (await api.Nodes(api_pb2.ListRequest())).nodes
     assert list(nodes[2].slurm_job_ids) == [1]
 
@@ -549,11 +553,11 @@ async def test_the_stream_of_a_lost_node_is_closed_without_an_event(world: Scrip
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
     await world.agents["n2"].stop_answering()  # its stream stays open: nothing is heard, nothing is closed
     await world.agents["n1"].accuse("n2", agent_pb2.SILENCE_NO_ANSWER)
-    await world.wait_for_facts(facts.MemberOut)
+    await world.wait_for_facts(facts.MemberRemoved)
     assert engine.streams.get("g1", "n2") is None
     await world.wait_for_duty("RUN 2", ["n1", "n3"])
-    assert engine.core.state.node("n2").verdict in (Verdict.LOST, Verdict.HUNG)
-    assert "coordinator" not in engine.core.observed.gang("g1").closed.get("n2", set())
+    assert engine.core.state.node("n2").health in (NodeHealth.LOST, NodeHealth.HUNG)
+    assert "coordinator" not in engine.core.observed.gang("g1").closed_by.get("n2", set())
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*world.streams_of("n2"))  # heals: the stream has ended there too
     assert world.agents["n2"].duty == "EXIT 1"
@@ -598,11 +602,11 @@ async def test_a_coordinator_that_was_suspended_calls_no_node_lost(tmp_path: Pat
     await world.start_coordinator()
     assert world.coordinator
     engine = world.coordinator.engine
-    before = engine.core.observed.since
+    before = engine.core.observed.observing_since
     engine.clock = clock = Skipping()
     async with asyncio.timeout(DEADLINE_S):
         await clock.jumped.wait()
-    assert engine.core.observed.since >= before + 59.0
+    assert engine.core.observed.observing_since >= before + 59.0
     await world.close()
 
 

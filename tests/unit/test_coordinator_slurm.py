@@ -10,7 +10,7 @@ import pytest
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.owed_calls import BUG_ATTEMPTS, OwedCalls, make_call
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
@@ -65,12 +65,12 @@ class Owing:
 
     def _post(self, event: events.Event) -> None:
         assert isinstance(event, events.SlurmAnswered)
-        apply(self.state, facts.SlurmSettled(event.gang, event.call, event.error or ""), 1.0)
+        apply(self.state, facts.SlurmCallSettled(event.gang, event.call, event.error or ""), 1.0)
         self.answers.put_nowait(event)
 
     async def answer(self, verb: facts.SlurmVerb, node: str = "", **more: object) -> str | None:
         """Owe this call and wait until it is settled. Returns the error, or None."""
-        call = facts.SlurmOwed("g", self.state.calls + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
+        call = facts.SlurmCallOwed("g", self.state.last_call + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
         apply(self.state, call, 1.0)
         self.calls.start_owed(self.state)
         self.calls.start_owed(self.state)  # a call that is under way is not started twice
@@ -200,7 +200,7 @@ async def test_a_requeue_from_before_a_restart_is_not_repeated(slurm: FakeSlurm)
 
 async def test_nodes_are_not_admitted_to_a_job_that_is_starting(slurm: FakeSlurm) -> None:
     """If the job were requeued now, the nodes would still be excluded."""
-    state, call = DurableState(), facts.SlurmOwed("g", 1, "admit", 1, "", "muster: why", admit=("n1",))
+    state, call = DurableState(), facts.SlurmCallOwed("g", 1, "admit", 1, "", "muster: why", admit=("n1",))
     for fact in (
         facts.GangRegistered("g", 1, 0, "x", GangSpec(3, 0), "{}"),
         facts.PhaseChanged("g", Phase.GATHERING, ""),
@@ -220,7 +220,7 @@ async def test_nodes_are_not_admitted_to_a_job_that_a_later_call_requeues(slurm:
         "requeue",
     )  # Slurm has started the job: it is not pending now
     for call, verb in enumerate(verbs, 1):
-        apply(owing.state, facts.SlurmOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
+        apply(owing.state, facts.SlurmCallOwed("g", call, verb, 1, "", "muster: why", admit=("n1",)), 1.0)
         owing.calls.start_owed(owing.state)
     for call in (1, 2):
         async with asyncio.timeout(120):
@@ -234,10 +234,10 @@ async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> N
     watch = SlurmWatch(slurm, owing.state, seen.append)
     await watch.poll_jobs()
     await watch.poll_jobs()
-    assert seen == [events.JobSeen("g", 1, NODES, 0, None)]
+    assert seen == [events.SlurmJobChanged("g", 1, NODES, 0, None)]
     await watch.poll_nodes()
     await watch.poll_nodes()
-    assert seen[1:] == [events.NodeSeen(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
+    assert seen[1:] == [events.SlurmNodeChanged(name, True, "in service in Slurm (ALLOCATED)") for name in NODES]
     slurm.cluster.drain("n2", "a fan")
     slurm.unavailable_reason = "slurmctld is away"
     await watch.poll_nodes()
@@ -245,11 +245,11 @@ async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> N
     assert len(seen) == 4
     slurm.unavailable_reason = ""
     await watch.poll_nodes()
-    assert seen[4:] == [events.NodeSeen("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
+    assert seen[4:] == [events.SlurmNodeChanged("n2", False, "out of service in Slurm (ALLOCATED+DRAIN: a fan)")]
     slurm.cluster.fail_node("n3")
     clock.now += 60
     await watch.poll_jobs()
-    assert seen[5:] == [events.JobSeen("g", 1, ("n1", "n2"), 0, None)]
+    assert seen[5:] == [events.SlurmJobChanged("g", 1, ("n1", "n2"), 0, None)]
 
 
 async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
@@ -280,7 +280,7 @@ async def test_a_time_limit_is_posted_on_the_cores_clock_and_again_after_the_wal
     await watch.poll_jobs()
     ahead[0] = 7200.5
     await watch.poll_jobs()
-    limits = [event.limit_at for event in seen if isinstance(event, events.JobSeen)]
+    limits = [event.limit_at for event in seen if isinstance(event, events.SlurmJobChanged)]
     assert limits == [clock.now + 5400, clock.now + 5400 + 7200]
 
 
@@ -288,19 +288,19 @@ async def test_a_node_that_was_resumed_while_lost_is_posted_again_when_it_return
     owing, seen = Owing(slurm), list[events.Event]()
     watch = SlurmWatch(slurm, owing.state, seen.append)
     apply(owing.state, facts.NodeRegistered("n2", "boot", "host:1"), 1.0)
-    apply(owing.state, facts.NodeJudged("n2", Verdict.LOST, "power"), 1.0)
+    apply(owing.state, facts.NodeJudged("n2", NodeHealth.LOST, "power"), 1.0)
     await watch.poll_nodes()  # in service already: this does not make a lost node fit
-    apply(owing.state, facts.NodeJudged("n2", Verdict.RETURNING, "heard"), 2.0)
+    apply(owing.state, facts.NodeJudged("n2", NodeHealth.RETURNING, "heard"), 2.0)
     seen.clear()
     await watch.poll_nodes()
-    assert [event.node for event in seen if isinstance(event, events.NodeSeen) and event.in_service] == ["n2"]
+    assert [event.node for event in seen if isinstance(event, events.SlurmNodeChanged) and event.in_service] == ["n2"]
 
 
 async def test_a_node_that_is_being_drained_is_not_polled(slurm: FakeSlurm) -> None:
     owing, seen = Owing(slurm), list[events.Event]()
-    apply(owing.state, facts.SlurmOwed("g", 1, "drain", 1, "n2", "why"), 1.0)
+    apply(owing.state, facts.SlurmCallOwed("g", 1, "drain", 1, "n2", "why"), 1.0)
     await SlurmWatch(slurm, owing.state, seen.append).poll_nodes()
-    assert [event.node for event in seen if isinstance(event, events.NodeSeen)] == ["n1", "n3"]
+    assert [event.node for event in seen if isinstance(event, events.SlurmNodeChanged)] == ["n1", "n3"]
 
 
 @pytest.mark.parametrize(

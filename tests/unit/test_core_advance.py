@@ -35,7 +35,7 @@ def test_rules_that_come_to_an_end_are_followed_to_it() -> None:
     advance(gang_turn, rounds(ROUNDS - 1))
     assert len(gang_turn.turn.outcome.facts) == ROUNDS - 1
     assert gang_turn.turn.outcome.bugs == []
-    assert gang_turn.turn.outcome.due is None
+    assert gang_turn.turn.outcome.next_tick_at is None
 
 
 def test_rules_without_an_end_are_reported_and_the_gang_is_looked_at_again() -> None:
@@ -47,4 +47,4 @@ def test_rules_without_an_end_are_reported_and_the_gang_is_looked_at_again() -> 
         "gang g1 in phase SUBMITTED: the rules came to no end in 12 rounds, the last of which decided JobChanged; "
         "the gang is looked at again in 1 s"
     ]
-    assert gang_turn.turn.outcome.due == NOW + UNSETTLED_PAUSE_S
+    assert gang_turn.turn.outcome.next_tick_at == NOW + UNSETTLED_PAUSE_S

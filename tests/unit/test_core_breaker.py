@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState, app
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.state_index import StateIndex
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import Turn
 from muster.simulator.scenarios.scenario import Scenario
 
@@ -22,17 +22,17 @@ def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> S
 
 def runs(world: Scenario, generation: int) -> None:
     """Until that generation has made a few steps."""
-    world.run_until(lambda: world.is_running(generation) and world.gang.stepped == generation)
-    step = world.core.observed.gang("g").step
-    world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
+    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation)
+    step = world.core.observed.gang("g").step_number
+    world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
 
 
 def verbs(world: Scenario) -> list[tuple[str, str]]:
     return [(call.verb, call.node) for call in world.slurm]
 
 
-def verdict(world: Scenario, node: str) -> Verdict:
-    return world.core.state.node(node).verdict
+def verdict(world: Scenario, node: str) -> NodeHealth:
+    return world.core.state.node(node).health
 
 
 # -- limits --
@@ -45,7 +45,7 @@ def test_at_its_limit_a_live_node_stays_in_service_whatever_its_hardware_says() 
     world.signal("n2")
     world.run_for(5)
     assert world.gang.generation == 2
-    assert verdict(world, "n2") is Verdict.DEGRADED
+    assert verdict(world, "n2") is NodeHealth.DEGRADED
     assert "Xid 79; it stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
     assert ("drain", "n1") in verbs(world)
     assert ("drain", "n2") not in verbs(world)
@@ -57,24 +57,26 @@ def test_at_its_limit_a_gang_goes_on_without_a_dead_node_of_which_slurm_is_not_t
     runs(world, 2)
     world.power_off("n2")
     runs(world, 3)
-    assert verdict(world, "n2") is Verdict.LOST
-    assert [fact.node for fact in world.facts(facts.Withheld)] == ["n2"]
+    assert verdict(world, "n2") is NodeHealth.LOST
+    assert [fact.node for fact in world.facts(facts.ActionWithheld)] == ["n2"]
     assert ("down", "n2") not in verbs(world)
 
 
 def test_an_hour_later_nodes_may_be_taken_again() -> None:
     state, limits = DurableState(), Limits(nodes_per_hour=2)
     for node, at in (("n1", 100.0), ("n2", 200.0)):
-        apply(state, facts.SlurmOwed("", 1, "drain", 0, node, ""), at)
+        apply(state, facts.SlurmCallOwed("", 1, "drain", 0, node, ""), at)
 
     def held(now: float) -> str:
-        observed = ObservedState(since=0.0)
-        return circuit_breaker.hold(Turn(state, observed, StateIndex(state, observed), now, limits=limits))
+        observed = ObservedState(observing_since=0.0)
+        return circuit_breaker.reason_to_withhold(
+            Turn(state, observed, StateIndex(state, observed), now, limits=limits)
+        )
 
     assert held(3699.0) == "2 nodes were taken out of service within the hour, and no more may be"
     assert held(3701.0) == ""
-    apply(state, facts.SlurmOwed("", 2, "down", 0, "n3", ""), 3750.0)
-    assert state.taken == {"n2": 200.0, "n3": 3750.0}
+    apply(state, facts.SlurmCallOwed("", 2, "down", 0, "n3", ""), 3750.0)
+    assert state.taken_out_at == {"n2": 200.0, "n3": 3750.0}
 
 
 def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
@@ -83,7 +85,7 @@ def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
     runs(world, 2)
     world.signal("n2")
     world.run_for(5)
-    assert verdict(world, "n2") is Verdict.DEGRADED
+    assert verdict(world, "n2") is NodeHealth.DEGRADED
     assert "1 of 6 nodes are out of service" in world.core.state.node("n2").reason
 
 
@@ -91,11 +93,11 @@ def test_a_node_that_goes_from_bad_to_worse_counts_once() -> None:
     world = training()
     world.signal("n1")
     runs(world, 2)
-    assert len(world.core.state.taken) == 1
+    assert len(world.core.state.taken_out_at) == 1
     world.power_off("n1")
     world.power_off("n2")
     runs(world, 3)
-    assert len(world.core.state.taken) == 2
+    assert len(world.core.state.taken_out_at) == 2
 
 
 def test_a_gang_that_loses_node_after_node_is_saved_and_stopped() -> None:
@@ -126,7 +128,7 @@ def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_d
     world.requeue()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.heal(("n3", "coordinator"), ("coordinator", "n3"))
-    world.run_until(lambda: world.is_running(2) and world.gang.stepped == 2, 900)
+    world.run_until(lambda: world.is_running(2) and world.gang.stepped_generation == 2, 900)
     assert "n1" in world.gang.recoveries[-1].nodes_out
     assert not world.gang.final
 
@@ -147,7 +149,7 @@ def test_an_observer_says_what_it_would_have_swapped_and_a_fault_ends_the_job() 
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 99)
     assert "observe mode: n3 would take the place of n2; n2 is lost" in world.gang.reason
-    assert "observe mode" in world.facts(facts.Withheld)[0].reason
+    assert "observe mode" in world.facts(facts.ActionWithheld)[0].reason
     assert not {"drain", "down", "requeue", "let_go"} & {verb for verb, _ in verbs(world)}
 
 
@@ -177,7 +179,7 @@ def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -
     world.signal("n2")
     world.run_for(5)
     assert world.gang.phase is Phase.RUNNING
-    assert verdict(world, "n2") is Verdict.DEGRADED
+    assert verdict(world, "n2") is NodeHealth.DEGRADED
     assert verbs(world) == []
 
 
@@ -191,7 +193,7 @@ def crash_at_once(world: Scenario, generation: int, position: int) -> None:
 
 
 def doubted(world: Scenario) -> list[str]:
-    return [fact.node for fact in world.facts(facts.MemberOut) if not fact.proven]
+    return [fact.node for fact in world.facts(facts.MemberRemoved) if not fact.attributed]
 
 
 def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_on_elsewhere() -> None:
@@ -200,10 +202,10 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_o
     crash_at_once(world, 2, 1)
     runs(world, 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
-    assert verdict(world, "n2") is Verdict.UNFIT
+    assert verdict(world, "n2") is NodeHealth.UNFIT
     assert world.core.state.node("n2").reason == "ranks failed on n2 twice running, and go on elsewhere"
     assert ("drain", "n2") in verbs(world)
-    assert world.gang.doubted == ""
+    assert world.gang.unattributed_node == ""
 
 
 def dies_of_reset(world: Scenario, generation: int, node: str, culprit: str, exit_code: int) -> None:
@@ -220,8 +222,8 @@ def test_whose_rank_dies_of_a_peers_reset_is_not_blamed_though_that_is_heard_fir
         dies_of_reset(world, generation, "n0", "n2", -11)
     runs(world, 3)
     assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n2", "n2"]
-    assert verdict(world, "n0") is Verdict.FIT
-    assert verdict(world, "n2") is Verdict.UNFIT
+    assert verdict(world, "n0") is NodeHealth.FIT
+    assert verdict(world, "n2") is NodeHealth.UNFIT
     assert world.replayed_state() == world.core.state
 
 
@@ -240,10 +242,10 @@ def test_a_late_report_of_the_generation_before_blames_nobody() -> None:
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
     world.run_until(lambda: world.gang.generation == 3)
-    reached = world.gang.reached
-    world.core.observed.gang("g").moved_to = (2, reached + 5)
+    reached = world.gang.furthest_step
+    world.core.observed.gang("g").last_step = (2, reached + 5)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
-    assert verdict(world, "n2") is Verdict.FIT
+    assert verdict(world, "n2") is NodeHealth.FIT
 
 
 def test_a_node_on_which_the_ranks_came_further_in_between_is_not_doubted() -> None:
@@ -253,7 +255,7 @@ def test_a_node_on_which_the_ranks_came_further_in_between_is_not_doubted() -> N
         world.kill_rank("n2")
     runs(world, 3)
     assert doubted(world) == []
-    assert all(node.verdict is Verdict.FIT for node in world.core.state.nodes.values())
+    assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
 def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_blamed() -> None:
@@ -263,7 +265,7 @@ def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_b
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
     assert doubted(world) == ["n2"]
-    assert all(node.verdict is Verdict.FIT for node in world.core.state.nodes.values())
+    assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
 def test_crashes_that_come_again_in_the_same_place_doubt_no_second_node() -> None:
@@ -280,25 +282,25 @@ def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
     crash_at_once(world, 2, 1)
     runs(world, 3)
     assert "n2" in {seat.node for seat in world.gang.seats}
-    assert not world.facts(facts.MemberOut)
+    assert not world.facts(facts.MemberRemoved)
 
 
 def test_a_doubted_node_that_carries_ranks_again_is_not_blamed_for_what_goes_on_there() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
-    world.run_until(lambda: world.gang.doubted == "n2" and world.gang.generation == 3)
+    world.run_until(lambda: world.gang.unattributed_node == "n2" and world.gang.generation == 3)
     world.gang.recoveries[-1].nodes_in.append("n2")  # as a node of the shared pool
     runs(world, 3)
     world.run_for(2.0)
-    assert verdict(world, "n2") is Verdict.FIT
+    assert verdict(world, "n2") is NodeHealth.FIT
 
 
 def test_a_doubted_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
-    world.run_until(lambda: world.gang.doubted == "n2")
+    world.run_until(lambda: world.gang.unattributed_node == "n2")
     world.restart_coordinator()
     runs(world, 3)
-    assert verdict(world, "n2") is Verdict.UNFIT
+    assert verdict(world, "n2") is NodeHealth.UNFIT

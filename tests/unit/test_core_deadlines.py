@@ -22,7 +22,7 @@ def test_it_is_a_dictionary_that_knows_its_nearest(moves: list[tuple[str, float 
         assert deadlines.nearest == min(plain.values(), default=None)
         assert deadlines.get(key) == plain.get(key)
     due = [key for key, at in plain.items() if at <= now]
-    taken = deadlines.take(now)
+    taken = deadlines.pop_due(now)
     assert sorted(taken) == sorted(due)
     assert [plain[key] for key in taken] == sorted(plain[key] for key in due)
     assert deadlines.nearest == min((at for at in plain.values() if at > now), default=None)

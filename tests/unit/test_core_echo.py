@@ -6,7 +6,7 @@ import pytest
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.simulator.scenarios.scenario import Scenario
 
 NVLINK = "Xid 74: NVLink error"
@@ -14,27 +14,27 @@ NVLINK = "Xid 74: NVLink error"
 
 def training(nodes: int = 6, spares: int = 3, **more: object) -> Scenario:
     world = Scenario(nodes, spares, **more)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.observed.gang("g").step >= 5)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
     world.run_for(5.0)
     return world
 
 
-def is_called(world: Scenario, node: str, verdict: Verdict) -> Callable[[], bool]:
-    return lambda: world.core.state.node(node).verdict is verdict
+def is_called(world: Scenario, node: str, verdict: NodeHealth) -> Callable[[], bool]:
+    return lambda: world.core.state.node(node).health is verdict
 
 
-def judged(world: Scenario) -> dict[str, Verdict]:
-    return {name: node.verdict for name, node in world.core.state.nodes.items() if node.verdict is not Verdict.FIT}
+def judged(world: Scenario) -> dict[str, NodeHealth]:
+    return {name: node.health for name, node in world.core.state.nodes.items() if node.health is not NodeHealth.FIT}
 
 
 def test_where_no_peer_is_lost_the_node_is_unfit_soon() -> None:
     world = training()
     world.signal("n2", "echo", NVLINK)
     began = world.now
-    world.run_until(is_called(world, "n2", Verdict.UNFIT))
+    world.run_until(is_called(world, "n2", NodeHealth.UNFIT))
     assert 2.4 < world.now - began < 2.7
     assert [(call.verb, call.node) for call in world.slurm] == [("drain", "n2")]
-    assert world.facts(facts.EchoOver) == [facts.EchoOver("n2")]
+    assert world.facts(facts.CorrelatedFaultResolved) == [facts.CorrelatedFaultResolved("n2")]
 
 
 def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
@@ -43,8 +43,8 @@ def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
     world.run_for(0.1)
     world.signal("n2", "echo", NVLINK)
     world.run_for(30.0)
-    assert judged(world) == {"n1": Verdict.HUNG}
-    assert world.facts(facts.EchoOver) == [facts.EchoOver("n2", "n1")]
+    assert judged(world) == {"n1": NodeHealth.HUNG}
+    assert world.facts(facts.CorrelatedFaultResolved) == [facts.CorrelatedFaultResolved("n2", "n1")]
 
 
 def test_it_waits_while_many_are_silent_and_held() -> None:
@@ -54,8 +54,8 @@ def test_it_waits_while_many_are_silent_and_held() -> None:
     world.run_for(0.1)
     world.signal("n2", "echo", NVLINK)
     world.run_for(80.0)
-    assert judged(world) == dict.fromkeys(("n1", "n3", "n5"), Verdict.LOST)
-    assert world.core.state.echoes == {}
+    assert judged(world) == dict.fromkeys(("n1", "n3", "n5"), NodeHealth.LOST)
+    assert world.core.state.correlated_faults == {}
 
 
 def test_once_the_peer_has_answered_the_signal_is_the_nodes_own() -> None:
@@ -66,16 +66,16 @@ def test_once_the_peer_has_answered_the_signal_is_the_nodes_own() -> None:
     world.run_for(3.0)
     assert judged(world) == {}
     world.resume("n1")
-    world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
+    world.run_until(is_called(world, "n2", NodeHealth.UNFIT), 3.0)
 
 
 def test_a_storm_of_signals_puts_nothing_off() -> None:
     world = training()
     for second in range(10):
         world.world.schedule.call_later(float(second), world.signal, "n2", "echo", NVLINK)
-    world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
+    world.run_until(is_called(world, "n2", NodeHealth.UNFIT), 3.0)
     world.run_for(10.0)
-    assert len(world.facts(facts.EchoHeard)) == 1
+    assert len(world.facts(facts.CorrelatedFaultSuspected)) == 1
 
 
 def test_one_nodes_fault_explains_no_other_nodes() -> None:
@@ -84,7 +84,7 @@ def test_one_nodes_fault_explains_no_other_nodes() -> None:
     world.run_for(2.0)
     world.signal("n2", "echo", "Xid 95")
     world.run_for(10.0)
-    assert judged(world) == {"n1": Verdict.UNFIT, "n2": Verdict.UNFIT}
+    assert judged(world) == {"n1": NodeHealth.UNFIT, "n2": NodeHealth.UNFIT}
 
 
 def test_the_loss_of_a_node_that_is_no_peer_explains_nothing() -> None:
@@ -92,21 +92,21 @@ def test_the_loss_of_a_node_that_is_no_peer_explains_nothing() -> None:
     stranger = "n5"
     world.signal("n2", "echo", NVLINK)
     world.run_for(0.5)
-    world.core.state.nodes[stranger].verdict = Verdict.LOST
+    world.core.state.nodes[stranger].health = NodeHealth.LOST
     world.core.state.nodes[stranger].judged_at = world.now
-    world.core.index.out.add(stranger)
-    world.run_until(is_called(world, "n2", Verdict.UNFIT), 3.0)
+    world.core.index.out_of_service.add(stranger)
+    world.run_until(is_called(world, "n2", NodeHealth.UNFIT), 3.0)
 
 
 def test_a_signal_right_after_a_peers_loss_is_its_echo() -> None:
     world = training()
     world.power_off("n1")
-    world.run_until(is_called(world, "n1", Verdict.LOST))
+    world.run_until(is_called(world, "n1", NodeHealth.LOST))
     world.run_for(1.0)
     world.signal("n2", "echo", NVLINK)
     world.run_for(20.0)
-    assert judged(world) == {"n1": Verdict.LOST}
-    assert world.facts(facts.EchoHeard) == []
+    assert judged(world) == {"n1": NodeHealth.LOST}
+    assert world.facts(facts.CorrelatedFaultSuspected) == []
 
 
 def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
@@ -114,8 +114,8 @@ def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
     world.signal("n2", "echo", NVLINK)
     world.run_for(1.0)
     world.restart_coordinator()
-    assert list(world.core.state.echoes) == ["n2"]
-    world.run_until(is_called(world, "n2", Verdict.UNFIT), 10.0)
+    assert list(world.core.state.correlated_faults) == ["n2"]
+    world.run_until(is_called(world, "n2", NodeHealth.UNFIT), 10.0)
     assert world.replayed_state() == world.core.state
 
 
@@ -128,7 +128,7 @@ def test_a_restarted_coordinator_gives_the_lost_peer_the_time_to_attach() -> Non
     world.run_for(0.1)
     world.signal("n2", "echo", NVLINK)
     world.run_for(60.0)
-    assert judged(world) == {"n1": Verdict.LOST}
+    assert judged(world) == {"n1": NodeHealth.LOST}
 
 
 def test_a_job_that_ends_with_the_loss_leaves_its_peers_fit() -> None:
@@ -138,7 +138,7 @@ def test_a_job_that_ends_with_the_loss_leaves_its_peers_fit() -> None:
     world.signal("n0", "echo", NVLINK)
     world.run_until(lambda: world.gang.final, 90.0)
     world.run_for(10.0)
-    assert judged(world) == {"n1": Verdict.LOST}
+    assert judged(world) == {"n1": NodeHealth.LOST}
 
 
 @pytest.mark.parametrize("verdict", ["unfit", "degraded"])
@@ -148,9 +148,9 @@ def test_a_worse_signal_settles_it_and_a_lesser_one_does_not(verdict: str) -> No
     world.run_for(0.5)
     world.signal("n2", verdict, "Xid 79")
     world.run_for(0.5)
-    assert list(world.core.state.echoes) == ([] if verdict == "unfit" else ["n2"])
+    assert list(world.core.state.correlated_faults) == ([] if verdict == "unfit" else ["n2"])
     world.run_for(10.0)
-    assert judged(world) == {"n2": Verdict.UNFIT}
+    assert judged(world) == {"n2": NodeHealth.UNFIT}
     assert [call.verb for call in world.slurm].count("drain") == 1
 
 
@@ -158,5 +158,5 @@ def test_in_observe_mode_it_is_decided_once() -> None:
     world = training(limits=Limits(observe=True))
     world.signal("n2", "echo", NVLINK)
     world.run_for(20.0)
-    assert judged(world) == {"n2": Verdict.DEGRADED}
-    assert len(world.facts(facts.EchoOver)) == 1
+    assert judged(world) == {"n2": NodeHealth.DEGRADED}
+    assert len(world.facts(facts.CorrelatedFaultResolved)) == 1

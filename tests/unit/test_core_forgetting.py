@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.core import KEPT, KEPT_S, Core
+from muster.daemon.coordinator.core.core import GANG_KEPT_S, GANGS_KEPT, Core
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import RECOVERIES, DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import RECOVERIES_KEPT, DurableState, apply
 from muster.daemon.coordinator.core.state.state_tables import Phase
 
 SPEC = events.GangSpec(1, 0)
@@ -28,7 +28,8 @@ class Desk:
     def over(self, gang: str, job: int) -> None:
         """A gang is registered and over at once."""
         self.post(
-            events.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"), events.JobSeen(gang, job, (), 0, "CANCELLED")
+            events.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"),
+            events.SlurmJobChanged(gang, job, (), 0, "CANCELLED"),
         )
         assert self.core.state.gangs[gang].job_over
 
@@ -46,7 +47,7 @@ def test_a_week_after_its_end_a_gang_leaves() -> None:
     desk = Desk()
     desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"))
     desk.over("old", 2)
-    desk.now += KEPT_S - 10
+    desk.now += GANG_KEPT_S - 10
     desk.over("young", 3)
     assert desk.gangs() == {"g", "old", "young"}
     desk.now += 20
@@ -56,20 +57,20 @@ def test_a_week_after_its_end_a_gang_leaves() -> None:
 
 def test_no_more_than_so_many_are_kept() -> None:
     desk = Desk()
-    for number in range(KEPT + 3):
+    for number in range(GANGS_KEPT + 3):
         desk.now += 1
         desk.over(f"over{number}", 10 + number)
-    assert desk.gangs() == {f"over{number}" for number in range(2, KEPT + 3)}
+    assert desk.gangs() == {f"over{number}" for number in range(2, GANGS_KEPT + 3)}
 
 
 def test_who_owes_or_whose_job_runs_is_not_forgotten() -> None:
     desk = Desk()
-    desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"), events.CancelAsked("g", "alice"))
+    desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"), events.CancelRequested("g", "alice"))
     assert desk.core.state.gangs["g"].final
-    desk.now += 2 * KEPT_S
+    desk.now += 2 * GANG_KEPT_S
     desk.over("new", 2)
     assert "g" in desk.gangs()  # its job still runs
-    desk.post(events.JobSeen("g", 1, (), 0, "CANCELLED"))
+    desk.post(events.SlurmJobChanged("g", 1, (), 0, "CANCELLED"))
     desk.over("newer", 3)
     assert "g" in desk.gangs()  # its cancel is owed
     desk.post(events.SlurmAnswered("g", 1, None))
@@ -82,9 +83,9 @@ def test_of_a_gangs_recoveries_the_newest_are_kept() -> None:
     apply(state, facts.GangRegistered("g", 1, 1000, "job", SPEC, "{}"), 0.0)
     gang = state.gangs["g"]
     gang.phase, gang.generation = Phase.RUNNING, 1
-    for generation in range(1, RECOVERIES + 101):
+    for generation in range(1, RECOVERIES_KEPT + 101):
         apply(state, facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, 0.0), 1.0)
         apply(state, facts.GenerationStarted("g", generation + 1, (), (), "n0", 1, None, (), "", 0.0, "swap"), 2.0)
-    assert len(gang.recoveries) == RECOVERIES
-    assert (gang.recoveries[-1].generation, gang.recoveries[-1].action) == (RECOVERIES + 101, "swap")
+    assert len(gang.recoveries) == RECOVERIES_KEPT
+    assert (gang.recoveries[-1].generation, gang.recoveries[-1].action) == (RECOVERIES_KEPT + 101, "swap")
     assert gang.recoveries[0].generation == 102

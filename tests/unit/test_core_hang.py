@@ -5,22 +5,22 @@ from collections.abc import Callable
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.events import RankState, Status
+from muster.daemon.coordinator.core.state.events import AgentStatus, RankState
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
-from muster.daemon.coordinator.core.state.step_pace import Pace
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.step_pace import StepPace
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.world import NO_LIMITS
 
 
 def training(nodes: int = 4, spares: int = 1, *, hang_after_s: float = 60.0, **more: object) -> Scenario:
     world = Scenario(nodes, spares, hang_after_s=hang_after_s, **more)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.observed.gang("g").step >= 6)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 6)
     return world
 
 
-def found(world: Scenario) -> list[facts.HangFound]:
-    return world.facts(facts.HangFound)
+def found(world: Scenario) -> list[facts.HangDetected]:
+    return world.facts(facts.HangDetected)
 
 
 def hang_again(world: Scenario, generation: int, node: str, how: str = "") -> None:
@@ -35,12 +35,12 @@ def met(world: Scenario, generation: int) -> bool:
 
 
 def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
-    return lambda: world.gang.stepped == generation
+    return lambda: world.gang.stepped_generation == generation
 
 
 def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> None:
     world = training()
-    before, step, began = [s.node for s in world.gang.seats], world.core.observed.gang("g").step, world.now
+    before, step, began = [s.node for s in world.gang.seats], world.core.observed.gang("g").step_number, world.now
     world.hang_rank("n2")
     world.run_until(recovered(world), 100.0)
     assert 60.0 < world.now - began < 65.0
@@ -48,11 +48,11 @@ def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> 
     assert [world.agent(node).stacks_generation for node in before] == [1] * 4
     assert world.gang.recoveries[-1].action == "restart in place"
     assert world.gang.recoveries[-1].cause == ("hang: no rank has finished a step for 61 s, and every agent answers")
-    assert world.gang.version is not None
-    assert world.gang.version.step >= step - 1
-    assert world.gang.failures == 1
+    assert world.gang.restored_version is not None
+    assert world.gang.restored_version.step >= step - 1
+    assert world.gang.failures_in_a_row == 1
     assert world.slurm == []
-    assert all(node.verdict is Verdict.FIT for node in world.core.state.nodes.values())
+    assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
 def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins_after_it() -> None:
@@ -104,7 +104,7 @@ def test_each_hang_in_one_place_waits_twice_as_long_and_the_third_ends_the_job()
     for generation in (2, 3):
         hang_again(world, generation, "n1")
     world.run_until(lambda: world.gang.final, 900.0)
-    waits = [at - fact.suspected_at for at, fact in world.journal if isinstance(fact, facts.HangFound)]
+    waits = [at - fact.suspected_at for at, fact in world.journal if isinstance(fact, facts.HangDetected)]
     assert [round(wait) for wait in waits] == [61, 121, 241]
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 93)
     assert [call.verb for call in world.slurm] == ["requeue_off"]
@@ -161,7 +161,7 @@ def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() 
     world.world.coordinator_restart_s = 600.0
     world.world.crash_coordinator("as the script says")
     world.run_for(650.0)
-    assert world.gang.stepped == 1
+    assert world.gang.stepped_generation == 1
     assert world.gang.first_step_s == 0.0
     world.kill_rank("n1")
     world.run_until(recovered(world), 20.0)
@@ -170,7 +170,7 @@ def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() 
 
 def test_a_coordinator_that_restarts_amid_it_fences_all_the_same() -> None:
     world = training()
-    step = world.core.observed.gang("g").step
+    step = world.core.observed.gang("g").step_number
     world.hang_rank("n1")
     world.run_until(lambda: bool(found(world)), 100.0)
     world.restart_coordinator()
@@ -229,10 +229,10 @@ def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
     world.hang_rank("n2", "behind")
     hang_again(world, 2, "n2", "behind")
     world.run_until(recovered(world, 3), 400.0)
-    step = world.gang.reached
-    world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
+    step = world.gang.furthest_step
+    world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
-    assert world.core.state.node("n2").verdict is Verdict.FIT
+    assert world.core.state.node("n2").health is NodeHealth.FIT
     assert [call.verb for call in world.slurm] == ["let_go"]
 
 
@@ -251,7 +251,7 @@ def test_where_agents_miss_each_other_it_is_not_the_softwares_fault() -> None:
     world.run_until(lambda: bool(world.gang.recoveries), 200.0)
     assert world.gang.recoveries[-1].cause.startswith("hang")
     assert world.gang.recoveries[-1].hardware
-    assert world.gang.failures == 0
+    assert world.gang.failures_in_a_row == 0
 
 
 def test_where_some_ranks_are_done_the_others_are_given_ten_times_as_long() -> None:
@@ -274,43 +274,43 @@ def test_a_spare_that_dies_while_all_are_asked_is_waited_for_no_more_once_it_is_
     world.power_off(spare)
     world.run_until(lambda: world.core.observed.gang("g").stall is not None, 10.0)
     world.run_until(recovered(world), 30.0)
-    assert world.gang.members[spare].out
+    assert world.gang.members[spare].removal_reason
 
 
 # -- the pace --
 
 
-def status(step: int, declared: str = "") -> Status:
-    return Status(ranks=(RankState(0, 1, running=True, step=step, progressed=step > 0, declared=declared),))
+def status(step: int, declared: str = "") -> AgentStatus:
+    return AgentStatus(ranks=(RankState(0, 1, running=True, step=step, progressed=step > 0, declared=declared),))
 
 
 def test_the_median_is_known_after_three_steps_and_bears_an_odd_one() -> None:
-    pace = Pace()
+    pace = StepPace()
     for number, at in enumerate((10.0, 12.0, 14.0), 1):
-        pace.step((1, number - 1), (1, number), at)
-    assert pace.median_s == 0.0
-    pace.step((1, 3), (1, 4), 114.0)
-    assert (pace.median_s, pace.longest_s) == (2.0, 100.0)
-    pace.step((1, 4), (1, 14), 134.0)  # ten at once
-    assert (pace.median_s, pace.longest_s) == (2.0, 100.0)
+        pace.note_step((1, number - 1), (1, number), at)
+    assert pace.median_step_s == 0.0
+    pace.note_step((1, 3), (1, 4), 114.0)
+    assert (pace.median_step_s, pace.longest_gap_s) == (2.0, 100.0)
+    pace.note_step((1, 4), (1, 14), 134.0)  # ten at once
+    assert (pace.median_step_s, pace.longest_gap_s) == (2.0, 100.0)
 
 
 def test_what_lies_between_generations_or_holds_a_declared_phase_is_no_step() -> None:
-    pace = Pace()
-    pace.step((0, 0), (1, 1), 10.0)
-    pace.step((1, 1), (2, 1), 100.0)
-    pace.note(status(1), status(1, "evaluation"), 101.0)
-    pace.note(status(1, "evaluation"), status(1), 201.0)
-    assert pace.went_on_at == 201.0
-    pace.step((2, 1), (2, 2), 202.0)
-    assert pace.longest_s == 0.0
-    pace.step((2, 2), (2, 3), 203.0)
-    assert pace.longest_s == 1.0
+    pace = StepPace()
+    pace.note_step((0, 0), (1, 1), 10.0)
+    pace.note_step((1, 1), (2, 1), 100.0)
+    pace.note_status(status(1), status(1, "evaluation"), 101.0)
+    pace.note_status(status(1, "evaluation"), status(1), 201.0)
+    assert pace.progressed_at == 201.0
+    pace.note_step((2, 1), (2, 2), 202.0)
+    assert pace.longest_gap_s == 0.0
+    pace.note_step((2, 2), (2, 3), 203.0)
+    assert pace.longest_gap_s == 1.0
 
 
 def test_any_rank_that_comes_further_is_a_sign_of_life() -> None:
-    pace = Pace()
-    pace.note(status(3), status(3), 5.0)
-    assert pace.went_on_at == 0.0
-    pace.note(status(3), status(4), 6.0)
-    assert pace.went_on_at == 6.0
+    pace = StepPace()
+    pace.note_status(status(3), status(3), 5.0)
+    assert pace.progressed_at == 0.0
+    pace.note_status(status(3), status(4), 6.0)
+    assert pace.progressed_at == 6.0

@@ -22,7 +22,16 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 from muster.simulator.scenarios.scenario import Scenario
 
-HOW_FAR = ("quiet_at", "said", "lease_at", "marked", "_ranks", "_by_fabric", "_serial", "_behind")
+HOW_FAR = (
+    "time_fenced_at",
+    "reported_since",
+    "heartbeat_check_at",
+    "to_recount",
+    "_ranks",
+    "_by_fabric",
+    "_serial",
+    "_behind",
+)
 """What says how far counting has come, not what was counted."""
 CORE = "coordinator/core/"
 
@@ -34,14 +43,14 @@ def _counts(index: GangIndex) -> dict[str, Any]:
 def _compare(core: Core) -> None:
     """Every count is what counting afresh gives."""
     afresh = StateIndex(core.state, core.observed)
-    assert core.index.out == afresh.out
+    assert core.index.out_of_service == afresh.out_of_service
     for gang in core.state.gangs.values():
         kept, counted, seen = core.index.of(gang), afresh.of(gang), core.observed.gang(gang.id)
         assert _counts(kept) == _counts(counted)
-        assert kept.behind(gang, seen) == counted.behind(gang, seen)
-        assert kept.by_fabric(gang) == counted.by_fabric(gang)
+        assert kept.agents_behind(gang, seen) == counted.agents_behind(gang, seen)
+        assert kept.in_fabric_order(gang) == counted.in_fabric_order(gang)
         for node in gang.members:
-            assert core.index.homes(node) == afresh.homes(node)
+            assert core.index.gangs_of(node) == afresh.gangs_of(node)
 
 
 def _accuse(world: Scenario, node: str) -> None:
@@ -104,7 +113,7 @@ def _lines(call: Callable[[], object]) -> int:
 
 def _training(nodes: int) -> Scenario:
     world = Scenario(nodes, 1)
-    world.run_until(lambda: world.gang.stepped == 1 and world.core.observed.gang("g").step > 2)
+    world.run_until(lambda: world.gang.stepped_generation == 1 and world.core.observed.gang("g").step_number > 2)
     return world
 
 
@@ -116,10 +125,10 @@ def _costs(nodes: int) -> list[int]:
     status = core.observed.gang("g").agents["n1"].status
     happening = [
         events.AgentReported("g", "n1", "n1-r0", status),
-        events.AgentHeard("g", "n1"),
-        events.NodeHeard("n1"),
+        events.AgentHeartbeat("g", "n1"),
+        events.NodeHeartbeat("n1"),
         events.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
-        events.AgentGone("g", "n1", "n1-r0"),
+        events.AgentDisconnected("g", "n1", "n1-r0"),
         events.AgentAttached("g", "n1", 1, 0, "n1-r0", "n1:9", False, "s1", status),
         events.NodeAttached("n1", "boot1", "d1", "n1:7071"),
         events.SlurmAnswered("g", 99, None),
@@ -138,7 +147,9 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
         world = _training(nodes)
         world.kill_rank("n2")
         world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
-        answers = [events.AgentReported("g", n, f"{n}-r0", events.Status(fenced=1)) for n in ("n0", "n1")]
+        answers = [
+            events.AgentReported("g", n, f"{n}-r0", events.AgentStatus(fenced_generation=1)) for n in ("n0", "n1")
+        ]
         world.core.decide(answers[0], world.now)
         return _steps(world.core, answers[1], world.now)
 
@@ -148,16 +159,16 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
 def test_once_a_silence_has_passed_a_report_costs_the_same_in_a_gang_of_any_size() -> None:
     def cost(nodes: int) -> int:
         world = Scenario(nodes, 0, pool_nodes=1)  # nobody is in the pool: it waits
-        world.run_until(lambda: world.gang.stepped == 1)
+        world.run_until(lambda: world.gang.stepped_generation == 1)
         world.power_off("n1")
         world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
         world.run_for(5.0)
         core = world.core
         core.decide(events.AgentReported("g", "n2", "n2-r0", core.observed.gang("g").status("n2")), world.now)
         gang_turn = GangTurn(Turn(core.state, core.observed, core.index, world.now), world.gang)
-        assert gang_turn.index.quiet_at <= world.now
-        gang_turn.index.said.add("n2")
-        return _lines(lambda: time_fencing.passed_at(gang_turn))
+        assert gang_turn.index.time_fenced_at <= world.now
+        gang_turn.index.reported_since.add("n2")
+        return _lines(lambda: time_fencing.ranks_ended_at(gang_turn))
 
     assert cost(8) == cost(40)
 
@@ -167,7 +178,7 @@ def test_an_arrival_costs_the_same_in_a_gang_of_any_size() -> None:
         core = Core(DurableState(), 0.0)
         core.decide(events.GangSubmitted("g", 1, 1000, "job", events.GangSpec(nodes, 0), "{}"), 0.0)
         arrivals = [
-            events.AgentAttached("g", f"n{i}", 1, 0, "i", f"n{i}:9", i == 0, f"s{i % 2}", events.Status())
+            events.AgentAttached("g", f"n{i}", 1, 0, "i", f"n{i}:9", i == 0, f"s{i % 2}", events.AgentStatus())
             for i in range(nodes - 1)
         ]
         return [_steps(core, event, 1.0) for event in arrivals][-1]

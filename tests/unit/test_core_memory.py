@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
+from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -16,7 +16,7 @@ from muster.simulator.world.agent import Agent
 def requeued(**given: object) -> Scenario:
     """A gang that waits in Slurm's queue, having finished some steps."""
     world = Scenario(4, 1, **given)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.observed.gang("g").step >= 5)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: not any(agent.alive for agent in world.world.agents.values()))
@@ -24,7 +24,7 @@ def requeued(**given: object) -> Scenario:
 
 
 def starts_again(world: Scenario) -> facts.GenerationStarted:
-    world.run_until(lambda: world.gang.stepped == 2, 900)
+    world.run_until(lambda: world.gang.stepped_generation == 2, 900)
     return world.facts(facts.GenerationStarted)[-1]
 
 
@@ -85,11 +85,11 @@ def test_memory_is_wanted_until_the_gang_has_started_again() -> None:
     """From it or without it: what other nodes still keep is of no use then."""
     world = requeued()
     left = world.gang.generation
-    assert not wants_no_memory(world.gang, left)
-    assert not wants_no_memory(None, left)
+    assert not memory_is_obsolete(world.gang, left)
+    assert not memory_is_obsolete(None, left)
     starts_again(world)
-    assert wants_no_memory(world.gang, left)
-    assert not wants_no_memory(world.gang, world.gang.generation)
+    assert memory_is_obsolete(world.gang, left)
+    assert not memory_is_obsolete(world.gang, world.gang.generation)
     world.finish()
     world.run_until(lambda: world.gang.final)
-    assert wants_no_memory(world.gang, world.gang.generation)
+    assert memory_is_obsolete(world.gang, world.gang.generation)

@@ -3,8 +3,8 @@
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
-from muster.daemon.coordinator.core.state.events import Silence, Status
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.scenarios.scenario import Scenario
 
@@ -28,23 +28,25 @@ class Fleet:
         for node in nodes(gang):
             self.say(events.NodeAttached(node, "boot", "d", f"{node}:7071"))
         for number, node in enumerate(nodes(gang)):
-            self.say(events.AgentAttached(gang, node, job, 0, "a", f"{node}:9", number == 0, "", Status()))
+            self.say(events.AgentAttached(gang, node, job, 0, "a", f"{node}:9", number == 0, "", AgentStatus()))
         known = self.core.state.gangs[gang]
         for node in nodes(gang):
             listens = 4000 if known.store_node == node else 0
-            self._reports(gang, node, Status(store_port=listens, store_generation=1, order_serial=known.serial))
+            self._reports(
+                gang, node, AgentStatus(store_port=listens, store_generation=1, order_serial=known.order_serial)
+            )
         for seat in known.seats:
             ranks = (events.RankState(seat.group_rank, 1, True, step=1, progressed=True),)
-            self._reports(gang, seat.node, Status(order_serial=known.serial, ranks=ranks))
+            self._reports(gang, seat.node, AgentStatus(order_serial=known.order_serial, ranks=ranks))
         assert known.phase is Phase.RUNNING
 
-    def _reports(self, gang: str, node: str, status: Status) -> None:
+    def _reports(self, gang: str, node: str, status: AgentStatus) -> None:
         self.say(events.AgentReported(gang, node, "a", status))
 
     def say(self, event: events.Event) -> None:
         outcome = self.core.decide(event, self.now)
         self.facts += [(self.now, fact) for fact in outcome.facts]
-        self._answers += [(self.now + ask.deadline_s, ask) for ask in outcome.asks]
+        self._answers += [(self.now + ask.deadline_s, ask) for ask in outcome.probe_requests]
 
     def run_for(self, seconds: float) -> None:
         """Probes are answered after their deadline, or at once by who lives; the core is woken as it wishes."""
@@ -57,7 +59,7 @@ class Fleet:
             for _, ask in due:
                 silence = Silence.NO_ANSWER if ask.node in self.dead else None
                 for witness in ask.witnesses:
-                    self.say(events.Probed(ask.gang, ask.probe, witness, ask.node, silence))
+                    self.say(events.ProbeAnswered(ask.gang, ask.probe, witness, ask.node, silence))
 
     def fall_silent(self, gang: str, *numbers: int) -> None:
         for number in numbers:
@@ -65,7 +67,7 @@ class Fleet:
             self.say(events.NeighbourAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
 
     def lost(self) -> list[str]:
-        return [x.node for _, x in self.facts if isinstance(x, facts.NodeJudged) and x.verdict is Verdict.LOST]
+        return [x.node for _, x in self.facts if isinstance(x, facts.NodeJudged) and x.health is NodeHealth.LOST]
 
 
 def nodes(gang: str) -> list[str]:
@@ -82,7 +84,7 @@ def test_a_silence_of_two_nodes_in_each_of_many_gangs_evicts_nobody_for_a_minute
     fleet.dead.clear()  # the switch is back
     fleet.run_for(5.0)
     assert fleet.lost() == []
-    assert all(not fleet.core.observed.gang(f"g{number}").suspected for number in range(12))
+    assert all(not fleet.core.observed.gang(f"g{number}").suspected_since for number in range(12))
 
 
 def test_as_many_as_fail_by_chance_are_taken_at_once() -> None:
@@ -109,7 +111,7 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
     fleet = Fleet(3)
     fleet.now = 3.0
     fleet.fall_silent("g1", 3, 4)
-    fleet.say(events.CancelAsked("g1", "a user"))
+    fleet.say(events.CancelRequested("g1", "a user"))
     fleet.fall_silent("g0", 4)
     fleet.run_for(1.5)
     assert fleet.lost() == ["g0n4"]
@@ -121,7 +123,7 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
 def standing_still(seconds: float, *nodes: str) -> Scenario:
     """Ranks on these nodes, or on all, can't be killed for so long; one of them crashes."""
     world = Scenario(8, 2)
-    world.run_until(lambda: world.core.observed.gang("g").step >= 6)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 6)
     for name in nodes or world.machines:
         world.machines[name].ranks_unkillable_until = world.now + seconds
     world.kill_rank("n2")
@@ -129,12 +131,12 @@ def standing_still(seconds: float, *nodes: str) -> Scenario:
 
 
 def out_of_service(world: Scenario) -> list[str]:
-    return [name for name, node in sorted(world.core.state.nodes.items()) if node.verdict is not Verdict.FIT]
+    return [name for name, node in sorted(world.core.state.nodes.items()) if node.health is not NodeHealth.FIT]
 
 
 def test_while_ranks_can_be_killed_nowhere_no_node_is_to_blame() -> None:
     world = standing_still(30.0)
-    world.run_until(lambda: world.gang.stepped == 2, 60.0)
+    world.run_until(lambda: world.gang.stepped_generation == 2, 60.0)
     assert out_of_service(world) == []
     assert world.slurm == []
 

@@ -3,13 +3,13 @@
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.scenarios.scenario import Scenario
 
 
 def training(nodes: int = 4, spares: int = 1, **more: object) -> Scenario:
     world = Scenario(nodes, spares, hang_after_s=60.0, **more)  # type: ignore[arg-type]
-    world.run_until(lambda: world.core.observed.gang("g").step >= 6, 2000.0)
+    world.run_until(lambda: world.core.observed.gang("g").step_number >= 6, 2000.0)
     return world
 
 
@@ -31,7 +31,7 @@ def test_a_node_whose_ranks_train_on_stays_whatever_a_step_takes(step_s: float, 
     stop_services(world, "n2", daemon=daemon)
     world.run_for(14.0 + step_s)
     assert fenced(world) == []
-    assert world.core.state.node("n2").verdict is Verdict.FIT
+    assert world.core.state.node("n2").health is NodeHealth.FIT
 
 
 @pytest.mark.parametrize("daemon", [True, False], ids=["agent and daemon", "agent alone"])
@@ -69,7 +69,7 @@ def test_a_coordinator_that_came_in_the_middle_of_the_first_step_ever_gives_the_
     world.restart_coordinator()
     world.run_for(3.0)
     stop_services(world, "n2", daemon=True)
-    world.run_until(lambda: world.gang.stepped == 1)
+    world.run_until(lambda: world.gang.stepped_generation == 1)
     world.run_for(5.0)
     assert fenced(world) == []
 
@@ -79,9 +79,9 @@ def test_a_spare_that_dies_while_steps_are_short_is_counted_on_for_a_minute_and_
     (spare,) = [seat.node for seat in world.gang.spares]
     world.power_off(spare)
     began = world.now
-    world.run_until(lambda: bool(world.gang.members[spare].out), 100.0)
+    world.run_until(lambda: world.gang.members[spare].removed, 100.0)
     assert 60.0 < world.now - began < 64.0
-    assert world.core.state.node(spare).verdict is Verdict.FIT
+    assert world.core.state.node(spare).health is NodeHealth.FIT
     assert (world.gang.phase, world.gang.generation) == (Phase.RUNNING, 1)
     assert world.slurm == []
 
@@ -92,7 +92,7 @@ def test_a_spare_that_answers_somebody_stays(wire: str) -> None:
     (spare,) = [seat.node for seat in world.gang.spares]
     world.cut((spare, wire), (wire, spare))
     world.run_for(100.0)
-    assert not world.gang.members[spare].out
+    assert not world.gang.members[spare].removed
 
 
 def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -> None:
@@ -102,7 +102,7 @@ def test_one_cut_link_costs_no_node_while_the_others_are_in_a_declared_phase() -
     world.cut_from_coordinator("n2", 100.0)
     world.run_for(120.0)
     assert fenced(world) == []
-    assert not world.gang.members["n2"].out
+    assert not world.gang.members["n2"].removal_reason
 
 
 def test_one_cut_link_costs_no_node_in_the_middle_of_a_long_step() -> None:
@@ -119,7 +119,7 @@ def test_a_cut_link_costs_a_node_once_its_gang_stands_still_for_longer_than_its_
     assert fenced(world) == []
     world.cut_from_coordinator("n2", 10.0)
     assert "the coordinator has not reached it for" in fenced(world)[0]
-    assert world.gang.members["n2"].out
+    assert world.gang.members["n2"].removal_reason
 
 
 def test_where_the_others_are_done_the_word_of_one_is_waited_for_half_a_minute() -> None:

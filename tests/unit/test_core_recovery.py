@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import Silence
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState
@@ -16,12 +16,12 @@ from muster.slurm.client.states import JobState
 
 def training(nodes: int = 4, spares: int = 2, **spec: object) -> Scenario:
     world = Scenario(nodes, spares, **spec)
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= 3)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
     return world
 
 
 def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
-    return lambda: world.gang.stepped == generation
+    return lambda: world.gang.stepped_generation == generation
 
 
 def carriers(world: Scenario) -> list[str]:
@@ -51,30 +51,30 @@ def test_buddies_and_neighbours_sit_in_other_leaves() -> None:
 
 @pytest.mark.parametrize("node", ["n0", "n1"])
 @pytest.mark.parametrize(
-    ("fault", "verdict"), [("crash", Verdict.LOST), ("power_off", Verdict.LOST), ("pause", Verdict.HUNG)]
+    ("fault", "verdict"), [("crash", NodeHealth.LOST), ("power_off", NodeHealth.LOST), ("pause", NodeHealth.HUNG)]
 )
-def test_a_dead_node_is_replaced(fault: str, verdict: Verdict, node: str) -> None:
+def test_a_dead_node_is_replaced(fault: str, verdict: NodeHealth, node: str) -> None:
     world = training()
-    before, step = world.now, world.core.observed.gang("g").step
+    before, step = world.now, world.core.observed.gang("g").step_number
     getattr(world, fault)(node)
     world.run_until(recovered(world))
     assert node not in carriers(world)
-    assert world.core.state.node(node).verdict is verdict
+    assert world.core.state.node(node).health is verdict
     assert verbs(world) == [("down", node)]
-    assert world.gang.version is not None
-    assert world.gang.version.step >= step - 1
+    assert world.gang.restored_version is not None
+    assert world.gang.restored_version.step >= step - 1
     assert world.now - before < {"crash": 1.5, "power_off": 4.5, "pause": 8.0}[fault]
 
 
 def test_a_node_whose_processes_stand_still_for_seconds_stays() -> None:
     world = training()
     world.pause("n1")
-    world.run_until(lambda: "n1" in world.core.observed.gang("g").suspected)
+    world.run_until(lambda: "n1" in world.core.observed.gang("g").suspected_since)
     world.run_for(4.0)
     world.resume("n1")
     world.run_until(recovered(world))
     assert "n1" in carriers(world)
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
     assert verbs(world) == []
 
 
@@ -101,14 +101,14 @@ def test_a_fatal_signal_swaps_drains_and_lets_go() -> None:
     assert verbs(world) == [("drain", "n1"), ("let_go", "n1")]
     assert "Xid 79" in world.slurm[0].text
     assert world.gang.recoveries[-1].action == "swap"
-    assert world.core.state.node("n1").verdict is Verdict.UNFIT
+    assert world.core.state.node("n1").health is NodeHealth.UNFIT
 
 
 def test_an_unfit_batch_host_is_drained_and_kept() -> None:
     world = training()
     world.signal("n0")
     world.run_until(recovered(world))
-    world.run_until(lambda: world.core.observed.gang("g").step > 20)
+    world.run_until(lambda: world.core.observed.gang("g").step_number > 20)
     assert verbs(world) == [("drain", "n0")]
     assert "n0" not in carriers(world)
 
@@ -119,7 +119,7 @@ def test_once_the_batch_host_is_dead_nobody_is_let_go() -> None:
     world.run_until(recovered(world))
     world.signal("n1")
     world.run_until(recovered(world, 3))
-    world.run_until(lambda: world.core.observed.gang("g").step > 30)
+    world.run_until(lambda: world.core.observed.gang("g").step_number > 30)
     assert verbs(world) == [("down", "n0"), ("drain", "n1")]
 
 
@@ -155,7 +155,7 @@ def test_a_lost_nodes_silence_is_waited_out_once() -> None:
     world.power_off("n1")
     world.run_until(recovered(world))
     world.restart_coordinator()
-    world.run_until(lambda: all(world.core.observed.gang("g").attached(n) for n in carriers(world)))
+    world.run_until(lambda: all(world.core.observed.gang("g").is_attached(n) for n in carriers(world)))
     before = world.now
     world.kill_rank("n2", 1)
     world.run_until(recovered(world, 3))
@@ -181,7 +181,7 @@ def test_ranks_that_die_of_a_peers_reset_don_t_hide_the_dead_node() -> None:
     assert "n1" not in carriers(world)
     assert "n2" in carriers(world)
     assert "n1 is lost" in world.gang.recoveries[-1].cause
-    assert world.gang.failures == 0
+    assert world.gang.failures_in_a_row == 0
 
 
 def test_a_script_that_always_dies_fails_without_blaming_a_node() -> None:
@@ -219,7 +219,7 @@ def test_generations_that_come_no_further_than_those_before_count_though_they_ma
         )
         for fact in (fenced, started, facts.FirstStep("g", generation + 1, 1)):
             apply(state, fact, 0.0)
-        failures.append(state.gangs["g"].failures)
+        failures.append(state.gangs["g"].failures_in_a_row)
     assert failures == [1, 2, 3, 1, 2]
 
 
@@ -229,14 +229,14 @@ def test_a_script_that_never_declares_a_step_has_come_further_where_it_ran_for_l
 ) -> None:
     state, at = training().replayed_state(), 0.0
     gang = state.gangs["g"]
-    gang.started_at, gang.stepped, gang.reached = 0.0, int(stepped), 0
+    gang.started_at, gang.stepped_generation, gang.furthest_step = 0.0, int(stepped), 0
     for generation in (1, 2, 3):
         at += ran_s
         fenced = facts.GenerationFenced("g", generation, "rank 0 exited with 1", False, "n0", 0, at)
         started = facts.GenerationStarted("g", generation + 1, gang.seats, (), "n0", 1, None, (), "", at, "")
         for fact in (fenced, started):
             apply(state, fact, at)
-    assert gang.failures == failures
+    assert gang.failures_in_a_row == failures
 
 
 def test_a_script_that_dies_now_and_then_but_comes_on_goes_on() -> None:
@@ -245,7 +245,7 @@ def test_a_script_that_dies_now_and_then_but_comes_on_goes_on() -> None:
         world.kill_rank(carriers(world)[0], 1)
         world.run_until(recovered(world, generation))
         world.run_for(1)
-    assert world.gang.failures == 1
+    assert world.gang.failures_in_a_row == 1
 
 
 def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
@@ -253,16 +253,16 @@ def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
     world.kill_agent("n1")
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
     assert world.slurm == []
 
 
 def test_one_accuser_takes_nobody() -> None:
     world = training()
     world.post_event(events.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
-    world.run_until(lambda: world.core.observed.gang("g").step > 20)
+    world.run_until(lambda: world.core.observed.gang("g").step_number > 20)
     assert world.gang.generation == 1
-    assert "n1" not in world.core.observed.gang("g").suspected
+    assert "n1" not in world.core.observed.gang("g").suspected_since
 
 
 def test_no_spare_left_flushes_and_requeues_without_the_bad_nodes() -> None:
@@ -290,7 +290,7 @@ def test_a_node_lost_while_the_last_checkpoint_is_written_costs_nothing_of_it() 
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.durable_version) == (Phase.DONE, version)
     assert {source.node for source in world.gang.flush.sources}.isdisjoint({"n1"})
-    assert world.core.state.node("n1").verdict is Verdict.LOST
+    assert world.core.state.node("n1").health is NodeHealth.LOST
     assert world.now - before < 20
 
 
@@ -334,7 +334,7 @@ def test_a_missing_spare_delays_the_start_but_does_not_prevent_it() -> None:
 
 def test_cancel_ends_the_gang_and_its_job() -> None:
     world = training()
-    world.post_event(events.CancelAsked("g", "uid 1000"))
+    world.post_event(events.CancelRequested("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
     assert verbs(world) == [("cancel", "")]
     world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
@@ -361,12 +361,12 @@ def gathering(spares: int, failing: dict[str, float]) -> Core:
     core = Core(DurableState(), 0.0)
     nodes = tuple(f"n{i}" for i in range(8 + spares))
     core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(8, spares), "{}"), 0.0)
-    core.decide(events.JobSeen("g", 1, nodes, 0, None), 0.5)
+    core.decide(events.SlurmJobChanged("g", 1, nodes, 0, None), 0.5)
     at = 0.5
     for node in sorted(nodes, key=lambda node: failing.get(node, 8.0)):
         at = failing.get(node, 8.0)
         core.decide(events.Tick(), at)
-        status = events.Status(failure=f"{node} lacks /scratch" if node in failing else "")
+        status = events.AgentStatus(failure=f"{node} lacks /scratch" if node in failing else "")
         core.decide(events.AgentAttached("g", node, 1, 0, f"i-{node}", "a:1", node == "n0", "", status), at)
         if core.state.gangs["g"].final:
             break
@@ -378,7 +378,7 @@ def gathering(spares: int, failing: dict[str, float]) -> Core:
 def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> None:
     gang = gathering(2, {"n0": 1.0}).state.gangs["g"]
     assert (gang.phase, gang.reason) == (Phase.PREFLIGHT, "")
-    assert gang.members["n0"].out == "n0: n0 lacks /scratch"
+    assert gang.members["n0"].removal_reason == "n0: n0 lacks /scratch"
 
 
 def test_bad_nodes_that_tell_one_after_the_other_end_a_job_that_can_not_gather_any_more() -> None:
@@ -393,8 +393,8 @@ def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> No
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
     assert "SIGTERM" in world.gang.recoveries[-1].cause
-    assert world.core.state.node("n1").verdict is Verdict.FIT
-    assert world.gang.failures == 0
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+    assert world.gang.failures_in_a_row == 0
     world.run_until(lambda: bool(verbs(world)))
     assert verbs(world) == [("let_go", "n1")]
 
@@ -405,14 +405,14 @@ def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves
     core, now = Core(DurableState(), 0.0), 1.0
     core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(2, 0), "{}"), now)
     for node in ("n0", "n1"):
-        core.decide(events.AgentAttached("g", node, 1, 0, node, "a:1", node == "n0", "", events.Status()), now)
+        core.decide(events.AgentAttached("g", node, 1, 0, node, "a:1", node == "n0", "", events.AgentStatus()), now)
     gang = core.state.gangs["g"]
     while not gang.final and now < 3600:
         now += 1.0
         for node in ("n0", "n1"):
             opens = reserves and node == "n1" == gang.store_node
-            status = events.Status(
-                order_serial=gang.serial, store_port=5 * opens, store_generation=1, store_reserved=opens
+            status = events.AgentStatus(
+                order_serial=gang.order_serial, store_port=5 * opens, store_generation=1, store_reserved=opens
             )
             core.decide(events.AgentReported("g", node, node, status), now)
         core.decide(events.Tick(), now)
@@ -424,7 +424,7 @@ def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves
 def test_an_error_of_a_spare_stops_nobody() -> None:
     world = training()
     fail(world, "n3")
-    world.run_until(lambda: bool(world.gang.members["n3"].out))
+    world.run_until(lambda: bool(world.gang.members["n3"].removal_reason))
     world.run_for(5)
     assert world.gang.generation == 1
 
@@ -459,7 +459,7 @@ def test_scancel_shows_as_cancelled_though_its_signal_comes_first() -> None:
     world.kill_agent("n1")
     later = world.now + 3
     world.run_until(lambda: world.now > later)
-    world.post_event(events.JobSeen("g", 1, (), 0, "CANCELLED"))
+    world.post_event(events.SlurmJobChanged("g", 1, (), 0, "CANCELLED"))
     assert world.gang.phase is Phase.CANCELLED
     assert world.slurm == []
 
@@ -469,7 +469,7 @@ def test_a_second_fault_during_recovery() -> None:
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     world.crash("n2")
-    world.run_until(lambda: world.gang.stepped == world.gang.generation > 1)
+    world.run_until(lambda: world.gang.stepped_generation == world.gang.generation > 1)
     assert not {"n1", "n2"} & set(carriers(world))
 
 
@@ -478,15 +478,15 @@ def test_an_nvlink_echo_blames_the_dead_peer_only() -> None:
     world.power_off("n1")
     world.signal("n2", "echo", "Xid 74")
     world.run_until(recovered(world))
-    world.run_until(lambda: world.core.observed.gang("g").step > 40)
-    assert world.core.state.node("n2").verdict is Verdict.FIT
+    world.run_until(lambda: world.core.observed.gang("g").step_number > 40)
+    assert world.core.state.node("n2").health is NodeHealth.FIT
 
 
 def test_an_nvlink_error_of_its_own_is_fatal() -> None:
     world = training()
     world.signal("n2", "echo", "Xid 74")
     world.run_until(recovered(world))
-    assert world.core.state.node("n2").verdict is Verdict.UNFIT
+    assert world.core.state.node("n2").health is NodeHealth.UNFIT
 
 
 @pytest.mark.parametrize("fault", ["crash", "power_off", "signal", "kill_rank", "kill_agent"])
@@ -500,7 +500,7 @@ def test_a_coordinator_restarted_after_any_fact_completes_the_recovery(fault: st
         getattr(world, fault)("n1")
         world.run_until(lambda w=world, p=position: len(w.journal) > p)  # type: ignore[misc]
         world.restart_coordinator()
-        world.run_until(lambda w=world: w.gang.stepped == w.gang.generation >= 2, 120)  # type: ignore[misc]
+        world.run_until(lambda w=world: w.gang.stepped_generation == w.gang.generation >= 2, 120)  # type: ignore[misc]
         assert world.replayed_state() == world.core.state
         if fault in ("crash", "power_off", "signal"):
             assert "n1" not in carriers(world)
@@ -520,7 +520,7 @@ def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
     world.cut(("coordinator", "n1"))
     world.kill_rank("n2")
     world.run_for(15)
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
     world.heal(("coordinator", "n1"))
     world.run_until(recovered(world))
     assert world.slurm == []
@@ -530,7 +530,7 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
     world = training()
     world.machines["n1"].ranks_unkillable_until = world.now + 100
     world.kill_rank("n2")
-    world.run_until(lambda: world.core.state.node("n1").verdict is Verdict.UNFIT)
+    world.run_until(lambda: world.core.state.node("n1").health is NodeHealth.UNFIT)
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
 
@@ -543,7 +543,7 @@ def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() ->
     cut = [pair for a, b in wires for pair in ((a, b), (b, a))]
     world.cut(*cut)
     world.run_for(30.0)
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
     world.heal(*cut)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
@@ -605,7 +605,7 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
     world.run_for(0.3)
     world.power_off("n1")
     world.run_until(recovered(world))
-    assert world.core.state.node("n1").verdict is Verdict.LOST
+    assert world.core.state.node("n1").health is NodeHealth.LOST
 
 
 def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
@@ -630,13 +630,13 @@ def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
     world.world.slurm.max_delay_s = 20.0
     world.power_off("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    world.post_event(events.JobSeen("g", 1, (), 0, "FAILED"))
+    world.post_event(events.SlurmJobChanged("g", 1, (), 0, "FAILED"))
     assert world.gang.phase is Phase.REQUEUED
 
 
 def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
-    world.post_event(events.FlushAsked("g", "uid 1000"))
+    world.post_event(events.FlushRequested("g", "uid 1000"))
     world.run_until(lambda: world.gang.durable_path != "")
     written = world.gang.durable_path
     world.kill_rank("n1")
@@ -645,7 +645,7 @@ def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     world.world.kept_memory.damage_rate = 1.0
     world.requeue()
     world.run_until(lambda: world.gang.generation == 3)
-    assert world.gang.version is None
+    assert world.gang.restored_version is None
     assert world.gang.durable_path == written
     assert [fact.durable_path for fact in world.facts(facts.GenerationStarted)] == ["", "", written]
 
@@ -669,13 +669,13 @@ def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> No
     world.kill_rank("n2")
     world.run_until(recovered(world))
     assert "n1" not in carriers(world)
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
 
 
 def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
     world = training()
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
-    world.world.final_steps["g"] = world.core.observed.gang("g").step + 5
+    world.world.final_steps["g"] = world.core.observed.gang("g").step_number + 5
     world.run_until(lambda: world.gang.phase is Phase.DONE, 120)
     assert "n1" not in carriers(world)
 
@@ -685,22 +685,22 @@ def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
     world.run_until(lambda: world.gang.phase is Phase.PREFLIGHT)
     world.cut(("n1", "coordinator"))
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
-    assert world.gang.stepped == 1
+    assert world.gang.stepped_generation == 1
 
 
 def test_a_gang_that_begins_again_is_seen_to_move() -> None:
     world = training(nodes=2, spares=2)
-    world.run_until(lambda: world.core.observed.gang("g").step > 150)
+    world.run_until(lambda: world.core.observed.gang("g").step_number > 150)
     for lost in carriers(world):
         world.crash(lost)
     world.run_until(recovered(world))
-    assert world.gang.version is None
+    assert world.gang.restored_version is None
     world.run_for(2 * 5.0 + 1)  # or the lost ones would count as silent with the next
     node = carriers(world)[1]
     world.world.set_stopped(world.agent(node), True)
     world.world.set_stopped(world.world.daemons[node], True)
     world.run_for(5)
-    assert world.core.state.node(node).verdict is Verdict.FIT
+    assert world.core.state.node(node).health is NodeHealth.FIT
     assert world.gang.generation == 2
 
 
@@ -710,7 +710,7 @@ def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> No
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     assert "n1 was cut off" in world.gang.recoveries[-1].cause
     world.run_until(recovered(world, 3))
-    assert world.gang.failures == 0
+    assert world.gang.failures_in_a_row == 0
 
 
 def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_happens() -> None:
@@ -718,8 +718,8 @@ def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_ha
     core, now, asks = Core(world.replayed_state(), world.now), world.now, list[ProbeRequest]()
     while not asks:
         outcome = core.decide(events.Tick(), now)
-        assert outcome.due is not None
-        asks, now = outcome.asks, outcome.due
+        assert outcome.next_tick_at is not None
+        asks, now = outcome.probe_requests, outcome.next_tick_at
     assert now - world.now < 10
 
 
@@ -733,7 +733,7 @@ def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
 
 def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
-    world.post_event(events.FlushAsked("g", "uid 1000"))
+    world.post_event(events.FlushRequested("g", "uid 1000"))
     assert world.gang.flush is not None
     world.world.coordinator_restart_s = 130.0
     world.world.crash_coordinator("as the script says")
@@ -743,7 +743,7 @@ def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
 def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
     world = training()
     world.post_event(events.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
-    world.run_until(lambda: world.core.observed.gang("g").own_probes.get("n1", (False, 0.0))[0])
+    world.run_until(lambda: world.core.observed.gang("g").reachability.get("n1", (False, 0.0))[0])
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
     world.world.stall_coordinator(20.0)
@@ -756,4 +756,4 @@ def test_an_accusation_of_a_name_that_nobody_has_leaves_nothing_behind() -> None
     for number in range(50):
         world.post_event(events.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
     seen = world.core.observed.gang("g")
-    assert (seen.closed, seen.suspected) == ({}, {})
+    assert (seen.closed_by, seen.suspected_since) == ({}, {})

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.recovery.requeueing import EXCLUDED_S
+from muster.daemon.coordinator.core.recovery.requeueing import EXCLUSION_S
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.scenarios.scenario import Scenario
 from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, POOL
@@ -24,9 +24,9 @@ def training(nodes: int, spares: int, **spec: object) -> Scenario:
 
 def steps(world: Scenario, generation: int) -> None:
     """Until that generation has made a few steps."""
-    world.run_until(lambda: world.is_running(generation) and world.gang.stepped == generation, 900)
-    step = world.core.observed.gang("g").step
-    world.run_until(lambda: world.core.observed.gang("g").step > step + 3)
+    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation, 900)
+    step = world.core.observed.gang("g").step_number
+    world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
 
 
 def excluded(world: Scenario) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def excluded(world: Scenario) -> tuple[str, ...]:
     return world.world.cluster.jobs()[world.gang.job].excluded
 
 
-def calls(world: Scenario, verb: str) -> list[facts.SlurmOwed]:
+def calls(world: Scenario, verb: str) -> list[facts.SlurmCallOwed]:
     return [call for call in world.slurm if call.verb == verb]
 
 
@@ -54,7 +54,7 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
     world = training(nodes=2, spares=0)
 
     def may_leave() -> bool:
-        return world.core.may_leave(world.gang, world.gang.job, 0)
+        return world.core.batch_may_end(world.gang, world.gang.job, 0)
 
     assert not may_leave()
     world.world.slurm.unavailable_reason = "slurmctld is away"
@@ -64,8 +64,8 @@ def test_a_batch_process_may_end_once_slurm_has_its_run_back_in_the_queue() -> N
     assert not may_leave(), "its end would be the job's"
     world.world.slurm.unavailable_reason = ""
     world.run_until(may_leave, 20)
-    assert not world.core.may_leave(world.gang, world.gang.job, 1), "that is the run to come"
-    assert not world.core.may_leave(world.gang, world.gang.job + 1, 0), "that is another job"
+    assert not world.core.batch_may_end(world.gang, world.gang.job, 1), "that is the run to come"
+    assert not world.core.batch_may_end(world.gang, world.gang.job + 1, 0), "that is another job"
     world.restart_coordinator()
     assert not may_leave(), "Slurm has not told this coordinator yet"
     world.run_until(may_leave, 20)
@@ -101,9 +101,9 @@ def test_a_node_that_never_was_out_of_service_is_left_out_for_a_while() -> None:
     world.kill_agent("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     at = world.now
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
     world.run_until(lambda: bool(calls(world, "admit")), 700)
-    assert world.now - at >= EXCLUDED_S
+    assert world.now - at >= EXCLUSION_S
     world.run_until(lambda: world.gang.generation == 2, 60)
 
 
@@ -183,7 +183,7 @@ def test_a_batch_script_of_the_run_before_does_not_hide_the_one_that_runs() -> N
     world.run_until(lambda: world.gang.restart_count == 1 and len(world.gang.members) == 2)
     for _ in range(60):
         world.run_for(1)
-        world.post_event(events.BatchHeard("g", 1, 0))
+        world.post_event(events.BatchHeartbeat("g", 1, 0))
     assert world.gang.phase is Phase.GATHERING
 
 
@@ -208,10 +208,10 @@ def test_a_job_that_waits_after_all_is_not_given_up() -> None:
     """Slurm's controller has gone back to what it had saved."""
     world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
-    world.post_event(events.JobSeen("g", 1, (), 0, None))
+    world.post_event(events.SlurmJobChanged("g", 1, (), 0, None))
     world.run_for(100)
     assert world.gang.phase is Phase.GATHERING
-    world.post_event(events.JobSeen("g", 1, ("n0", "n1"), 0, None))
+    world.post_event(events.SlurmJobChanged("g", 1, ("n0", "n1"), 0, None))
     world.run_for(39)
     assert world.gang.phase is Phase.GATHERING
 
@@ -226,7 +226,7 @@ def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) ->
     world.world.submit(JobSubmission("h", events.GangSpec(1, 0, requeue=False)))
     world.run_for(10 + after_s)
     world.repair("n1")
-    world.run_until(lambda: world.core.state.gangs["h"].stepped == 1, 30)
+    world.run_until(lambda: world.core.state.gangs["h"].stepped_generation == 1, 30)
 
 
 def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
@@ -258,7 +258,7 @@ def test_a_job_whose_agents_nobody_ever_starts_is_not_requeued_for_ever() -> Non
         world.run_for(3)
         world.world.boot("n0")
         world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 40)
-        assert world.gang.in_vain == times
+        assert world.gang.runs_without_start == times
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.crash("n0")
     world.run_for(3)
@@ -304,7 +304,7 @@ def test_a_late_refusal_of_a_requeue_does_not_end_a_job_that_came_back_by_itself
     if seen == "runs again":
         world.run_until(lambda: world.gang.generation == 2, 300)
     else:
-        world.post_event(events.JobSeen("g", 1, (), 1, None))
+        world.post_event(events.SlurmJobChanged("g", 1, (), 1, None))
     world.post_event(events.SlurmAnswered("g", call, "Requested operation is presently disabled"))
     assert call not in world.core.state.owed
     assert not world.gang.final
@@ -316,7 +316,7 @@ def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody
     world.signal("n1")
     steps(world, 2)
     small = next(iter(world.gang.pool.values())).job
-    world.post_event(events.JobSeen("g", 1, (), 1, None))
+    world.post_event(events.SlurmJobChanged("g", 1, (), 1, None))
     for node in world.gang.members:
         world.kill_agent(node)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -339,7 +339,9 @@ def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> Non
     core = Core(DurableState(), 0.0)
     core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(3, 0), "{}"), 0.0)
     for node, restarts, incarnation in (("n0", 0, "a"), ("n2", 1, "b"), ("n1", 0, "a")):
-        core.decide(events.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", events.Status()), 1.0)
+        core.decide(
+            events.AgentAttached("g", node, 1, restarts, incarnation, "a:1", False, "", events.AgentStatus()), 1.0
+        )
     assert list(core.state.gangs["g"].members) == ["n2"]
 
 
@@ -367,7 +369,7 @@ def test_a_finished_gangs_job_that_slurm_has_queued_again_can_be_cancelled() -> 
     world = training(nodes=2, spares=0)
     world.finish()
     world.run_until(lambda: world.gang.final)
-    world.post_event(events.CancelAsked("g", "uid 1000"))
+    world.post_event(events.CancelRequested("g", "uid 1000"))
     assert [call.job for call in calls(world, "cancel")] == [world.gang.job]
 
 
@@ -379,8 +381,8 @@ def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_wh
     assert {seat.node for seat in world.gang.seats} == {"n0", "n2"}
     world.power_off("n2")
     world.signal("n0")
-    world.run_until(lambda: bool(world.gang.members["n0"].out))
-    world.run_until(lambda: bool(world.gang.members["n2"].out), 120)
-    assert world.gang.members["n2"].out == "n2 is silent, and Slurm has taken it out of the job"
-    assert world.core.state.node("n2").verdict is Verdict.FIT, "one witness is none"
+    world.run_until(lambda: bool(world.gang.members["n0"].removal_reason))
+    world.run_until(lambda: bool(world.gang.members["n2"].removal_reason), 120)
+    assert world.gang.members["n2"].removal_reason == "n2 is silent, and Slurm has taken it out of the job"
+    assert world.core.state.node("n2").health is NodeHealth.FIT, "one witness is none"
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)

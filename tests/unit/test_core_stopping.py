@@ -3,7 +3,7 @@
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState
@@ -11,7 +11,7 @@ from muster.slurm.client.states import JobState
 
 def training(steps: int = 3, **given: object) -> Scenario:
     world = Scenario(4, 2, **{"durable_dir": "/durable", **given})  # type: ignore[arg-type]
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= steps)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= steps)
     return world
 
 
@@ -140,9 +140,9 @@ def test_scancel_saves_nothing() -> None:
 def test_a_notice_to_one_node_costs_it_its_place_and_nothing_else() -> None:
     world = training()
     world.sigterm("n1")
-    world.run_until(lambda: world.gang.stepped == 2)
+    world.run_until(lambda: world.gang.stepped_generation == 2)
     assert "n1" not in [seat.node for seat in world.gang.seats]
-    assert world.core.state.node("n1").verdict is Verdict.FIT
+    assert world.core.state.node("n1").health is NodeHealth.FIT
     assert world.gang.stop is None
     assert "SIGTERM" in world.gang.recoveries[-1].cause
 
@@ -156,7 +156,7 @@ def test_ranks_that_do_not_stop_are_ended_and_what_they_have_kept_is_written() -
     last = stopped_at(world)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert durable(world) >= last - 1
-    assert world.gang.failures == 0
+    assert world.gang.failures_in_a_row == 0
     assert world.gang.generation == 1
 
 
@@ -166,7 +166,7 @@ def test_a_rank_that_fails_as_it_stops_is_no_fault_of_the_software() -> None:
     world.run_until(lambda: world.gang.stop is not None)
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
-    assert world.gang.failures == 0
+    assert world.gang.failures_in_a_row == 0
     assert durable(world) >= 3
 
 
@@ -196,26 +196,26 @@ def test_a_requeued_job_goes_on_though_killwait_ends_before_its_state_is_written
     assert world.gang.flush is not None
     assert "went while it was written" in world.gang.flush.error
     assert durable(world) == 0
-    assert not any(world.core.state.node(f"n{i}").verdict in (Verdict.LOST, Verdict.HUNG) for i in range(6))
+    assert not any(world.core.state.node(f"n{i}").health in (NodeHealth.LOST, NodeHealth.HUNG) for i in range(6))
 
 
 def test_a_cancel_during_a_stop_ends_it_at_once() -> None:
     world = training(flush_s=100.0)
     world.sigterm()
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
-    world.post_event(events.CancelAsked("g", "uid 1000"))
+    world.post_event(events.CancelRequested("g", "uid 1000"))
     assert world.gang.phase is Phase.CANCELLED
 
 
 def test_what_nodes_that_are_out_still_hold_is_saved_before_the_requeue() -> None:
     """The agent of one of two nodes met an error, the other node is cut off, and Slurm requeues the job."""
     world = Scenario(2, 0, durable_dir="/durable")
-    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step >= 3)
+    world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
     agent = world.agent("n0")
     agent.failure = "no space left on device"
     agent.status_changed()
     world.cut(("n0", "n1"), (COORDINATOR, "n1"))
-    world.run_until(lambda: bool(world.gang.members["n0"].out))
+    world.run_until(lambda: bool(world.gang.members["n0"].removal_reason))
     world.requeue()
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 30)
     assert durable(world) >= 3
@@ -240,7 +240,7 @@ def test_the_time_limit_of_the_run_before_stops_nobody() -> None:
     world = training(time_limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: world.gang.restart_count == 1, 300)
-    world.post_event(events.JobSeen("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
+    world.post_event(events.SlurmJobChanged("g", 1, (), 0, None, limit_at=world.now + 1.0, limit_s=60.0))
     world.run_for(0.5)
     assert world.core.observed.gang("g").job_restarts == 0
     assert len(world.facts(facts.StopPlanned)) == 1

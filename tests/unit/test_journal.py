@@ -14,7 +14,7 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 
@@ -25,8 +25,8 @@ def _story() -> list[facts.Fact]:
     """A gang that loses a node and ends: at least one fact of every kind."""
     seats = (facts.Seat("n1", 0, "n2", ("n2", "n3")), facts.Seat("n2", 1, "n1", ("n1",)))
     swapped = (seats[0], facts.Seat("n3", 1, "n1", ("n1",)))
-    source = facts.Source(1, "n1", False, "abc")
-    call = facts.SlurmOwed("g", 1, "down", 7, "n2", "muster: n2 is lost", ("n2",))
+    source = facts.ShardSource(1, "n1", False, "abc")
+    call = facts.SlurmCallOwed("g", 1, "down", 7, "n2", "muster: n2 is lost", ("n2",))
     return [
         facts.NodeRegistered("n2", "boot", "10.0.0.2:7071"),
         facts.GangRegistered("g", 7, 1000, "train", SPEC, '{"run_dir":"/run"}'),
@@ -37,31 +37,31 @@ def _story() -> list[facts.Fact]:
         facts.GenerationStarted("g", 1, seats, (), "n1", 4001, None, (), "", 2.0, "start"),
         facts.PhaseChanged("g", Phase.RUNNING, ""),
         facts.FirstStep("g", 1, 1),
-        facts.Flushing("g", 1, Version(1, 5), (source,), "asked for"),
-        facts.Flushed("g", 1, "/durable/5", ""),
+        facts.FlushOrdered("g", 1, Version(1, 5), (source,), "asked for"),
+        facts.FlushEnded("g", 1, "/durable/5", ""),
         facts.GenerationFenced("g", 1, "n2 is lost", True, "n1", 9, 3.0),
-        facts.NodeJudged("n2", Verdict.LOST, "silent"),
+        facts.NodeJudged("n2", NodeHealth.LOST, "silent"),
         call,
-        facts.MemberOut("g", "n2", "silent", False),
+        facts.MemberRemoved("g", "n2", "silent", False),
         facts.StoreMoved("g", "n3"),
         facts.GenerationStarted("g", 2, swapped, (), "n3", 4002, Version(1, 8), (source,), "", 4.0, "swap"),
         facts.FirstStep("g", 2, 9),
-        facts.SlurmSettled("g", 1, ""),
-        facts.PoolAsked("g", 1, "n1", ("--partition=shared",)),
-        facts.PoolQueued("g", 1, 8),
+        facts.SlurmCallSettled("g", 1, ""),
+        facts.PoolNodeRequested("g", 1, "n1", ("--partition=shared",)),
+        facts.PoolJobQueued("g", 1, 8),
         facts.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
-        facts.PoolClosed("g", 1, "wanted no more"),
-        facts.HangFound("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
-        facts.EchoHeard("n1", "Xid 74: NVLink error"),
-        facts.EchoOver("n1", "n2"),
+        facts.PoolRequestClosed("g", 1, "wanted no more"),
+        facts.HangDetected("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
+        facts.CorrelatedFaultSuspected("n1", "Xid 74: NVLink error"),
+        facts.CorrelatedFaultResolved("n1", "n2"),
         facts.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),
-        facts.Withheld("g", "n1", "drain", "Xid 79; observe mode"),
+        facts.ActionWithheld("g", "n1", "drain", "Xid 79; observe mode"),
         facts.StopPlanned("g", "Slurm has sent SIGTERM", Phase.REQUEUED),
         facts.PhaseChanged("g", Phase.REQUEUED, "no spare is left"),
         facts.JobRestarted("g", 7, 1),
         facts.PhaseChanged("g", Phase.GATHERING, ""),
         facts.GangEnded("g", Phase.FAILED, 95, "nobody came"),
-        facts.JobOver("g", "FAILED"),
+        facts.JobEnded("g", "FAILED"),
         facts.GangRegistered("h", 8, 1000, "next", SPEC, "{}"),
         facts.GangForgotten("g"),
     ]
@@ -137,7 +137,7 @@ def test_facts_of_one_event_are_written_together_or_not_at_all(tmp_path: Path) -
 def test_a_gangs_history_includes_the_health_of_its_nodes(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     _fill(journal, _story())
-    journal.append([facts.NodeJudged("elsewhere", Verdict.LOST, "another gang's")], 200.0, "")
+    journal.append([facts.NodeJudged("elsewhere", NodeHealth.LOST, "another gang's")], 200.0, "")
     names = [(r.name, r.node) for r in journal.history("g", 0, 100)]
     assert ("NodeJudged", "n2") in names
     assert ("NodeJudged", "elsewhere") not in names

@@ -16,7 +16,7 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
@@ -29,7 +29,7 @@ def _event(number: int) -> list[facts.Fact]:
     node = f"n{number}"
     return [
         facts.NodeRegistered(node, f"boot {number}", "10.0.0.1:7071"),
-        facts.NodeJudged(node, Verdict.LOST, "silent"),
+        facts.NodeJudged(node, NodeHealth.LOST, "silent"),
     ]
 
 

@@ -25,23 +25,23 @@ LEASES = [pytest.param(0, id="alone"), pytest.param(9, id="shared")]
 
 EXPECTED: dict[int, dict[str, dict[str, object]]] = {
     1: {
-        "g1": {"failures": 1, "reached": 12, "first_step_s": 1.4770192425327195},
+        "g1": {"failures_in_a_row": 1, "furthest_step": 12, "first_step_s": 1.4770192425327195},
         "g2": {"first_step_s": 0.9020330783705504},
     },
     2: {"g1": {}, "g2": {"excluded": ("n1",), "first_step_s": 1.892384745455729}},
     3: {
-        "g1": {"excluded": ("n0", "n1"), "reached": 1, "first_step_s": 1.676187688886671},
+        "g1": {"excluded": ("n0", "n1"), "furthest_step": 1, "first_step_s": 1.676187688886671},
         "g2": {"first_step_s": 1.4431783308698414},
     },
-    4: {"g1": {"first_step_s": 1.7914733676446986}, "g2": {"excluded": ("n0", "n2"), "in_vain": 1}},
+    4: {"g1": {"first_step_s": 1.7914733676446986}, "g2": {"excluded": ("n0", "n2"), "runs_without_start": 1}},
     5: {"g1": {"first_step_s": 1.3077893122195974}},
-    6: {"g1": {}, "g2": {}, "g3": {"in_vain": 1}},
+    6: {"g1": {}, "g2": {}, "g3": {"runs_without_start": 1}},
     7: {
-        "g1": {"in_vain": 1},
-        "g2": {"excluded": ("n0", "n1", "n2", "n5"), "reached": 2, "first_step_s": 1.7473490424581541},
+        "g1": {"runs_without_start": 1},
+        "g2": {"excluded": ("n0", "n1", "n2", "n5"), "furthest_step": 2, "first_step_s": 1.7473490424581541},
     },
 }
-"""By format and gang: the values of excluded, failures, in_vain, reached and first_step_s that are not the default."""
+"""By format and gang: those of the five values below that are not the default."""
 
 
 def _place_journal(folder: Path, version: int, lease_term: int) -> Path:
@@ -87,7 +87,7 @@ def test_an_older_journal_is_replayed_from_its_facts(tmp_path: Path, version: in
         state = journal.load()
         assert state == journal.load(use_snapshot=False) != old
         assert _query(journal.path, "SELECT position FROM snapshots") == [(journal.position,)]
-    names = ("excluded", "failures", "in_vain", "reached", "first_step_s")
+    names = ("excluded", "failures_in_a_row", "runs_without_start", "furthest_step", "first_step_s")
     found = {id: {n: v for n in names if (v := getattr(gang, n))} for id, gang in state.gangs.items()}
     assert found == EXPECTED[version]
     with closing(Journal(tmp_path / "state", lease_term=lease_term + 1 if lease_term else 0)) as again:

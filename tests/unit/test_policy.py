@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.coordinator.core.detection.correlated_faults import ECHO_S
+from muster.daemon.coordinator.core.detection.correlated_faults import PEER_LOSS_AFTER_S
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision
 
@@ -37,7 +37,7 @@ def test_a_precursor_makes_a_node_degraded(code: int) -> None:
 
 def test_the_file_gives_the_time_within_which_a_peers_loss_explains_a_signal() -> None:
     text = files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text()
-    assert re.findall(r"lost within ([\d.]+) s", text) == [f"{ECHO_S:g}"] * 2
+    assert re.findall(r"lost within ([\d.]+) s", text) == [f"{PEER_LOSS_AFTER_S:g}"] * 2
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 69])

@@ -4,30 +4,30 @@ steps of a recovery."""
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector
 from muster.daemon.coordinator.core.recovery import gathering, shared_pool
-from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end, end_as_slurm
+from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
 from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState, observe
 from muster.daemon.coordinator.core.state.state_index import StateIndex
-from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, RESUMABLE, SILENT, Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, RESUMABLE, UNRESPONSIVE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, Outcome, Turn
 
-KEPT_S, KEPT = 7 * 86400.0, 1000
+GANG_KEPT_S, GANGS_KEPT = 7 * 86400.0, 1000
 """A gang that is over stays in the durable state for so long (seconds), while not so many newer ones are."""
 CANCELLED = "Job is cancelled"
 """What the Slurm client says (refusals.CANCELLED) to a requeue where a user's scancel came between."""
-ECHO = ""
+CORRELATED_FAULTS = ""
 """Key of the deadlines that belong to no gang."""
 
-_MOVES_NOBODY = events.AgentHeard | events.BatchHeard | events.NodeHeard | events.NodeGone
+_MOVES_NOBODY = events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat | events.NodeDisconnected
 _ABOUT_A_NODE = (
     events.AgentAttached
-    | events.AgentGone
+    | events.AgentDisconnected
     | events.AgentReported
     | events.NeighbourAccused
-    | events.Probed
+    | events.ProbeAnswered
     | events.NodeEvent
 )
 
@@ -39,13 +39,13 @@ class Core:
         """Take up where `state` ends, at time `now` (seconds); nothing is seen yet."""
         self.state = state
         self._limits = limits or Limits()
-        self.observed = ObservedState(since=now)
+        self.observed = ObservedState(observing_since=now)
         self.index = StateIndex(state, self.observed)
         self._due = Deadlines()
         for gang in state.gangs.values():
             if not gang.final or gang.pool:
                 self._due.set(gang.id, now)  # who does not come back after a restart has to be missed
-        self._due.set(ECHO, correlated_faults.look_at(state, self.observed, now))
+        self._due.set(CORRELATED_FAULTS, correlated_faults.next_deadline(state, self.observed, now))
 
     def decide(self, event: events.Event, now: float) -> Outcome:
         """Note `event`, decide what follows, apply it to the durable state.
@@ -53,30 +53,30 @@ class Core:
         Returns: the facts, to be journaled before anything is done about them; the probes to make; when to tick.
         """
         if isinstance(event, events.NeighbourAccused) and not self._is_member(event):
-            return Outcome(due=self._due.nearest)  # whom nobody knows nobody would ever forget
+            return Outcome(next_tick_at=self._due.nearest)  # whom nobody knows nobody would ever forget
         observe(self.observed, event, now)
         if isinstance(event, _MOVES_NOBODY) and not _returns(self.state, event):
-            return Outcome(due=self._due.nearest)
-        self.index.note(event)
+            return Outcome(next_tick_at=self._due.nearest)
+        self.index.note_event(event)
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
         turn = Turn(self.state, self.observed, self.index, now, about, self._limits)
         _consequences(turn, event)
         for gang in self._touched(turn, event, now):
-            turn.outcome.due = None
+            turn.outcome.next_tick_at = None
             advance(GangTurn(turn, gang))
             self._arm(gang, turn)
-        if self.state.echoes and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
-            correlated_faults.explain(turn)
-        if self.state.echoes or self._due.get(ECHO) is not None:
-            self._due.set(ECHO, correlated_faults.look_at(self.state, self.observed, now))
-        turn.outcome.due = self._due.nearest
+        if self.state.correlated_faults and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
+            correlated_faults.resolve_explained(turn)
+        if self.state.correlated_faults or self._due.get(CORRELATED_FAULTS) is not None:
+            self._due.set(CORRELATED_FAULTS, correlated_faults.next_deadline(self.state, self.observed, now))
+        turn.outcome.next_tick_at = self._due.nearest
         return turn.outcome
 
-    def may_leave(self, gang: Gang, job: int, restarts: int) -> bool:
+    def batch_may_end(self, gang: Gang, job: int, restarts: int) -> bool:
         """The batch process of `job`, started when Slurm had restarted that so often, may end: its end is no reason to
         start the job again, or Slurm has put that run back into the queue and nobody needs it any more. One that stayed
         would hold its node, and so the next run, until Slurm kills it (KillWait, 30 s by default)."""
-        if gang.outlived(job, restarts):
+        if gang.run_is_over(job, restarts):
             return True
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
             seen = self.observed.gang(gang.id)
@@ -89,10 +89,10 @@ class Core:
         return gang is not None and event.node in gang.members
 
     def _arm(self, gang: Gang, turn: Turn) -> None:
-        due, before = turn.outcome.due, self._due.get(gang.id)
+        due, before = turn.outcome.next_tick_at, self._due.get(gang.id)
         if due is not None:
             due = max(due, turn.now + 0.005)  # a deadline of the past is due at the next turn
-        if turn.about is not None and before is not None:
+        if turn.changed_node is not None and before is not None:
             due = before if due is None else min(due, before)  # only one node was looked at: the others' deadlines hold
         self._due.set(gang.id, due)
 
@@ -102,13 +102,13 @@ class Core:
         match event:
             case events.Tick():
                 judged = [fact.node for fact in turn.outcome.facts if isinstance(fact, facts.NodeJudged)]
-                homes = [gang.id for node in judged for gang in self.index.homes(node)]
-                return [gangs[g] for g in dict.fromkeys([*self._due.take(now), *homes]) if g in gangs]
-            case events.NodeSeen():
+                homes = [gang.id for node in judged for gang in self.index.gangs_of(node)]
+                return [gangs[g] for g in dict.fromkeys([*self._due.pop_due(now), *homes]) if g in gangs]
+            case events.SlurmNodeChanged():
                 waiting = [gang for gang in gangs.values() if event.node in gang.excluded and not gang.final]
-                return list({gang.id: gang for gang in (*self.index.homes(event.node), *waiting)}.values())
-            case events.NodeAttached() | events.NodeSignalled() | events.NodeHeard() | events.NodeGone():
-                return self.index.homes(event.node)
+                return list({gang.id: gang for gang in (*self.index.gangs_of(event.node), *waiting)}.values())
+            case events.NodeAttached() | events.NodeSignalled() | events.NodeHeartbeat() | events.NodeDisconnected():
+                return self.index.gangs_of(event.node)
             case _:
                 return [gangs[event.gang]] if event.gang in gangs else []
 
@@ -120,14 +120,14 @@ def _consequences(turn: Turn, event: events.Event) -> None:
             _submitted(turn, event)
         case events.AgentAttached():
             _attached(turn, event)
-        case events.JobSeen():
+        case events.SlurmJobChanged():
             _job_seen(turn, event)
         case events.SlurmAnswered():
             _answered(turn, event)
-        case events.NodeAttached() | events.NodeHeard() | events.NodeSignalled() | events.NodeSeen():
+        case events.NodeAttached() | events.NodeHeartbeat() | events.NodeSignalled() | events.SlurmNodeChanged():
             _node(turn, event)
-        case events.Tick() if turn.state.echoes:
-            for node, reason in correlated_faults.own(turn):
+        case events.Tick() if turn.state.correlated_faults:
+            for node, reason in correlated_faults.resolve_unexplained(turn):
                 _unfit(turn, node, reason)
         case _:
             pass
@@ -147,19 +147,19 @@ def _forget(turn: Turn) -> None:
     over = [g for g in turn.state.gangs.values() if g.final and g.job_over and g.id not in owing]
     over.sort(key=lambda gang: gang.phase_at, reverse=True)
     for place, gang in enumerate(over):
-        if place >= KEPT or turn.now - gang.phase_at > KEPT_S:
+        if place >= GANGS_KEPT or turn.now - gang.phase_at > GANG_KEPT_S:
             turn.record(facts.GangForgotten(gang.id))
             turn.observed.gangs.pop(gang.id, None)
 
 
-def _job_seen(turn: Turn, event: events.JobSeen) -> None:
+def _job_seen(turn: Turn, event: events.SlurmJobChanged) -> None:
     gang = turn.state.gangs.get(event.gang)
     if gang is None:
         return
     if event.nodes and event.nodes != gang.job_nodes:
         turn.record(facts.JobChanged(event.gang, event.nodes))
     if gang.final and event.ended and not gang.job_over:
-        turn.record(facts.JobOver(event.gang, event.ended))
+        turn.record(facts.JobEnded(event.gang, event.ended))
 
 
 def _attached(turn: Turn, event: events.AgentAttached) -> None:
@@ -169,12 +169,12 @@ def _attached(turn: Turn, event: events.AgentAttached) -> None:
     if event.pool:
         _joins_from_pool(turn, gang, event)
         return
-    if gang.outlived(event.job, event.restart_count):
+    if gang.run_is_over(event.job, event.restart_count):
         return  # an agent of a run that is over, whose admission took longer than the new run's first one
     if event.restart_count > gang.restart_count or event.job != gang.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
-        gathering.begin(GangTurn(turn, gang), event.job, event.restart_count)
+        gathering.begin_gathering(GangTurn(turn, gang), event.job, event.restart_count)
     elif gang.phase is Phase.REQUEUED:
         return  # an agent of the run that is being ended
     _join(turn, gang, event)
@@ -183,29 +183,29 @@ def _attached(turn: Turn, event: events.AgentAttached) -> None:
 def _joins_from_pool(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
         return  # it will be cancelled
-    if event.node in turn.index.out or gang.phase is Phase.REQUEUED:
+    if event.node in turn.index.out_of_service or gang.phase is Phase.REQUEUED:
         return  # the shell lets it in once Slurm is seen to have it in service
     if not gang.pool[event.pool].job:
-        turn.record(facts.PoolQueued(gang.id, event.pool, event.job))
+        turn.record(facts.PoolJobQueued(gang.id, event.pool, event.job))
     _join(turn, gang, event)
 
 
 def _join(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if gang.phase is Phase.SUBMITTED:
-        gathering.begin(GangTurn(turn, gang), gang.job, gang.restart_count)
+        gathering.begin_gathering(GangTurn(turn, gang), gang.job, gang.restart_count)
     seen = turn.observed.gang(gang.id)
-    seen.came_at = seen.came_at or turn.now
+    seen.first_attach_at = seen.first_attach_at or turn.now
     member = gang.members.get(event.node)
     if member is not None and member.job != event.job:
         member = None  # it comes back from the pool, repaired
-    if member is not None and (member.out or member.incarnation == event.incarnation):
+    if member is not None and (member.removed or member.incarnation == event.incarnation):
         return
     if member is not None:
-        seen.launched_at = turn.now
+        seen.relaunched_at = turn.now
     carried = member is not None and any(s.node == event.node for s in gang.seats)
     if carried and gang.phase in (Phase.STARTING, Phase.RUNNING):
         gang_turn = GangTurn(turn, gang)
-        failure_detector.fence(gang_turn, f"muster-agent on {event.node} was started anew", True, turn.now)
+        failure_detector.fence_generation(gang_turn, f"muster-agent on {event.node} was started anew", True, turn.now)
     turn.record(
         facts.MemberJoined(
             gang.id,
@@ -223,61 +223,65 @@ def _answered(turn: Turn, event: events.SlurmAnswered) -> None:
     owed = turn.state.owed.get(event.call)
     if owed is None:
         return
-    turn.record(facts.SlurmSettled(event.gang, event.call, event.error or ""))
+    turn.record(facts.SlurmCallSettled(event.gang, event.call, event.error or ""))
     gang = turn.state.gangs.get(owed.gang)
     if owed.verb != "requeue" or not event.error or gang is None or not _waits_for_requeue(turn, gang):
         return
     if CANCELLED in event.error:
-        end_as_slurm(GangTurn(turn, gang), "CANCELLED")
+        end_gang_as_slurm(GangTurn(turn, gang), "CANCELLED")
     else:
-        end(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
+        end_gang(GangTurn(turn, gang), Phase.FAILED, EXIT_NO_NODES, f"Slurm refused to requeue the job: {event.error}")
 
 
 def _waits_for_requeue(turn: Turn, gang: Gang) -> bool:
     """Nothing but Slurm's answer brings its job back. Somebody else may have had it requeued meanwhile, or it may run
     again: then a refusal is of yesterday."""
     again = any(owed.gang == gang.id and owed.verb == "requeue" for owed in turn.state.owed.values())
-    return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).requeued and not again
+    return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).job_requeued and not again
 
 
 def _returns(state: DurableState, event: events.Event) -> bool:
     """The event is a sign of life of a node that was given up. Its stream may have outlived a short silence."""
-    if not isinstance(event, events.NodeAttached | events.NodeHeard):
+    if not isinstance(event, events.NodeAttached | events.NodeHeartbeat):
         return False
-    return state.node(event.node).verdict in SILENT
+    return state.node(event.node).health in UNRESPONSIVE
 
 
-def _node(turn: Turn, event: events.NodeAttached | events.NodeHeard | events.NodeSignalled | events.NodeSeen) -> None:
+def _node(
+    turn: Turn, event: events.NodeAttached | events.NodeHeartbeat | events.NodeSignalled | events.SlurmNodeChanged
+) -> None:
     node = turn.state.node(event.node)
     if _returns(turn.state, event):
-        turn.record(facts.NodeJudged(event.node, Verdict.RETURNING, "its daemon is heard again"))
+        turn.record(facts.NodeJudged(event.node, NodeHealth.RETURNING, "its daemon is heard again"))
     match event:
         case events.NodeAttached():
             if (node.boot_id, node.probe_address) != (event.boot_id, event.probe_address):
                 turn.record(facts.NodeRegistered(event.node, event.boot_id, event.probe_address))
         case events.NodeSignalled():
             _signalled(turn, event)
-        case events.NodeSeen():
+        case events.SlurmNodeChanged():
             pending = any(owed.node == event.node for owed in turn.state.owed.values())
-            if event.in_service and not pending and node.verdict in RESUMABLE:
-                turn.record(facts.NodeJudged(event.node, Verdict.FIT, event.text))
+            if event.in_service and not pending and node.health in RESUMABLE:
+                turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))
 
 
 def _signalled(turn: Turn, event: events.NodeSignalled) -> None:
-    verdict = turn.state.node(event.node).verdict
+    verdict = turn.state.node(event.node).health
     if verdict in OUT_OF_SERVICE:
         return
     if event.judgement == "unfit":
         _unfit(turn, event.node, event.reason)
     elif event.judgement == "echo":
-        correlated_faults.heard(turn, event.node, event.reason)
-    elif event.judgement == "degraded" and verdict is Verdict.FIT:
-        turn.record(facts.NodeJudged(event.node, Verdict.DEGRADED, event.reason))
+        correlated_faults.suspect(turn, event.node, event.reason)
+    elif event.judgement == "degraded" and verdict is NodeHealth.FIT:
+        turn.record(facts.NodeJudged(event.node, NodeHealth.DEGRADED, event.reason))
 
 
 def _unfit(turn: Turn, node: str, reason: str) -> None:
-    held = circuit_breaker.hold(turn)
+    held = circuit_breaker.reason_to_withhold(turn)
     if not held:
-        circuit_breaker.take(turn, next(iter(turn.index.homes(node)), None), node, Verdict.UNFIT, reason)
-    elif turn.state.node(node).verdict is Verdict.FIT:
-        turn.record(facts.NodeJudged(node, Verdict.DEGRADED, f"{reason}; it stays in service: {held}"))
+        circuit_breaker.take_out_of_service(
+            turn, next(iter(turn.index.gangs_of(node)), None), node, NodeHealth.UNFIT, reason
+        )
+    elif turn.state.node(node).health is NodeHealth.FIT:
+        turn.record(facts.NodeJudged(node, NodeHealth.DEGRADED, f"{reason}; it stays in service: {held}"))

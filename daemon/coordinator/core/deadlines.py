@@ -29,7 +29,7 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def take(self, now: float) -> list[str]:
+    def pop_due(self, now: float) -> list[str]:
         """Keys that are due at `now`, the earliest first; they are dropped."""
         taken = []
         while (at := self.nearest) is not None and at <= now:

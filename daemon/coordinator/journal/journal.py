@@ -27,7 +27,7 @@ from sqlite_utils import Database
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
 from muster.daemon.coordinator.core.state.fact_text import describe
-from muster.daemon.coordinator.core.state.state_tables import IllegalMove
+from muster.daemon.coordinator.core.state.state_tables import IllegalTransition
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
 from muster.daemon.coordinator.journal.per_term_journal import UNSHARED_JOURNAL, Takeover, journal_path, newest_term
@@ -354,5 +354,5 @@ def _replay_record(state: DurableState, record: Record, position: int, crc: int 
     _verify_checksum(record, crc)
     try:
         apply(state, facts.decode(record.name, record.json), record.at)
-    except (ValidationError, KeyError, IllegalMove) as error:
+    except (ValidationError, KeyError, IllegalTransition) as error:
         raise JournalError(f"record {position} ({record.name}) can't be read: {error}") from error

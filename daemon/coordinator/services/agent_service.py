@@ -162,7 +162,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def _serve(
         self,
         hello: pb.AgentHello,
-        status: events.Status,
+        status: events.AgentStatus,
         leaf: str,
         messages: AsyncIterator[pb.AgentMessage],
         context: _Context,
@@ -178,7 +178,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         finally:
             stream.close()
             if self._engine.streams.remove(stream):
-                self._engine.post(events.AgentGone(stream.gang, stream.node, stream.incarnation))
+                self._engine.post(events.AgentDisconnected(stream.gang, stream.node, stream.incarnation))
 
     async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
         async for message in messages:
@@ -192,7 +192,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
 
 
-async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, events.Status]:
+async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, events.AgentStatus]:
     first, second = await anext(messages, None), await anext(messages, None)
     if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
         raise invalid_argument("the first message must be hello, the second one status")
@@ -214,9 +214,9 @@ def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:
 
 
 def _check_node_in_service(node: Node, hello: pb.AgentHello) -> None:
-    if hello.pool_serial and node.verdict in OUT_OF_SERVICE:
+    if hello.pool_serial and node.health in OUT_OF_SERVICE:
         # Slurm allocates the node again, so an operator has resumed it: the watch on Slurm will see that soon.
-        raise unavailable(f"{hello.node} is still {node.verdict} here: {node.reason}")
+        raise unavailable(f"{hello.node} is still {node.health} here: {node.reason}")
 
 
 def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
@@ -242,7 +242,7 @@ def _check_run(found: Job, hello: pb.AgentHello) -> None:
         raise AgentDismissed(f"node {hello.node} does not belong to job {found.id} (any more)")
 
 
-def _attached(hello: pb.AgentHello, status: events.Status, leaf: str) -> events.AgentAttached:
+def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str) -> events.AgentAttached:
     return events.AgentAttached(
         gang=hello.gang_id,
         node=hello.node,
@@ -262,14 +262,14 @@ def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None
         case "status":
             return events.AgentReported(stream.gang, stream.node, stream.incarnation, conversion.status(message.status))
         case "ping":
-            return events.AgentHeard(stream.gang, stream.node)
+            return events.AgentHeartbeat(stream.gang, stream.node)
         case "accusation":
             accused = message.accusation
             return events.NeighbourAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
         case "probe_result":
             result = message.probe_result
             silence = None if result.answered else conversion.silence(result.silence)
-            return events.Probed(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
+            return events.ProbeAnswered(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
         case _:
             return None  # a message of a newer agent, or a second hello
 

@@ -86,10 +86,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
         gang = self._find(ref)
         if not self._rights.is_agent(current_caller(), gang.owner_uid):
             raise permission_denied(f"only processes of its own job may attend {_describe(ref)}")
-        if not gang.outlived(request.slurm_job_id, request.slurm_restart_count):
-            self._post(events.BatchHeard(gang.id, request.slurm_job_id, request.slurm_restart_count))
+        if not gang.run_is_over(request.slurm_job_id, request.slurm_restart_count):
+            self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
-        view.final = self._engine.core.may_leave(gang, request.slurm_job_id, request.slurm_restart_count)
+        view.final = self._engine.core.batch_may_end(gang, request.slurm_job_id, request.slurm_restart_count)
         return view
 
     @stream_handler
@@ -145,7 +145,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
         was_final = gang.final
-        self._post(events.CancelAsked(gang.id, _login_name(current_caller())))
+        self._post(events.CancelRequested(gang.id, _login_name(current_caller())))
         if was_final:
             text = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
             return pb.CancelReply(text=text)
@@ -161,7 +161,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             text = f"the gang is {gang.phase}: a checkpoint can be requested only while the gang is RUNNING"
             raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, text)
         before = gang.flush.serial if gang.flush else 0
-        self._post(events.FlushAsked(gang.id, _login_name(current_caller())))
+        self._post(events.FlushRequested(gang.id, _login_name(current_caller())))
         if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
             raise RpcAbort(
                 grpc.StatusCode.FAILED_PRECONDITION,

@@ -35,10 +35,10 @@ def silence(value: agent_pb2.Silence.ValueType) -> events.Silence:
     return _SILENCES.get(value, events.Silence.NO_ANSWER)
 
 
-def status(message: agent_pb2.AgentStatus) -> events.Status:
+def status(message: agent_pb2.AgentStatus) -> events.AgentStatus:
     """The whole status of an agent."""
-    return events.Status(
-        fenced=message.fenced_generation,
+    return events.AgentStatus(
+        fenced_generation=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
         shards=tuple(map(_shard, message.shards)),
         committed=_version(message.committed) if message.HasField("committed") else None,
@@ -52,8 +52,8 @@ def status(message: agent_pb2.AgentStatus) -> events.Status:
         flushed_serial=message.flushed_serial,
         flush_error=_limit_text(message.flush_error),
         failure=_limit_text(message.failure),
-        notice=_limit_text(message.notice),
-        stacks=message.stacks_generation,
+        sigterm_notice=_limit_text(message.notice),
+        stacks_generation=message.stacks_generation,
         pool=tuple(
             events.PoolAnswer(answer.serial, answer.slurm_job_id, _limit_text(answer.error)) for answer in message.pool
         ),

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import grpc.aio
 
-from muster.daemon.coordinator.core.recovery.restore_plan import wants_no_memory
+from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
@@ -78,7 +78,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             serving.cancel()
             if self._streams.get(hello.node) is serving:
                 del self._streams[hello.node]
-                self._engine.post(events.NodeGone(hello.node, hello.incarnation))
+                self._engine.post(events.NodeDisconnected(hello.node, hello.incarnation))
 
     async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
         self._engine.post(events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
@@ -99,12 +99,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def _unneeded_memory(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
         gangs = self._engine.core.state.gangs
-        return [memory for memory in kept if wants_no_memory(gangs.get(memory.gang_id), memory.generation)]
+        return [memory for memory in kept if memory_is_obsolete(gangs.get(memory.gang_id), memory.generation)]
 
     def _post_message(self, node: str, message: pb.NodeMessage) -> int:
         """Post the event of a daemon's message. Returns the sequence number to confirm; 0 for none."""
         if message.HasField("heartbeat"):
-            self._engine.post(events.NodeHeard(node))
+            self._engine.post(events.NodeHeartbeat(node))
             return message.heartbeat.seq
         if message.HasField("signal"):
             self._engine.post(self._signal_event(node, message.signal))

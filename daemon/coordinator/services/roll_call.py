@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
-from muster.daemon.coordinator.core.state.state_tables import Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.services.views import node_view
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import node_seen
@@ -36,7 +36,7 @@ def roll_call(
         view = node_view(state, observed, name, now)
         view.leaf = roster.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
-        if view.verdict == Verdict.FIT and not _ever_heard(state, observed, name):
+        if view.verdict == NodeHealth.FIT and not _ever_heard(state, observed, name):
             view.verdict = UNHEARD
             view.reason = f"no musterd was ever heard; {node_seen(name, roster.nodes.get(name, GONE)).text}"
         yield view
@@ -64,6 +64,6 @@ def _nodes_held_by(gang: Gang, seen: ObservedGang) -> Iterator[tuple[str, int]]:
     """The nodes of the gang's job, as Slurm reports them, and of its pool jobs, as their agents report them."""
     if gang.job_over or seen.job_ended:
         return
-    if not seen.queued:
+    if not seen.job_pending:
         yield from ((name, gang.job) for name in seen.job_nodes or gang.job_nodes)
-    yield from ((m.node, m.job) for m in gang.members.values() if m.job != gang.job and not m.out)
+    yield from ((m.node, m.job) for m in gang.members.values() if m.job != gang.job and not m.removed)

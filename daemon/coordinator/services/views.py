@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from muster.daemon.coordinator.core.detection.failure_detector import LEASE_S
+from muster.daemon.coordinator.core.detection.failure_detector import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member, Recovery
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
-from muster.daemon.coordinator.core.state.state_tables import ACTIVE, SILENT, Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, UNRESPONSIVE, NodeHealth, Phase
 from muster.v1 import api_pb2, common_pb2
 
-_MAY_BE_SUSPECT = (Verdict.FIT, Verdict.DEGRADED)
+_MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
 
 
 def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: float) -> api_pb2.GangView:
@@ -26,7 +26,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         owner_uid=gang.owner_uid,
         phase=gang.phase.value,
         generation=gang.generation,
-        step=seen.step,
+        step=seen.step_number,
         ranks=_ranks(gang, seen),
         nodes=[_member_view(state, observed, gang, name, now) for name in _names(gang)],
         recoveries=map(_recovery, gang.recoveries),
@@ -46,10 +46,12 @@ def node_view(state: DurableState, observed: ObservedState, name: str, now: floa
     node, seen = state.node(name), observed.nodes.get(name)
     return api_pb2.NodeView(
         node=name,
-        verdict=node.verdict.value,
+        verdict=node.health.value,
         role="absent",
-        reason="" if node.verdict is Verdict.FIT else node.reason,
-        musterd_attached=bool(seen and seen.attached and now - seen.heard_at < LEASE_S and node.verdict not in SILENT),
+        reason="" if node.health is NodeHealth.FIT else node.reason,
+        musterd_attached=bool(
+            seen and seen.attached and now - seen.heard_at < HEARTBEAT_TIMEOUT_S and node.health not in UNRESPONSIVE
+        ),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
     )
 
@@ -57,7 +59,7 @@ def node_view(state: DurableState, observed: ObservedState, name: str, now: floa
 def waiting_for(state: DurableState, seen: ObservedGang, gang: Gang) -> str:
     """What has to happen before the gang continues, in words; empty while it waits for nothing."""
     waits = [words for words in (_phase_words(seen, gang), _stall_words(seen, gang)) if words]
-    waits += [f"the probes of {node}" for node in sorted(seen.suspected) if gang.phase in ACTIVE]
+    waits += [f"the probes of {node}" for node in sorted(seen.suspected_since) if gang.phase in ACTIVE]
     owed = [call_words(call) for call in state.owed.values() if call.gang == gang.id]
     return "; ".join(waits + [f"Slurm: {', '.join(owed)}"] * bool(owed))
 
@@ -66,10 +68,10 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
     spec = gang.spec
     match gang.phase:
         case Phase.SUBMITTED | Phase.REQUEUED:
-            return f"Slurm to start job {gang.job}" + (f" ({seen.waits})" if seen.waits else "")
+            return f"Slurm to start job {gang.job}" + (f" ({seen.pending_reason})" if seen.pending_reason else "")
         case Phase.GATHERING:
-            attached = sum(seen.attached(member.node) for member in gang.present())
-            late = sorted(name for name in gang.job_nodes if not seen.attached(name))
+            attached = sum(seen.is_attached(member.node) for member in gang.present())
+            late = sorted(name for name in gang.job_nodes if not seen.is_attached(name))
             return f"agents: {attached} of {spec.nodes + spec.spares} are attached" + _listed(", missing ", late)
         case Phase.PREFLIGHT:
             return f"{gang.store_node} to open the rendezvous store"
@@ -79,9 +81,13 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
         case Phase.RUNNING if gang.stop is not None:
             return f"ranks to stop after a step: {gang.stop.reason}"
         case Phase.RECOVERING | Phase.DRAINING:
-            late = sorted(m.node for m in gang.present() if seen.status(m.node).fenced < gang.fenced)
+            late = sorted(
+                m.node for m in gang.present() if seen.status(m.node).fenced_generation < gang.fenced_generation
+            )
             return (
-                f"the ranks of generation {gang.fenced} to end" + _listed(" on ", late) if late else _after_fence(gang)
+                f"the ranks of generation {gang.fenced_generation} to end" + _listed(" on ", late)
+                if late
+                else _after_fence(gang)
             )
         case _:
             return ""
@@ -89,7 +95,7 @@ def _phase_words(seen: ObservedGang, gang: Gang) -> str:
 
 def _stall_words(seen: ObservedGang, gang: Gang) -> str:
     if (
-        gang.hang is not None and seen.pace.went_on_at <= gang.hang.at
+        gang.hang is not None and seen.pace.progressed_at <= gang.hang.at
     ):  # in observe mode ranks may continue by themselves
         return f"the fence of the hanging generation: {gang.hang.reason}"
     if seen.stall is not None:
@@ -149,12 +155,15 @@ def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name:
     if agent and agent.heard_at:
         ago = now - agent.heard_at
         view.heard_s_ago = ago if view.heard_s_ago < 0 else min(ago, view.heard_s_ago)
-    if name in seen.suspected and gang.phase in ACTIVE and state.node(name).verdict in _MAY_BE_SUSPECT:
-        view.verdict, view.reason = Verdict.SUSPECT.value, f"silent or accused for {now - seen.suspected[name]:.1f} s"
+    if name in seen.suspected_since and gang.phase in ACTIVE and state.node(name).health in _MAY_BE_SUSPECT:
+        view.verdict, view.reason = (
+            NodeHealth.SUSPECT.value,
+            f"silent or accused for {now - seen.suspected_since[name]:.1f} s",
+        )
     view.role = _role(gang, member)
-    view.reason = view.reason or (member.out if member else "")
+    view.reason = view.reason or (member.removal_reason if member else "")
     view.leaf = member.leaf if member else ""
-    view.agent_attached = seen.attached(name) and state.node(name).verdict not in SILENT
+    view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
     view.warm = seen.status(name).warm
     return view
 
@@ -162,7 +171,7 @@ def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name:
 def _role(gang: Gang, member: Member | None) -> str:
     if member is None:
         return "absent"
-    if member.out:
+    if member.removed:
         return "out"
     return "rank" if any(seat.node == member.node for seat in gang.seats) else "spare"
 

@@ -126,7 +126,7 @@ class Engine:
         now = self.clock.now()
         self._note_running(now)
         process_event(self.core, self.journal, self, event, now, events.stored_text)
-        if not isinstance(event, events.AgentHeard | events.BatchHeard | events.NodeHeard):
+        if not isinstance(event, events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat):
             self.gang_subscribers.notify(getattr(event, "gang", ""))
 
     # -- event_processing.Executor --
@@ -148,7 +148,7 @@ class Engine:
     def close_streams(self, decided: Sequence[facts.Fact]) -> None:
         """See event_processing.Executor. Without this, the stream of a cut link would stay open for ever."""
         for fact in decided:
-            if isinstance(fact, facts.MemberOut) and not fact.alive:
+            if isinstance(fact, facts.MemberRemoved) and not fact.alive:
                 self.streams.drop(fact.gang, fact.node)
 
     def start_slurm_calls(self) -> None:
@@ -189,7 +189,7 @@ class Engine:
             _log.warning(
                 "this process was suspended for %.1f s: contacts from before do not count", now - self._last_ran_at
             )
-            self.core.observed.since = now
+            self.core.observed.observing_since = now
         self._last_ran_at = now
 
     def _fail(self, error: BaseException) -> None:

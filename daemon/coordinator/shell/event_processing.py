@@ -82,7 +82,7 @@ def process_event(
         executor.send_orders(outcome.facts)
         executor.close_streams(outcome.facts)
         executor.start_slurm_calls()
-    for request in outcome.asks:
+    for request in outcome.probe_requests:
         executor.start_probe(request)
-    executor.set_timer(outcome.due, now)
+    executor.set_timer(outcome.next_tick_at, now)
     journal.snapshot_if_due(core.state)

@@ -19,8 +19,8 @@ JOIN_BATCH_S = 0.25
 """Seconds for which joins of a gathering gang are collected before its agents get the new list of members."""
 
 _CHANGES_NO_ORDER = (
-    facts.NodeRegistered | facts.NodeJudged | facts.EchoHeard | facts.EchoOver | facts.SlurmOwed | facts.SlurmSettled
-    | facts.JobChanged | facts.PoolQueued
+    facts.NodeRegistered | facts.NodeJudged | facts.CorrelatedFaultSuspected | facts.CorrelatedFaultResolved
+    | facts.SlurmCallOwed | facts.SlurmCallSettled | facts.JobChanged | facts.PoolJobQueued
 )  # fmt: skip
 """Facts that no order depends on."""
 

@@ -27,21 +27,21 @@ class Orders:
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
-        self._serial = gang.serial
+        self._serial = gang.order_serial
         self._rank_nodes = {seat.node for seat in gang.seats}
         self._staying = {name for name, member in gang.members.items() if _stays_for_memory(gang, member)}
         self._members = _member_messages(gang, self._staying)
         self._pool_requests: dict[str, list[PoolRequest]] = {}
         for request in gang.pool.values():
             if not request.job:
-                self._pool_requests.setdefault(request.via, []).append(request)
+                self._pool_requests.setdefault(request.requesting_node, []).append(request)
         self._built: dict[tuple[str, bool, bool, str], pb.Order] = {}
 
     def for_node(self, node: str) -> pb.Order:
         """The order for the agent on `node`: the same object for all nodes with the same duty."""
         member = self._gang.members.get(node)
         pool_node = node if node in self._pool_requests else ""
-        duty = (member.out if member else "", node in self._staying, node in self._rank_nodes, pool_node)
+        duty = (member.removal_reason if member else "", node in self._staying, node in self._rank_nodes, pool_node)
         if duty not in self._built:
             self._built[duty] = self._build(*duty)
         return self._built[duty]
@@ -64,7 +64,7 @@ class Orders:
             order.requeued = not out
         elif gang.phase in _FENCING:
             order.duty = pb.DUTY_FENCE
-            order.generation, order.store_node = max(gang.fenced, 0), gang.store_node
+            order.generation, order.store_node = max(gang.fenced_generation, 0), gang.store_node
         elif gang.phase in _TRAINING and has_ranks:
             _set_run(order, gang)
         else:
@@ -78,9 +78,9 @@ def _stays_for_memory(gang: Gang, member: Member) -> bool:
     It stays until the restore plan is chosen, until the generation that restores from it has finished a step, and until
     a flush that it takes part in has ended.
     """
-    if not member.out or not member.alive:
+    if not member.removed or not member.alive:
         return False
-    if gang.phase in _FENCING or gang.keeps(member.node):
+    if gang.phase in _FENCING or gang.needs_memory_of(member.node):
         return True
     writers = gang.flush.sources if gang.flush and _flush_under_way(gang) else ()
     return any(source.node == member.node for source in writers)
@@ -106,9 +106,9 @@ def _set_run(order: pb.Order, gang: Gang) -> None:
     order.master_addr = master.peer_address.rpartition(":")[0].strip("[]") if master else ""
     order.master_port = gang.master_port
     order.keep_stacks = gang.hang is not None
-    if gang.version:
-        order.restore.version.CopyFrom(_version_message(gang.version))
-        order.restore.sources.extend(map(_source_message, gang.sources))
+    if gang.restored_version:
+        order.restore.version.CopyFrom(_version_message(gang.restored_version))
+        order.restore.sources.extend(map(_source_message, gang.restore_sources))
     elif gang.durable_path:
         order.restore.durable_path = gang.durable_path
 
@@ -121,7 +121,7 @@ def _member_messages(gang: Gang, staying: Collection[str]) -> list[common_pb2.Me
 
 
 def _member_message(member: Member, seat: facts.Seat | None) -> common_pb2.Member:
-    if member.out:
+    if member.removed:
         seat = None
     return common_pb2.Member(
         node=member.node,
@@ -138,8 +138,8 @@ def _version_message(version: Version) -> common_pb2.Version:
     return common_pb2.Version(generation=version.generation, step=version.step)
 
 
-def _source_message(source: facts.Source) -> pb.RestoreSource:
-    tier = pb.TIER_OWN if source.own else pb.TIER_BUDDY
+def _source_message(source: facts.ShardSource) -> pb.RestoreSource:
+    tier = pb.TIER_OWN if source.primary else pb.TIER_BUDDY
     return pb.RestoreSource(rank=source.rank, tier=tier, node=source.node, digest=source.digest)
 
 

@@ -62,7 +62,7 @@ class Prober:
         except IdentityUnavailable as error:
             _log.error("can't probe %s on %s: %s", witness, request.node, error)
             return
-        self._post(events.Probed(request.gang, request.probe, witness, request.node, _SILENCES[found]))
+        self._post(events.ProbeAnswered(request.gang, request.probe, witness, request.node, _SILENCES[found]))
 
 
 def _probe_order(request: ProbeRequest) -> agent_pb2.ProbeOrder:

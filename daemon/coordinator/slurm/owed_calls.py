@@ -40,7 +40,7 @@ class OwedCalls:
         self._slurm = slurm
         self._post = post
         self._started: set[int] = set()
-        self._queues: dict[str, deque[facts.SlurmOwed]] = {}
+        self._queues: dict[str, deque[facts.SlurmCallOwed]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_owed(self, state: DurableState) -> None:
@@ -56,7 +56,7 @@ class OwedCalls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _enqueue(self, call: facts.SlurmOwed, state: DurableState) -> None:
+    def _enqueue(self, call: facts.SlurmCallOwed, state: DurableState) -> None:
         if call.gang in self._queues:
             self._queues[call.gang].append(call)
             return
@@ -76,7 +76,7 @@ class OwedCalls:
         finally:
             del self._queues[gang]
 
-    async def _settle(self, call: facts.SlurmOwed, state: DurableState) -> str | None:
+    async def _settle(self, call: facts.SlurmCallOwed, state: DurableState) -> str | None:
         """Make the call until it is settled. Returns Slurm's refusal or the bug in words, or None."""
         bug = ""
         for _ in range(BUG_ATTEMPTS):
@@ -93,7 +93,7 @@ class OwedCalls:
                 return None
         return bug
 
-    async def _retry_until_answered(self, call: facts.SlurmOwed, state: DurableState) -> None:
+    async def _retry_until_answered(self, call: facts.SlurmCallOwed, state: DurableState) -> None:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SlurmUnavailable),
             wait=_BACKOFF,
@@ -103,7 +103,7 @@ class OwedCalls:
         await retrying(make_call, self._slurm, call, state)
 
 
-async def make_call(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+async def make_call(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     """Make `call` once.
 
     Raises:
@@ -128,7 +128,7 @@ async def make_call(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) ->
             await _cancel(slurm, call, state)
 
 
-async def _cancel(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+async def _cancel(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
     if gang is None or call.job != gang.job:
         # An agent reported the id of this pool job. A user must not cancel another user's job through the coordinator.
@@ -140,7 +140,7 @@ async def _cancel(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> N
     await slurm.cancel(call.job)
 
 
-async def _requeue(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+async def _requeue(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
     if gang is not None and gang.phase is Phase.REQUEUED:
         await _requeue_with_nodes(slurm, call, gang)
@@ -148,7 +148,7 @@ async def _requeue(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> 
     # Otherwise the job runs again: an earlier coordinator made the call and ended before it noted the answer.
 
 
-async def _set_reason(slurm: Slurm, call: facts.SlurmOwed) -> None:
+async def _set_reason(slurm: Slurm, call: facts.SlurmCallOwed) -> None:
     """Write the reason for the requeue into the job's comment. The user's own comment stays in front."""
     job = await _look_up(slurm, call.job)
     if isinstance(job, Gone):
@@ -160,7 +160,7 @@ async def _set_reason(slurm: Slurm, call: facts.SlurmOwed) -> None:
         _log.warning("%s: %s", call.gang, refused)  # the requeue succeeds without the comment
 
 
-async def _admit(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> None:
+async def _admit(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
     gang = state.gangs.get(call.gang)
     starting = gang is not None and gang.phase is Phase.GATHERING and not gang.members
     if gang is None or not (starting or gang.phase is Phase.REQUEUED):
@@ -174,11 +174,11 @@ async def _admit(slurm: Slurm, call: facts.SlurmOwed, state: DurableState) -> No
     await _requeue_with_nodes(slurm, call, gang)
 
 
-async def _requeue_with_nodes(slurm: Slurm, call: facts.SlurmOwed, gang: Gang) -> None:
+async def _requeue_with_nodes(slurm: Slurm, call: facts.SlurmCallOwed, gang: Gang) -> None:
     await slurm.requeue(call.job, call.exclude, call.admit, restarts=gang.restart_count, timeout_s=REQUEUE_DEADLINE_S)
 
 
-def _is_requeued_again(call: facts.SlurmOwed, state: DurableState) -> bool:
+def _is_requeued_again(call: facts.SlurmCallOwed, state: DurableState) -> bool:
     later = (owed for number, owed in state.owed.items() if number > call.call)
     return any(owed.gang == call.gang and owed.verb == "requeue" for owed in later)
 
@@ -196,6 +196,6 @@ async def _look_up(slurm: Slurm, job: int) -> Job | Gone:
     return found
 
 
-def _log_retry(call: facts.SlurmOwed, state: RetryCallState) -> None:
+def _log_retry(call: facts.SlurmCallOwed, state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     _log.warning("%s: can't %s yet (try %d): %s", call.gang, call_words(call), state.attempt_number, error)

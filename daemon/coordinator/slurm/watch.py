@@ -61,8 +61,8 @@ class SlurmWatch:
         self._state = state
         self._post = post
         self._ahead_s = ahead_s
-        self._jobs: dict[str, events.JobSeen] = {}
-        self._nodes: dict[str, events.NodeSeen] = {}
+        self._jobs: dict[str, events.SlurmJobChanged] = {}
+        self._nodes: dict[str, events.SlurmNodeChanged] = {}
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -100,11 +100,11 @@ class SlurmWatch:
                 self._nodes[name] = seen
                 self._post(seen)
 
-    def _is_resumed(self, seen: events.NodeSeen) -> bool:
+    def _is_resumed(self, seen: events.SlurmNodeChanged) -> bool:
         known = self._state.nodes.get(seen.node)
-        return seen.in_service and known is not None and known.verdict in RESUMABLE
+        return seen.in_service and known is not None and known.health in RESUMABLE
 
-    def _post_if_changed(self, gang: Gang, seen: events.JobSeen) -> None:
+    def _post_if_changed(self, gang: Gang, seen: events.SlurmJobChanged) -> None:
         if not _unchanged(self._jobs.get(gang.id), seen):
             self._jobs[gang.id] = seen
             self._post(seen)
@@ -117,7 +117,7 @@ class SlurmWatch:
         return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down")}
 
 
-def _unchanged(before: events.JobSeen | None, seen: events.JobSeen) -> bool:
+def _unchanged(before: events.SlurmJobChanged | None, seen: events.SlurmJobChanged) -> bool:
     """Whether nothing has changed. The end of the time limit may differ by less than the tolerance."""
     if before is None or before.limit_at is None or seen.limit_at is None:
         return before == seen
@@ -127,11 +127,11 @@ def _unchanged(before: events.JobSeen | None, seen: events.JobSeen) -> bool:
     )
 
 
-def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.JobSeen:
+def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.SlurmJobChanged:
     """Slurm's view of the gang's job. Times are on a clock that is `ahead_s` seconds ahead of Slurm's clock. A job that
     Slurm no longer knows has ended as "GONE"."""
     if isinstance(found, Gone):
-        return events.JobSeen(gang.id, gang.job, (), gang.restart_count, "GONE")
+        return events.SlurmJobChanged(gang.id, gang.job, (), gang.restart_count, "GONE")
     ended = found.state.value if found.state.ended and not found.flags & _BACK_IN_THE_QUEUE else None
     end = found.end_time if found.state is JobState.RUNNING and found.time_limit_s else None
     limit_at = None if end is None else end + ahead_s
@@ -140,18 +140,20 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.JobS
     # ended.
     nodes = found.nodes if found.state in _HOLDS_NODES else ()
     pending_reason = found.reason if found.state is JobState.PENDING else ""
-    return events.JobSeen(gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason)
+    return events.SlurmJobChanged(
+        gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason
+    )
 
 
-def node_seen(name: str, found: Node | Gone) -> events.NodeSeen:
+def node_seen(name: str, found: Node | Gone) -> events.SlurmNodeChanged:
     """Slurm's view of a node, with its states and its reason in words."""
     if isinstance(found, Gone):
-        return events.NodeSeen(name, False, "Slurm has no such node", down=True)
+        return events.SlurmNodeChanged(name, False, "Slurm has no such node", down=True)
     words = "+".join(sorted(state.value for state in found.states))
     reason = f": {found.reason}" if found.reason else ""
     in_service = not found.states & _OUT_OF_SERVICE
     text = f"{'in' if in_service else 'out of'} service in Slurm ({words}{reason})"
-    return events.NodeSeen(name, in_service, text, NodeState.DOWN in found.states)
+    return events.SlurmNodeChanged(name, in_service, text, NodeState.DOWN in found.states)
 
 
 async def _repeat(poll: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:

@@ -6,38 +6,38 @@ without a node that is gone all the same, for they can't train with it; one that
 """
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import HOUR_S, Gang
-from muster.daemon.coordinator.core.state.state_tables import NODE_MOVES, Phase, Verdict
+from muster.daemon.coordinator.core.state.durable_state import LIMIT_WINDOW_S, Gang
+from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import Turn
 
-DAY_S = 86400.0
+COUNTED_OUT_S = 86400.0
 """A node that has been out of service for longer counts no more: some never come back."""
 
 
-def hold(turn: Turn) -> str:
+def reason_to_withhold(turn: Turn) -> str:
     """Why no further node may be taken out of service; empty where one may."""
     limits = turn.limits
     if limits.observe:
         return "observe mode"
-    taken = sum(turn.now - at < HOUR_S for at in turn.state.taken.values())
+    taken = sum(turn.now - at < LIMIT_WINDOW_S for at in turn.state.taken_out_at.values())
     if taken >= limits.nodes_per_hour:
         return f"{taken} nodes were taken out of service within the hour, and no more may be"
-    judged = (turn.state.node(name).judged_at for name in turn.index.out)
-    out, known = sum(turn.now - at < DAY_S for at in judged), len(turn.state.nodes)
+    judged = (turn.state.node(name).judged_at for name in turn.index.out_of_service)
+    out, known = sum(turn.now - at < COUNTED_OUT_S for at in judged), len(turn.state.nodes)
     if out >= max(limits.nodes_at_least, int(limits.fraction * known)):
         return f"{out} of {known} nodes are out of service, and no more may be"
     return ""
 
 
-def take(turn: Turn, gang: Gang | None, node: str, verdict: Verdict, reason: str) -> None:
+def take_out_of_service(turn: Turn, gang: Gang | None, node: str, verdict: NodeHealth, reason: str) -> None:
     """Call the node `verdict`, and have it drained in Slurm where it lives, else set DOWN."""
-    held, before = hold(turn), turn.state.node(node).verdict
-    if verdict is before or verdict in NODE_MOVES[before]:
+    held, before = reason_to_withhold(turn), turn.state.node(node).health
+    if verdict is before or verdict in NODE_TRANSITIONS[before]:
         turn.record(facts.NodeJudged(node, verdict, reason))
-    verb: facts.SlurmVerb = "drain" if verdict is Verdict.UNFIT else "down"
+    verb: facts.SlurmVerb = "drain" if verdict is NodeHealth.UNFIT else "down"
     id, job = (gang.id, gang.job) if gang else ("", 0)
     if held:
-        turn.record(facts.Withheld(id, node, verb, f"{reason}; {held}"))
+        turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))
     else:
         turn.owe(verb, id, job, f"muster: {reason}", node=node)
 
@@ -47,7 +47,7 @@ def too_many_swaps(gang: Gang, now: float, most: int) -> str:
     reason not to start this one."""
     if gang.phase is not Phase.RECOVERING or not gang.recoveries or not gang.recoveries[-1].nodes_out:
         return ""
-    lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < HOUR_S)
+    lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)
     if lost <= most:
         return ""
     return f"the job has lost {lost} nodes within the hour, and {most} may be replaced: the job may be what breaks them"

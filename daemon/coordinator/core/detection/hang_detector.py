@@ -8,30 +8,32 @@ has never declared a step, in no generation, is left alone: it may not use the l
 
 from muster.daemon.coordinator.core.detection import failure_detector, progress_timeouts
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.gang_index import of_generation
+from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.observed_state import AGENT, Stall
 from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
 
-SETTLE_S = 1.0
+REPORT_DELAY_S = 1.0
 """Steps that were made while an agent stood still are told within this after its answer."""
-STACKS_S = 2.0
+STACKS_TIMEOUT_S = 2.0
 """Agents write stacks within this; a fence waits no longer."""
 
 
-def watch(gang_turn: GangTurn) -> bool:
+def detect_hang(gang_turn: GangTurn) -> bool:
     """Look for a stall, ask all agents in one, end a generation that hangs. True: it was fenced."""
     if gang_turn.gang.hang is not None:
         return _end(gang_turn)
     if not _may_stall(gang_turn):
-        gang_turn.seen.stall = None
+        gang_turn.observed.stall = None
         return False
-    due = progress_timeouts.went_on_at(gang_turn) + progress_timeouts.allowance_s(gang_turn) * _strange(gang_turn)
+    due = progress_timeouts.last_progress_at(gang_turn) + progress_timeouts.hang_timeout_s(gang_turn) * _strange(
+        gang_turn
+    )
     if gang_turn.now < due:
-        gang_turn.seen.stall = None
-        gang_turn.turn.wake(due)
-    elif gang_turn.seen.stall is None or not gang_turn.seen.stall.unanswered <= gang_turn.index.present:
+        gang_turn.observed.stall = None
+        gang_turn.turn.tick_at(due)
+    elif gang_turn.observed.stall is None or not gang_turn.observed.stall.unanswered <= gang_turn.index.present:
         _ask_all(gang_turn)  # anew where who was waited for has gone out: what the others said is old by then
-    elif _all_have_answered(gang_turn, gang_turn.seen.stall):
+    elif _all_have_answered(gang_turn, gang_turn.observed.stall):
         _found(gang_turn)
     return False
 
@@ -39,55 +41,61 @@ def watch(gang_turn: GangTurn) -> bool:
 def _may_stall(gang_turn: GangTurn) -> bool:
     """Ranks that declare steps run, all of them, and nobody has said why there would be none."""
     gang, index = gang_turn.gang, gang_turn.index
-    known = gang.spec.hang_after_s > 0 and gang.stepped > 0 and gang.stop is None
-    return known and not index.unattached and not index.in_phase
+    known = gang.spec.hang_after_s > 0 and gang.stepped_generation > 0 and gang.stop is None
+    return known and not index.unattached and not index.in_declared_phase
 
 
 def _strange(gang_turn: GangTurn) -> int:
     """Some ranks have exited well: the others may have much left to do without a step, but they may wait for these."""
-    known = gang_turn.seen.pace.median_s > 0  # else the wait is as long already
-    return progress_timeouts.STRANGE if gang_turn.index.done and known else 1
+    known = gang_turn.observed.pace.median_step_s > 0  # else the wait is as long already
+    return progress_timeouts.UNKNOWN_PACE_FACTOR if gang_turn.index.exited_cleanly and known else 1
 
 
 def _ask_all(gang_turn: GangTurn) -> None:
     """Probe every agent of the gang; whatever else comes from one is an answer as well."""
     present = gang_turn.index.present
-    gang_turn.seen.stall = Stall(gang_turn.now, set(present))
+    gang_turn.observed.stall = Stall(gang_turn.now, set(present))
     for node in sorted(present):
-        gang_turn.turn.observed.probes += 1
+        gang_turn.turn.observed.last_probe_number += 1
         address = gang_turn.gang.members[node].peer_address
-        gang_turn.turn.outcome.asks.append(
+        gang_turn.turn.outcome.probe_requests.append(
             ProbeRequest(
-                gang_turn.turn.observed.probes, gang_turn.gang.id, node, (AGENT,), address, "", failure_detector.PROBE_S
+                gang_turn.turn.observed.last_probe_number,
+                gang_turn.gang.id,
+                node,
+                (AGENT,),
+                address,
+                "",
+                failure_detector.PROBE_TIMEOUT_S,
             )
         )
-    gang_turn.turn.wake(gang_turn.now + failure_detector.PROBE_S)
+    gang_turn.turn.tick_at(gang_turn.now + failure_detector.PROBE_TIMEOUT_S)
 
 
 def _all_have_answered(gang_turn: GangTurn, stall: Stall) -> bool:
     """Each has, and has had the time to tell of a step. Who does not is asked after as anybody who falls silent."""
     asked_after = (
-        gang_turn.index.present & gang_turn.seen.suspected.keys()
+        gang_turn.index.present & gang_turn.observed.suspected_since.keys()
     )  # what came of these may be old, from a wire that was cut
     if stall.unanswered or asked_after:
-        gang_turn.turn.wake(gang_turn.now + SETTLE_S)
+        gang_turn.turn.tick_at(gang_turn.now + REPORT_DELAY_S)
         return False
     stall.answered_at = stall.answered_at or gang_turn.now
-    if gang_turn.now < stall.answered_at + SETTLE_S:
-        gang_turn.turn.wake(stall.answered_at + SETTLE_S)
+    if gang_turn.now < stall.answered_at + REPORT_DELAY_S:
+        gang_turn.turn.tick_at(stall.answered_at + REPORT_DELAY_S)
         return False
     return True
 
 
 def _found(gang_turn: GangTurn) -> None:
-    since, node = progress_timeouts.went_on_at(gang_turn), _held_up_by(gang_turn)
+    since, node = progress_timeouts.last_progress_at(gang_turn), _held_up_by(gang_turn)
     words = f"hang: no rank has finished a step for {gang_turn.now - since:.0f} s, and every agent answers"
     if node:
         words += f"; the ranks on {node} are a step behind all others"
     if gang_turn.turn.limits.observe:
         words += "; observe mode: the ranks would be restarted in place"
-    gang_turn.turn.record(facts.HangFound(gang_turn.gang.id, gang_turn.gang.generation, words, since, node))
-    gang_turn.turn.wake(gang_turn.now + STACKS_S)
+    gang_turn.turn.record(facts.HangDetected(gang_turn.gang.id, gang_turn.gang.generation, words, since, node))
+    gang_turn.turn.tick_at(gang_turn.now + STACKS_TIMEOUT_S)
 
 
 def _held_up_by(gang_turn: GangTurn) -> str:
@@ -99,7 +107,7 @@ def _held_up_by(gang_turn: GangTurn) -> str:
 
 
 def _slowest(gang_turn: GangTurn, node: str) -> int:
-    ranks = of_generation(gang_turn.seen.status(node).ranks, gang_turn.gang.generation)
+    ranks = ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
     return min((rank.step if rank.progressed else -1 for rank in ranks), default=-1)
 
 
@@ -108,11 +116,13 @@ def _end(gang_turn: GangTurn) -> bool:
     hang = gang_turn.gang.hang
     if hang is None or gang_turn.turn.limits.observe:
         return False
-    until = max(hang.at, gang_turn.turn.observed.since) + STACKS_S
-    if gang_turn.index.unstacked and gang_turn.now < until:
-        gang_turn.turn.wake(until)
+    until = max(hang.at, gang_turn.turn.observed.observing_since) + STACKS_TIMEOUT_S
+    if gang_turn.index.stacks_missing and gang_turn.now < until:
+        gang_turn.turn.tick_at(until)
         return False
     # Where agents miss each other, the network between them is as likely to hold the ranks up as the software.
-    hardware = bool(gang_turn.index.watchers)
-    failure_detector.fence(gang_turn, hang.reason, hardware, suspected_at=hang.suspected_at, crashed_on=hang.node)
+    hardware = bool(gang_turn.index.accusers)
+    failure_detector.fence_generation(
+        gang_turn, hang.reason, hardware, suspected_at=hang.suspected_at, crashed_on=hang.node
+    )
     return True

@@ -10,7 +10,7 @@ from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import COORDINATOR, MUSTERD, Probe
 
 
-class Finding(StrEnum):
+class ProbeResult(StrEnum):
     """What a round of probes shows."""
 
     ALIVE = "alive"  # the agent answered somebody
@@ -21,22 +21,22 @@ class Finding(StrEnum):
     OPEN = "open"  # answers are missing, or the gang moves: nothing follows
 
 
-def find(probe: Probe, moved_at: float) -> Finding:
+def evaluate(probe: Probe, moved_at: float) -> ProbeResult:
     """What `probe` shows, with `moved_at` the time at which the gang last declared a new step."""
-    about_agent = [s for w, s in probe.silences.items() if w != MUSTERD]
+    about_agent = [s for w, s in probe.silence_by_witness.items() if w != MUSTERD]
     if any(s is None for s in about_agent):
-        return Finding.ALIVE
+        return ProbeResult.ALIVE
     if not probe.complete:
-        return Finding.OPEN
+        return ProbeResult.OPEN
     if moved_at > probe.asked_at:
-        return Finding.OPEN  # synchronous training moves only with every rank: the silence is the witnesses' own
-    if probe.silences[MUSTERD] is None:
+        return ProbeResult.OPEN  # synchronous training moves only with every rank: the silence is the witnesses' own
+    if probe.silence_by_witness[MUSTERD] is None:
         ended = all(s is Silence.CLOSED for s in about_agent)
-        return Finding.AGENT_ENDED if ended else Finding.AGENT_MUTE
-    return Finding.HUNG if Silence.KERNEL_ONLY in probe.silences.values() else Finding.LOST
+        return ProbeResult.AGENT_ENDED if ended else ProbeResult.AGENT_MUTE
+    return ProbeResult.HUNG if Silence.KERNEL_ONLY in probe.silence_by_witness.values() else ProbeResult.LOST
 
 
-def proven_ended(closed: set[str], others: int) -> bool:
+def process_ended(closed: set[str], others: int) -> bool:
     """The agent's process has ended for certain: the node's own kernel closed its connections to the coordinator and to
     two other agents (fewer only where there are fewer), so its ranks have ended with it."""
     return COORDINATOR in closed and len(closed - {COORDINATOR}) >= min(2, others)

@@ -7,13 +7,13 @@ from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
-FLUSH_S = 120.0
+FLUSH_TIMEOUT_S = 120.0
 """A flush that takes longer is given up."""
 
 
-def begin(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
+def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
     """Order the last checkpoint written before `after`. False: there is nothing newer than what is durable."""
-    gang, version = gang_turn.gang, unsaved(gang_turn)
+    gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None:
         return False
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.DRAINING, reason, after))
@@ -21,21 +21,21 @@ def begin(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
     return True
 
 
-def go_on(gang_turn: GangTurn) -> bool:
+def flush_newer_version(gang_turn: GangTurn) -> bool:
     """What was written had been the newest, and another copy of a newer one has arrived since: that is written too."""
-    gang, version = gang_turn.gang, unsaved(gang_turn)
+    gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None or gang.flush is None or not gang.flush.path:
         return False
     _order(gang_turn, version, gang.flush.reason)
     return True
 
 
-def unsaved(gang_turn: GangTurn) -> Version | None:
+def unsaved_version(gang_turn: GangTurn) -> Version | None:
     """The newest version that stands whole, where it can be written and is newer than what is durable."""
     if not gang_turn.gang.spec.durable_dir:
         return None
     version, durable = (
-        restore_plan.newest_complete(gang_turn.held(), gang_turn.gang.ranks_of),
+        restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang_turn.gang.ranks_of),
         gang_turn.gang.durable_version,
     )
     return version if version is not None and (durable is None or version > durable) else None
@@ -43,65 +43,78 @@ def unsaved(gang_turn: GangTurn) -> Version | None:
 
 def _order(gang_turn: GangTurn, version: Version, reason: str) -> None:
     serial = gang_turn.gang.flush.serial + 1 if gang_turn.gang.flush else 1
-    home = {s.rank: n for n, shards in gang_turn.held().items() for s in shards if s.own and s.version == version}
-    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.out)
-    chosen = restore_plan.sources(gang_turn.held(), version, gang_turn.gang.ranks_of(version), home, leaving)
-    gang_turn.turn.record(facts.Flushing(gang_turn.gang.id, serial, version, chosen, reason))
+    home = {
+        s.rank: n
+        for n, shards in gang_turn.shards_in_memory().items()
+        for s in shards
+        if s.primary and s.version == version
+    }
+    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
+    chosen = restore_plan.choose_sources(
+        gang_turn.shards_in_memory(), version, gang_turn.gang.ranks_of(version), home, leaving
+    )
+    gang_turn.turn.record(facts.FlushOrdered(gang_turn.gang.id, serial, version, chosen, reason))
 
 
-def on_request(gang_turn: GangTurn) -> None:
+def start_requested_flush(gang_turn: GangTurn) -> None:
     """Order what a user has asked for, once nothing else is being written."""
     gang = gang_turn.gang
-    if not gang_turn.seen.flush or gang.phase is not Phase.RUNNING or (gang.flush and not over(gang)):
+    if (
+        not gang_turn.observed.flush_requested_by
+        or gang.phase is not Phase.RUNNING
+        or (gang.flush and not is_over(gang))
+    ):
         return
-    version = restore_plan.newest_complete(gang_turn.held(), gang.ranks_of)
-    asked_by, gang_turn.seen.flush = gang_turn.seen.flush, ""
+    version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang.ranks_of)
+    asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
     if version is not None and gang.spec.durable_dir:
         _order(gang_turn, version, f"asked for by {asked_by}")
 
 
-def over(gang: Gang) -> bool:
+def is_over(gang: Gang) -> bool:
     """The newest flush is written, or has failed."""
     return gang.flush is not None and bool(gang.flush.path or gang.flush.error)
 
 
-def progress(gang_turn: GangTurn) -> None:
+def check_flush(gang_turn: GangTurn) -> None:
     """The flush is over when every agent that writes a part of it has said so."""
     gang = gang_turn.gang
     flush = gang.flush
-    if flush is None or over(gang):
+    if flush is None or is_over(gang):
         return
     index = gang_turn.index
-    if lost := sorted(node for node in index.unwritten if (member := gang.members.get(node)) is None or member.gone):
+    if lost := sorted(
+        node for node in index.flush_pending if (member := gang.members.get(node)) is None or member.gone
+    ):
         _anew(gang_turn, flush, f"{', '.join(lost)} went while it was written")
         return
-    error = _error(gang_turn, flush) if index.botched else ""
+    error = _error(gang_turn, flush) if index.flush_failed else ""
     late_at = (
-        max(flush.asked_at, gang_turn.turn.observed.since) + FLUSH_S
+        max(flush.asked_at, gang_turn.turn.observed.observing_since) + FLUSH_TIMEOUT_S
     )  # after a restart its writers have to tell anew
     if not error and gang_turn.now > late_at:
-        error = f"not written within {FLUSH_S:.0f} s"
+        error = f"not written within {FLUSH_TIMEOUT_S:.0f} s"
     if error:
-        gang_turn.turn.record(facts.Flushed(gang.id, flush.serial, "", error))
-    elif not index.unwritten:
-        gang_turn.turn.record(facts.Flushed(gang.id, flush.serial, durable_path(gang, flush.version), ""))
+        gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", error))
+    elif not index.flush_pending:
+        gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, durable_path(gang, flush.version), ""))
     else:
-        gang_turn.turn.wake(late_at + 0.01)
+        gang_turn.turn.tick_at(late_at + 0.01)
 
 
 def _anew(gang_turn: GangTurn, flush: Flush, why: str) -> None:
     """Writers are gone: have those write who hold the last checkpoint now. Nobody may: then it has failed."""
     gang = gang_turn.gang
-    version = unsaved(gang_turn) if gang.phase is Phase.DRAINING else None
+    version = unsaved_version(gang_turn) if gang.phase is Phase.DRAINING else None
     if version is None:
-        gang_turn.turn.record(facts.Flushed(gang.id, flush.serial, "", why))
+        gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", why))
     else:
         _order(gang_turn, version, f"{flush.reason}; {why}")
 
 
 def _error(gang_turn: GangTurn, flush: Flush) -> str:
-    node = next(source.node for source in flush.sources if source.node in gang_turn.index.botched)
-    return f"{node}: {gang_turn.seen.status(node).flush_error}"
+    node = next(source.node for source in flush.sources if source.node in gang_turn.index.flush_failed)
+    return f"{node}: {gang_turn.observed.status(node).flush_error}"
 
 
 def durable_path(gang: Gang, version: Version) -> str:

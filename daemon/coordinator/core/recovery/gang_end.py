@@ -26,30 +26,30 @@ JOB_ENDS_S = 15.0
 """A batch script leaves within seconds of the gang's end."""
 
 
-def outside_end(gang_turn: GangTurn) -> bool:
+def end_if_cancelled_or_ended(gang_turn: GangTurn) -> bool:
     """A user's cancel, or Slurm's own end of the job."""
     state = gang_turn.job_ended
-    if gang_turn.seen.cancel:
-        end(gang_turn, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gang_turn.seen.cancel}")
-        gang_turn.seen.cancel = ""
-    elif state and not _ended_before_the_requeue(gang_turn, state) and not planned_stop.saves(gang_turn):
-        end_as_slurm(gang_turn, state)
-    return gang_turn.gang.final or planned_stop.given_up(gang_turn)
+    if gang_turn.observed.cancel_requested_by:
+        end_gang(gang_turn, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gang_turn.observed.cancel_requested_by}")
+        gang_turn.observed.cancel_requested_by = ""
+    elif state and not _ended_before_the_requeue(gang_turn, state) and not planned_stop.can_save(gang_turn):
+        end_gang_as_slurm(gang_turn, state)
+    return gang_turn.gang.final or planned_stop.requeued_by_slurm(gang_turn)
 
 
 def _ended_before_the_requeue(gang_turn: GangTurn, state: str) -> bool:
     """The end that Slurm tells of is that of the run which is being requeued."""
-    older = gang_turn.seen.job_restarts <= gang_turn.gang.restart_count
+    older = gang_turn.observed.job_restarts <= gang_turn.gang.restart_count
     return gang_turn.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
 
 
-def end(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
+def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
     """End the gang, and its job where its batch script can't."""
     gang, job_ended = gang_turn.gang, gang_turn.job_ended
     gang_turn.turn.record(facts.GangEnded(gang.id, phase, exit_code, reason))
     shared_pool.close_all(gang_turn, reason, joined=phase is Phase.CANCELLED)
     if job_ended:
-        gang_turn.turn.record(facts.JobOver(gang.id, job_ended))
+        gang_turn.turn.record(facts.JobEnded(gang.id, job_ended))
         return
     if phase is Phase.CANCELLED:
         gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: {reason}")
@@ -60,10 +60,10 @@ def end(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
         gang_turn.turn.owe("complete", gang.id, gang.job, f"muster: {reason}", exit_code=exit_code)
 
 
-def end_as_slurm(gang_turn: GangTurn, state: str) -> None:
+def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
     """End the gang as Slurm has ended its job."""
     phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
-    end(
+    end_gang(
         gang_turn,
         phase,
         EXIT_CANCELLED if phase is Phase.CANCELLED else 1,
@@ -78,17 +78,19 @@ def batch_host_dead(gang: Gang) -> bool:
     return host is None or left or host.gone
 
 
-def see_job_out(gang_turn: GangTurn) -> None:
+def complete_job(gang_turn: GangTurn) -> None:
     """A final gang's job ends with its batch script; where that does not happen, its host has died unseen."""
     gang = gang_turn.gang
-    if gang_turn.seen.cancel and not gang.job_over:
-        gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: cancelled by {gang_turn.seen.cancel}")
-        gang_turn.seen.cancel = ""
-    over = gang.job_over or gang.completed or gang.phase is Phase.CANCELLED
+    if gang_turn.observed.cancel_requested_by and not gang.job_over:
+        gang_turn.turn.owe(
+            "cancel", gang.id, gang.job, f"muster: cancelled by {gang_turn.observed.cancel_requested_by}"
+        )
+        gang_turn.observed.cancel_requested_by = ""
+    over = gang.job_over or gang.completion_owed or gang.phase is Phase.CANCELLED
     if over and not gang.pool:
         return
     if gang_turn.now - gang.phase_at < JOB_ENDS_S:
-        gang_turn.turn.wake(gang.phase_at + JOB_ENDS_S)
+        gang_turn.turn.tick_at(gang.phase_at + JOB_ENDS_S)
         return
     shared_pool.close_all(gang_turn, gang.reason, joined=True)
     if not over:

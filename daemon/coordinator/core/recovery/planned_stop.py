@@ -11,15 +11,15 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
-STOP_S = 15.0
+STOP_TIMEOUT_S = 15.0
 """Ranks that are asked to stop get this long: what they have kept has to be written within KillWait, too."""
 LIMIT_MARGIN_S = 5.0
 """SIGTERM so close to the time limit is the limit's."""
-NOT_SAVED = frozenset({"CANCELLED", "GONE"})
+ENDS_WITHOUT_SAVING = frozenset({"CANCELLED", "GONE"})
 """Ends after which nobody wants the state."""
 
 
-def plan(gang_turn: GangTurn) -> None:
+def plan_stop(gang_turn: GangTurn) -> None:
     """Plan a stop where there is reason to."""
     gang = gang_turn.gang
     if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
@@ -27,8 +27,8 @@ def plan(gang_turn: GangTurn) -> None:
     if reason := _taken(gang_turn):
         # Slurm has decided what follows: where it has ended the job, the gang ends as the job did.
         gang_turn.turn.record(facts.StopPlanned(gang.id, reason, Phase.REQUEUED))
-    elif 2 * len(gang_turn.index.noticed) > len(gang_turn.index.present):
-        words = gang_turn.seen.status(min(gang_turn.index.noticed)).notice
+    elif 2 * len(gang_turn.index.sigterm_received) > len(gang_turn.index.present):
+        words = gang_turn.observed.status(min(gang_turn.index.sigterm_received)).sigterm_notice
         limit_at = _limit_at(gang_turn)
         limit = limit_at is not None and gang_turn.now >= limit_at - LIMIT_MARGIN_S
         gang_turn.turn.record(
@@ -46,7 +46,7 @@ def _taken(gang_turn: GangTurn) -> str:
     """What Slurm has done to the job already, in words."""
     if gang_turn.job_ended:
         return f"Slurm ends job {gang_turn.gang.job}: {gang_turn.job_ended}"
-    if gang_turn.requeued:
+    if gang_turn.job_requeued:
         return "Slurm has put the job back into the queue"
     return ""
 
@@ -56,22 +56,22 @@ def _limit(gang_turn: GangTurn) -> str:
     spec, limit_at = gang_turn.gang.spec, _limit_at(gang_turn)
     if limit_at is None or not spec.stop_before_s:
         return ""
-    ahead = min(spec.stop_before_s, gang_turn.seen.limit_s / 4)  # of a short job most is left for training
+    ahead = min(spec.stop_before_s, gang_turn.observed.limit_s / 4)  # of a short job most is left for training
     if gang_turn.now < limit_at - ahead:
-        gang_turn.turn.wake(limit_at - ahead)
+        gang_turn.turn.tick_at(limit_at - ahead)
         return ""
     return f"the time limit of job {gang_turn.gang.job} is {max(0.0, limit_at - gang_turn.now):.0f} s away"
 
 
 def _limit_at(gang_turn: GangTurn) -> float | None:
     """When the time limit of this run of the job ends it. What Slurm last said may be about the run before."""
-    return gang_turn.seen.limit_at if gang_turn.seen.job_restarts == gang_turn.gang.restart_count else None
+    return gang_turn.observed.limit_at if gang_turn.observed.job_restarts == gang_turn.gang.restart_count else None
 
 
-def given_up(gang_turn: GangTurn) -> bool:
+def requeued_by_slurm(gang_turn: GangTurn) -> bool:
     """Slurm has taken the job, and nobody is left who could save anything. True: the gang has moved on."""
     gang = gang_turn.gang
-    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gang_turn.requeued or _can_save(gang_turn):
+    if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gang_turn.job_requeued or _can_save(gang_turn):
         return False
     words = "Slurm has put the job back into the queue"
     shared_pool.close_all(gang_turn, words, joined=True)
@@ -79,28 +79,30 @@ def given_up(gang_turn: GangTurn) -> bool:
     return True
 
 
-def saves(gang_turn: GangTurn) -> bool:
+def can_save(gang_turn: GangTurn) -> bool:
     """Slurm has ended the job, and there are agents left that can save what their ranks have kept."""
-    return _can_save(gang_turn) and gang_turn.job_ended not in NOT_SAVED
+    return _can_save(gang_turn) and gang_turn.job_ended not in ENDS_WITHOUT_SAVING
 
 
 def _can_save(gang_turn: GangTurn) -> bool:
-    if gang_turn.gang.phase is Phase.STARTING and flushing.unsaved(gang_turn) is None:
+    if gang_turn.gang.phase is Phase.STARTING and flushing.unsaved_version(gang_turn) is None:
         return False  # its ranks have done nothing yet
     if gang_turn.gang.phase not in ACTIVE | {Phase.DRAINING}:
         return False
     # An agent that is out of touch for a moment is asked after, and given up when it is known to have ended.
-    return bool(gang_turn.index.present) or flushing.unsaved(gang_turn) is not None  # who is out can write as well
+    return (
+        bool(gang_turn.index.present) or flushing.unsaved_version(gang_turn) is not None
+    )  # who is out can write as well
 
 
-def overdue(gang_turn: GangTurn) -> bool:
+def fence_if_overdue(gang_turn: GangTurn) -> bool:
     """The ranks had their time to stop. True: they are ended now."""
     stop = gang_turn.gang.stop
     if stop is None:
         return False
-    if gang_turn.now < stop.at + STOP_S:
-        gang_turn.turn.wake(stop.at + STOP_S)
+    if gang_turn.now < stop.at + STOP_TIMEOUT_S:
+        gang_turn.turn.tick_at(stop.at + STOP_TIMEOUT_S)
         return False
-    words = f"{stop.reason}; the ranks have not stopped within {STOP_S:.0f} s"
-    failure_detector.fence(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+    words = f"{stop.reason}; the ranks have not stopped within {STOP_TIMEOUT_S:.0f} s"
+    failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True

@@ -5,45 +5,45 @@ from collections.abc import Collection
 from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
-EXCLUDED_S = 600.0
+EXCLUSION_S = 600.0
 """A node that is in service, and that a job was requeued without, is left out of it for so long."""
 
 
-def no_nodes(gang_turn: GangTurn, why: str) -> None:
+def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
     """Requeue the gang, or end it where it may not be. `why`: unless nodes are known to be bad."""
     gang = gang_turn.gang
     lost = ", ".join(sorted(_bad(gang_turn)))
     words = f"no spare is left for {lost}" if lost else why
     if gang_turn.turn.limits.observe:
-        gang_end.end(
+        gang_end.end_gang(
             gang_turn, Phase.FAILED, gang_end.EXIT_OBSERVED, f"observe mode: {words}: the job would be requeued"
         )
         return
     if not gang.spec.requeue:
-        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, f"{words}, and the job may not be requeued")
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_NODES, f"{words}, and the job may not be requeued")
         return
     reason = f"{words}: requeue"
-    if gang.phase is Phase.RECOVERING and flushing.begin(gang_turn, reason, Phase.REQUEUED):
+    if gang.phase is Phase.RECOVERING and flushing.start_final_flush(gang_turn, reason, Phase.REQUEUED):
         return
-    requeue(gang_turn, reason, dead(gang_turn))
+    requeue(gang_turn, reason, dead_nodes(gang_turn))
 
 
-def few_words(gang_turn: GangTurn) -> str:
+def too_few_nodes_reason(gang_turn: GangTurn) -> str:
     """Why there are too few nodes, in words."""
-    gone = [member for member in gang_turn.gang.members.values() if member.out]
+    gone = [member for member in gang_turn.gang.members.values() if member.removed]
     if not gone:
         return f"{len(gang_turn.gang.job_nodes)} nodes are left in the job"
-    return f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].out})"
+    return f"{len(gone)} of {len(gang_turn.gang.members)} agents are gone ({gone[0].removal_reason})"
 
 
 def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
-    """Have Slurm put the job back into its queue, without the nodes that are bad, or that are `dead`."""
-    gang, unfit = gang_turn.gang, gang_turn.turn.index.out
+    """Have Slurm put the job back into its queue, without the nodes that are bad, or that are `dead_nodes`."""
+    gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
     bad = _bad(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
-    if not gang_turn.requeued:
+    if not gang_turn.job_requeued:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
         gang_turn.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
@@ -53,16 +53,18 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> Non
 
 def _bad(gang_turn: GangTurn) -> set[str]:
     """Nodes of this run of the job that it shall not start on again."""
-    gang, unfit = gang_turn.gang, gang_turn.turn.index.out
-    left = {member.node for member in gang.members.values() if member.out}
+    gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
+    left = {member.node for member in gang.members.values() if member.removed}
     if 2 * len(left - unfit) > len(gang.members):
         left &= unfit  # most agents are gone from nodes that nothing is known against: it was what they share
     return left | (set(gang.job_nodes) & unfit)
 
 
-def dead(gang_turn: GangTurn) -> list[str]:
+def dead_nodes(gang_turn: GangTurn) -> list[str]:
     """The job's nodes that have not attached and whose daemons, which were known, are silent."""
-    return [node for node in gang_turn.gang.job_nodes if node not in gang_turn.index.here and _silent(gang_turn, node)]
+    return [
+        node for node in gang_turn.gang.job_nodes if node not in gang_turn.index.in_service and _silent(gang_turn, node)
+    ]
 
 
 def most_silent(gang_turn: GangTurn) -> bool:
@@ -75,12 +77,12 @@ def _silent(gang_turn: GangTurn, node: str) -> bool:
     known = node in gang_turn.turn.state.nodes and bool(gang_turn.turn.state.node(node).probe_address)
     return (
         known
-        and gang_turn.now - max(gang_turn.turn.observed.since, gang_turn.turn.observed.node(node).heard_at)
-        > failure_detector.LEASE_S
+        and gang_turn.now - max(gang_turn.turn.observed.observing_since, gang_turn.turn.observed.node(node).heard_at)
+        > failure_detector.HEARTBEAT_TIMEOUT_S
     )
 
 
-def admit(gang_turn: GangTurn) -> None:
+def readmit_nodes(gang_turn: GangTurn) -> None:
     """A job that waits may start on nodes again that were put back into service, and after a while on those that never
     were out of it: else it could wait for ever."""
     gang = gang_turn.gang
@@ -89,12 +91,12 @@ def admit(gang_turn: GangTurn) -> None:
     waited = gang_turn.now - gang.phase_at
     back = []
     for node in (gang_turn.turn.state.node(name) for name in gang.excluded if name not in gang.admitted):
-        in_service = node.name not in gang_turn.turn.index.out
-        repaired = node.verdict is Verdict.FIT and node.judged_at > gang.phase_at
-        if in_service and (repaired or waited >= EXCLUDED_S):
+        in_service = node.name not in gang_turn.turn.index.out_of_service
+        repaired = node.health is NodeHealth.FIT and node.judged_at > gang.phase_at
+        if in_service and (repaired or waited >= EXCLUSION_S):
             back.append(node.name)
     if back:
         words = "muster: in service"
         gang_turn.turn.owe("admit", gang.id, gang.job, words, admit=tuple(back))
-    elif waited < EXCLUDED_S:
-        gang_turn.turn.wake(gang.phase_at + EXCLUDED_S)
+    elif waited < EXCLUSION_S:
+        gang_turn.turn.tick_at(gang.phase_at + EXCLUSION_S)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import Shard, Version
-from muster.daemon.coordinator.core.state.facts import Source
+from muster.daemon.coordinator.core.state.facts import ShardSource
 
 Held = Mapping[str, Sequence[Shard]]
 """Shards in memory, by node."""
 
 
-def newest_complete(held: Held, ranks_of: Callable[[Version], int]) -> Version | None:
+def newest_complete_version(held: Held, ranks_of: Callable[[Version], int]) -> Version | None:
     """The newest version of which the shards of the first `ranks_of(version)` ranks, all that count, are held by
     somebody; None where there is none."""
     ranks: dict[Version, set[int]] = {}
@@ -25,20 +25,20 @@ def newest_complete(held: Held, ranks_of: Callable[[Version], int]) -> Version |
     return max(complete, default=None)
 
 
-def wants_no_memory(gang: Gang | None, generation: int) -> bool:
+def memory_is_obsolete(gang: Gang | None, generation: int) -> bool:
     """Whether what nodes keep since the gang's job was requeued, when `generation` was its newest, is of no more use: a
     newer generation has started, from it or without it, or the gang is over. Of an unknown gang nothing is known."""
     return gang is not None and (gang.final or gang.generation > generation)
 
 
-def sources(
+def choose_sources(
     held: Held, version: Version, count: int, home: Mapping[int, str], leaving: frozenset[str]
-) -> tuple[Source, ...]:
+) -> tuple[ShardSource, ...]:
     """One source for each of the first `count` ranks of `version`.
 
     Args:
         held: shards by node.
-        version, count: as `newest_complete` found it.
+        version, count: as `newest_complete_version` found it.
         home: the node each rank will run on (rank → node).
         leaving: nodes that are on their way out; used where nobody else holds the shard.
 
@@ -46,7 +46,7 @@ def sources(
     """
 
     def rating(node: str, shard: Shard) -> tuple[bool, bool, bool]:
-        return (node in leaving, node != home.get(shard.rank), not shard.own)
+        return (node in leaving, node != home.get(shard.rank), not shard.primary)
 
     best: dict[int, tuple[tuple[bool, bool, bool], str, Shard]] = {}
     for node in sorted(held):
@@ -56,4 +56,4 @@ def sources(
             candidate = (rating(node, shard), node, shard)
             if shard.rank not in best or candidate[:2] < best[shard.rank][:2]:
                 best[shard.rank] = candidate
-    return tuple(Source(rank, node, s.own, s.digest) for rank, (_, node, s) in sorted(best.items()))
+    return tuple(ShardSource(rank, node, s.primary, s.digest) for rank, (_, node, s) in sorted(best.items()))

@@ -11,18 +11,18 @@ from muster.daemon.coordinator.core.state.state_tables import FENCING
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
-def awaited(gang_turn: GangTurn) -> bool:
+def await_nodes(gang_turn: GangTurn) -> bool:
     """Nodes of the pool are on their way into the seats that nobody can take; asks for them where that is still due."""
     gang, terms = gang_turn.gang, gang_turn.turn.limits.pool
     missing = (len(gang.seats) or gang.spec.nodes) - len(gang_turn.usable())
     if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:
         return False
-    until = gang.pool_since + terms.wait_s if gang.pool_since else gang_turn.now + terms.wait_s
+    until = gang.pool_requested_at + terms.wait_s if gang.pool_requested_at else gang_turn.now + terms.wait_s
     if gang_turn.now >= until:
         for request in _waiting(gang):
             close(gang_turn, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
         return False
-    gang_turn.turn.wake(until)
+    gang_turn.turn.tick_at(until)
     room = gang.spec.pool_nodes - len(_joined(gang))
     if room < missing and gang.spec.fewest == gang.spec.nodes:
         return False  # too few would come
@@ -43,30 +43,30 @@ def _joined(gang: Gang) -> list[Member]:
 def _ask(gang_turn: GangTurn, count: int) -> bool:
     """Ask for `count` nodes. True: that is done, or can be as soon as it is known who lives."""
     gang = gang_turn.gang
-    own = [m.node for m in gang_turn.usable() if m.job == gang.job and gang_turn.seen.attached(m.node)]
-    able = [node for node in own if node not in gang_turn.seen.suspected]
+    own = [m.node for m in gang_turn.usable() if m.job == gang.job and gang_turn.observed.is_attached(m.node)]
+    able = [node for node in own if node not in gang_turn.observed.suspected_since]
     for _ in range(count if able else 0):
         options = (*gang_turn.turn.limits.pool.options, *_rejected(gang_turn))
-        gang_turn.turn.record(facts.PoolAsked(gang.id, gang.pool_serial + 1, able[0], options))
+        gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, able[0], options))
     return bool(own)
 
 
 def _rejected(gang_turn: GangTurn) -> list[str]:
     """The option that keeps nodes away which this gang has given up, though nothing is held against them."""
     gang, state = gang_turn.gang, gang_turn.turn.state
-    out = [state.node(m.node) for m in gang.members.values() if m.out and not gang_turn.unfit(m.node)]
+    out = [state.node(m.node) for m in gang.members.values() if m.removed and not gang_turn.is_out_of_service(m.node)]
     names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # others were repaired since
     return [f"--exclude={','.join(names)}"] if names else []
 
 
-def tend(gang_turn: GangTurn) -> None:
+def follow_requests(gang_turn: GangTurn) -> None:
     """Follow what became of each request."""
     gang = gang_turn.gang
     for request in [*gang.pool.values()]:
         if request.node:
             member = gang.members.get(request.node)
             if member is None or member.job != request.job or member.gone:
-                close(gang_turn, request, member.out if member else "the job was started again")
+                close(gang_turn, request, member.removal_reason if member else "the job was started again")
             continue
         if not request.job:
             _hear(gang_turn, request)
@@ -76,21 +76,23 @@ def tend(gang_turn: GangTurn) -> None:
 
 def _hear(gang_turn: GangTurn, request: PoolRequest) -> None:
     """What Slurm has answered to the agent that asked."""
-    asker = gang_turn.gang.members.get(request.via)
-    answer = next((a for a in gang_turn.seen.status(request.via).pool if a.serial == request.serial), None)
+    asker = gang_turn.gang.members.get(request.requesting_node)
+    answer = next(
+        (a for a in gang_turn.observed.status(request.requesting_node).pool if a.serial == request.serial), None
+    )
     if answer is not None and answer.error:
         close(gang_turn, request, answer.error, refused=True)
     elif answer is not None:
-        gang_turn.turn.record(facts.PoolQueued(gang_turn.gang.id, request.serial, answer.job))
-    elif asker is None or asker.out:
-        close(gang_turn, request, f"{request.via}, which was to ask, is out")
+        gang_turn.turn.record(facts.PoolJobQueued(gang_turn.gang.id, request.serial, answer.job))
+    elif asker is None or asker.removed:
+        close(gang_turn, request, f"{request.requesting_node}, which was to ask, is out")
 
 
-def let_go(gang_turn: GangTurn, member: Member) -> None:
+def release_member(gang_turn: GangTurn, member: Member) -> None:
     """The member carries no ranks again, and lives: its small job ends."""
     for request in [*gang_turn.gang.pool.values()]:
         if request.job == member.job:
-            close(gang_turn, request, member.out)
+            close(gang_turn, request, member.removal_reason)
 
 
 def close_all(gang_turn: GangTurn, reason: str, joined: bool) -> None:
@@ -102,7 +104,7 @@ def close_all(gang_turn: GangTurn, reason: str, joined: bool) -> None:
 
 def close(gang_turn: GangTurn, request: PoolRequest, reason: str, refused: bool = False) -> None:
     """End one request, and its Slurm job. `refused`: nobody asks again in this recovery."""
-    gang_turn.turn.record(facts.PoolClosed(gang_turn.gang.id, request.serial, reason, refused))
+    gang_turn.turn.record(facts.PoolRequestClosed(gang_turn.gang.id, request.serial, reason, refused))
     if request.job:
         gang_turn.turn.owe("cancel", gang_turn.gang.id, request.job, f"muster: {reason}")
 

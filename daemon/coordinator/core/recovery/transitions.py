@@ -27,20 +27,20 @@ from muster.daemon.coordinator.core.recovery import (
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
-from muster.daemon.coordinator.core.state.gang_index import of_generation
+from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
-STORE_S = 45.0
+STORE_TIMEOUT_S = 45.0
 """A node that opens no rendezvous store in this time (its first imports included) is passed over."""
 STORE_TRIES = 14
 """So often in a row a node may be passed over: ten minutes, for modules may come slowly from a file system that is new
 to all nodes. Then no other node would mend it."""
-SLURM_WORD_S = 5.0
+SLURM_ANSWER_S = 5.0
 """Slurm's view of a job is read every 2 s; this long it may take to hear that Slurm ended the job."""
-RELEASE_S = 30.0
+RELEASE_AFTER_S = 30.0
 """A script without the library declares no step: its outgoing nodes are let go this long after its ranks run."""
-WORDS_MOST = 200
+REASON_LENGTH = 200
 """Characters of a rank's last line that are told as a reason."""
 
 
@@ -55,23 +55,23 @@ more to the journal. One look a second leaves the coordinator free for other gan
 def _once(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if gang.final:
-        gang_end.see_job_out(gang_turn)
+        gang_end.complete_job(gang_turn)
         return
-    if gang_end.outside_end(gang_turn):
+    if gang_end.end_if_cancelled_or_ended(gang_turn):
         return
-    planned_stop.plan(gang_turn)
+    planned_stop.plan_stop(gang_turn)
     if _failing(gang_turn):
         return
     if gang.phase in ACTIVE:
         _remove_unfit(gang_turn)
     failure_detector.examine(gang_turn)
-    shared_pool.tend(gang_turn)
-    flushing.progress(gang_turn)
+    shared_pool.follow_requests(gang_turn)
+    flushing.check_flush(gang_turn)
     match gang.phase:
         case Phase.SUBMITTED:
             gathering.look_for_job(gang_turn)
         case Phase.REQUEUED:
-            requeueing.admit(gang_turn)
+            requeueing.readmit_nodes(gang_turn)
             gathering.look_for_job(gang_turn)
         case Phase.GATHERING:
             gathering.gather(gang_turn)
@@ -80,7 +80,7 @@ def _once(gang_turn: GangTurn) -> None:
         case Phase.STARTING | Phase.RUNNING:
             _run(gang_turn)
         case Phase.DRAINING:
-            completion.drain(gang_turn)
+            completion.continue_drain(gang_turn)
         case _:
             pass
 
@@ -102,7 +102,7 @@ def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _once) -> 
         f"gang {gang_turn.gang.id} in phase {gang_turn.gang.phase}: the rules came to no end in {ROUNDS} rounds, "
         f"the last of which decided {newest}; the gang is looked at again in {UNSETTLED_PAUSE_S:g} s"
     )
-    gang_turn.turn.wake(gang_turn.now + UNSETTLED_PAUSE_S)
+    gang_turn.turn.tick_at(gang_turn.now + UNSETTLED_PAUSE_S)
 
 
 # -- recovery --
@@ -110,22 +110,22 @@ def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _once) -> 
 
 def _recover(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
-    if not all(failure_detector.ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):
+    if not all(failure_detector.ranks_ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):
         return  # `suspicion.examine` asks after those that do not answer
-    clear_at = time_fencing.passed_at(gang_turn)
+    clear_at = time_fencing.ranks_ended_at(gang_turn)
     if gang_turn.now < clear_at:
-        gang_turn.turn.wake(clear_at)
+        gang_turn.turn.tick_at(clear_at)
         return
     if gang.stop is not None:
-        completion.leave(gang_turn)
+        completion.save_and_leave(gang_turn)
         return
     observed = gang_turn.turn.limits.observe and gang.seats
     if _fails(gang) and not observed:
-        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _crash_words(gang_turn))
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _crash_words(gang_turn))
         return
-    attribution.examine(gang_turn)
+    attribution.swap_crashing_node(gang_turn)
     if observed:
-        gang_end.end(
+        gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
             gang_end.EXIT_OBSERVED,
@@ -133,15 +133,15 @@ def _recover(gang_turn: GangTurn) -> None:
         )
         return
     if words := circuit_breaker.too_many_swaps(gang, gang_turn.now, gang_turn.turn.limits.swaps_per_hour):
-        if not flushing.begin(gang_turn, words, Phase.FAILED):
-            gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
+        if not flushing.start_final_flush(gang_turn, words, Phase.FAILED):
+            gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
         return
-    if shared_pool.awaited(gang_turn):
+    if shared_pool.await_nodes(gang_turn):
         return
-    if len(gang_turn.index.present) - len(gang_turn.index.unfit) < min(
+    if len(gang_turn.index.present) - len(gang_turn.index.out_of_service) < min(
         len(gang.seats) or gang.spec.nodes, gang.spec.fewest
     ):
-        requeueing.no_nodes(gang_turn, requeueing.few_words(gang_turn))
+        requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
     elif _store_opens(gang_turn):
         return  # who sits where is looked at once, not with every report that comes meanwhile
     elif ranked := _next_seats(gang_turn):
@@ -167,8 +167,8 @@ def _would_have(gang_turn: GangTurn) -> str:
 
 def _remove_unfit(gang_turn: GangTurn) -> None:
     """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
-    for node in sorted(gang_turn.index.unfit):
-        failure_detector.remove(
+    for node in sorted(gang_turn.index.out_of_service):
+        failure_detector.remove_member(
             gang_turn, gang_turn.gang.members[node], gang_turn.turn.state.node(node).reason, alive=True
         )
 
@@ -178,23 +178,23 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
     if not gang.seats:
         return placement.first_seats(usable, gang.spec.nodes)
     before = [seat.node for seat in gang.seats]
-    return placement.reseat(before, usable, gang_turn.leaves(), min(len(before), gang.spec.fewest))
+    return placement.refill_seats(before, usable, gang_turn.leaf_by_node(), min(len(before), gang.spec.fewest))
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:
     """A node that will carry ranks is opening the store, and has time left for it."""
     gang = gang_turn.gang
-    until = max(gang.phase_at, gang.store_at) + STORE_S
+    until = max(gang.phase_at, gang.store_at) + STORE_TIMEOUT_S
     if (
         gang_turn.store_listens()
         or gang_turn.now >= until
         or gang.store_node not in gang_turn.index.present
-        or gang_turn.unfit(gang.store_node)
+        or gang_turn.is_out_of_service(gang.store_node)
     ):
         return False
     if gang.store_node not in {seat.node for seat in gang.seats}:
         return False
-    gang_turn.turn.wake(until)
+    gang_turn.turn.tick_at(until)
     return True
 
 
@@ -203,22 +203,22 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang = gang_turn.gang
     if gang.store_node not in ranked:
         gang_turn.turn.record(
-            facts.StoreMoved(gang.id, next((n for n in ranked if gang_turn.seen.attached(n)), ranked[0]))
+            facts.StoreMoved(gang.id, next((n for n in ranked if gang_turn.observed.is_attached(n)), ranked[0]))
         )
     elif (
         gang_turn.store_listens()
-        and gang_turn.seen.status(gang.store_node).store_reserved
+        and gang_turn.observed.status(gang.store_node).store_reserved
         and gang.store_node != ranked[0]
     ):
         gang_turn.turn.record(facts.StoreMoved(gang.id, ranked[0]))  # nobody but rank 0 would open it
     elif gang_turn.store_listens():
         _start(gang_turn, ranked)
-    elif gang_turn.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_S:
-        gang_turn.turn.wake(asked_at + STORE_S)
+    elif gang_turn.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_TIMEOUT_S:
+        gang_turn.turn.tick_at(asked_at + STORE_TIMEOUT_S)
     elif gang.stores_missed + 1 >= STORE_TRIES:
-        minutes = STORE_TRIES * STORE_S / 60
+        minutes = STORE_TRIES * STORE_TIMEOUT_S / 60
         words = f"no node has opened a rendezvous store within {minutes:.0f} min, though their agents answer"
-        gang_end.end(
+        gang_end.end_gang(
             gang_turn,
             Phase.FAILED,
             gang_end.EXIT_AGENT,
@@ -234,32 +234,36 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     version, sources = _state(gang_turn, ranked)
     if version is None and _memory_may_return(gang_turn):
         return
-    seats, spares = placement.arrange(ranked, gang_turn.usable())
+    seats, spares = placement.assign_seats(ranked, gang_turn.usable())
     gang_turn.turn.record(
         facts.GenerationStarted(
             gang=gang.id,
-            generation=gang.fenced + 1,
+            generation=gang.fenced_generation + 1,
             seats=seats,
             spares=spares,
             master_node=gang.store_node,
-            master_port=gang_turn.seen.status(gang.store_node).store_port,
+            master_port=gang_turn.observed.status(gang.store_node).store_port,
             version=version,
             sources=sources,
             durable_path="" if version else gang.durable_path,
             fenced_at=gang_turn.now,
             action=_action(gang, ranked),
-            crashed_on=attribution.crashed_on(gang_turn) if gang.recoveries else None,
+            crashed_on=attribution.find_crashed_node(gang_turn) if gang.recoveries else None,
         )
     )
 
 
 def _memory_may_return(gang_turn: GangTurn) -> bool:
     """After a coordinator's restart an outgoing node that holds the only copy may not have attached anew yet."""
-    since = gang_turn.turn.observed.since
-    away = [m for m in gang_turn.gang.members.values() if m.out and m.alive and not gang_turn.seen.attached(m.node)]
-    if not gang_turn.gang.stepped or not away or gang_turn.now - since >= failure_detector.REATTACH_S:
+    since = gang_turn.turn.observed.observing_since
+    away = [
+        m
+        for m in gang_turn.gang.members.values()
+        if m.removed and m.alive and not gang_turn.observed.is_attached(m.node)
+    ]
+    if not gang_turn.gang.stepped_generation or not away or gang_turn.now - since >= failure_detector.REATTACH_S:
         return False
-    gang_turn.turn.wake(since + failure_detector.REATTACH_S)
+    gang_turn.turn.tick_at(since + failure_detector.REATTACH_S)
     return True
 
 
@@ -272,10 +276,10 @@ def _action(gang: Gang, ranked: list[str]) -> str:
     return "restart in place" if before == ranked else "swap"
 
 
-def _state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.Source, ...]]:
+def _state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...]]:
     spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
-    version = restore_plan.newest_complete(gang_turn.held(), lambda _: count)
+    version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), lambda _: count)
     durable = gang_turn.gang.durable_version
     if version is None or (durable is not None and durable > version):
         return None, ()
@@ -284,19 +288,19 @@ def _state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tupl
         for position, node in enumerate(ranked)
         for local in range(spec.ranks_per_node)
     }
-    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.out)
-    return version, restore_plan.sources(gang_turn.held(), version, count, home, leaving)
+    leaving = frozenset(m.node for m in gang_turn.gang.members.values() if m.removed)
+    return version, restore_plan.choose_sources(gang_turn.shards_in_memory(), version, count, home, leaving)
 
 
 def _fails(gang: Gang) -> bool:
     """The software ends it again and again."""
-    return gang.failures >= gang.spec.max_failures
+    return gang.failures_in_a_row >= gang.spec.max_failures
 
 
 def _crash_words(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
     last = gang.recoveries[-1].cause if gang.recoveries else ""
-    return f"{gang.failures} generations running ended without progress; last: {last}"
+    return f"{gang.failures_in_a_row} generations running ended without progress; last: {last}"
 
 
 # -- running --
@@ -304,7 +308,7 @@ def _crash_words(gang_turn: GangTurn) -> str:
 
 def _ranks_on(gang_turn: GangTurn, node: str) -> list[RankState]:
     """Ranks of the running generation, as the node's agent reports them."""
-    return of_generation(gang_turn.seen.status(node).ranks, gang_turn.gang.generation)
+    return ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
 
 
 def _failing(gang_turn: GangTurn) -> bool:
@@ -314,20 +318,22 @@ def _failing(gang_turn: GangTurn) -> bool:
     Who was given notice (SIGTERM) will go as well; most of them were, and a stop is planned. So Slurm's word is waited
     for, and nothing else is decided meanwhile.
     """
-    failing, seen = gang_turn.index.failing | gang_turn.index.noticed, gang_turn.seen
+    failing, seen = gang_turn.index.agent_failed | gang_turn.index.sigterm_received, gang_turn.observed
     if not failing or gang_turn.gang.stop is not None or gang_turn.gang.phase not in ACTIVE | {Phase.GATHERING}:
-        seen.failed_at = 0.0
+        seen.agent_failure_since = 0.0
         return False
-    seen.failed_at = seen.failed_at or gang_turn.now
-    if gang_turn.now - seen.failed_at < SLURM_WORD_S:
-        gang_turn.turn.wake(seen.failed_at + SLURM_WORD_S)
+    seen.agent_failure_since = seen.agent_failure_since or gang_turn.now
+    if gang_turn.now - seen.agent_failure_since < SLURM_ANSWER_S:
+        gang_turn.turn.tick_at(seen.agent_failure_since + SLURM_ANSWER_S)
         return True
-    words = {node: f"{node}: {seen.status(node).failure or seen.status(node).notice}" for node in sorted(failing)}
+    words = {
+        node: f"{node}: {seen.status(node).failure or seen.status(node).sigterm_notice}" for node in sorted(failing)
+    }
     if _too_many(gang_turn, len(words)):
-        gang_end.end(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, next(iter(words.values())))
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_AGENT, next(iter(words.values())))
         return True
     for node, reason in words.items():
-        failure_detector.remove(gang_turn, gang_turn.gang.members[node], reason, alive=True)
+        failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], reason, alive=True)
     return False
 
 
@@ -338,7 +344,7 @@ def _too_many(gang_turn: GangTurn, failing: int) -> bool:
     if gang.phase is not Phase.GATHERING:
         return 2 * failing > len(gang_turn.index.present)
     nodes = max(len(gang.members), len(gang.job_nodes) or gang.spec.nodes + gang.spec.spares)
-    failing += sum(bool(member.out) for member in gang.members.values())
+    failing += sum(member.removed for member in gang.members.values())
     return 2 * failing > nodes or nodes - failing < gang.spec.fewest
 
 
@@ -351,15 +357,15 @@ def _run(gang_turn: GangTurn) -> None:
     # Training moves only with every rank, though one may be out of the coordinator's reach.
     if (whole or index.progressed) and gang.phase is Phase.STARTING:
         gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.RUNNING, ""))
-    if index.progressed and not progress_timeouts.stepped(gang_turn):
-        watched = gang_turn.turn.observed.since <= gang.started_at
+    if index.progressed and not progress_timeouts.has_finished_step(gang_turn):
+        watched = gang_turn.turn.observed.observing_since <= gang.started_at
         gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
-    attribution.blame(gang_turn)
-    if whole and index.done == index.reported:
-        completion.finish(gang_turn)
-    elif not planned_stop.overdue(gang_turn) and not hang_detector.watch(gang_turn):
+    attribution.attribute_to_node(gang_turn)
+    if whole and index.exited_cleanly == index.reported:
+        completion.complete(gang_turn)
+    elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
         _release(gang_turn)
-        flushing.on_request(gang_turn)
+        flushing.start_requested_flush(gang_turn)
 
 
 def _first_step(gang_turn: GangTurn) -> int:
@@ -377,17 +383,21 @@ def _crashed(gang_turn: GangTurn) -> bool:
         (node, rank) for node in nodes for rank in _ranks_on(gang_turn, node) if not rank.running and rank.exit_code
     ]
     # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
-    crashed = [(node, rank) for node, rank in failed if gang_turn.seen.status(node).fenced < gang_turn.gang.generation]
+    crashed = [
+        (node, rank)
+        for node, rank in failed
+        if gang_turn.observed.status(node).fenced_generation < gang_turn.gang.generation
+    ]
     if crashed:
         # What a script does of a stop is no fault of it.
         node, rank = crashed[0]
         stops = gang_turn.gang.stop is not None
-        failure_detector.fence(
+        failure_detector.fence_generation(
             gang_turn, _exit_words(node, rank), hardware=stops, suspected_at=gang_turn.now, crashed_on=node
         )
     else:
         words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
-        failure_detector.fence(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+        failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
     return True
 
 
@@ -395,20 +405,20 @@ def _exit_words(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
     tail = rank.stderr_tail.strip().splitlines()
-    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:WORDS_MOST]}" if tail else "")
+    return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:REASON_LENGTH]}" if tail else "")
 
 
 def _release(gang_turn: GangTurn) -> None:
     """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
     gang = gang_turn.gang
-    leaving = [gang.members[node] for node in sorted(gang_turn.index.leaving)]
+    leaving = [gang.members[node] for node in sorted(gang_turn.index.to_release)]
     if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
         return
-    if not progress_timeouts.stepped(gang_turn) and gang_turn.now - gang.phase_at < RELEASE_S:
-        gang_turn.turn.wake(gang.phase_at + RELEASE_S + 0.01)
+    if not progress_timeouts.has_finished_step(gang_turn) and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:
+        gang_turn.turn.tick_at(gang.phase_at + RELEASE_AFTER_S + 0.01)
         return
     for member in leaving:
         if member.job != gang.job:
-            shared_pool.let_go(gang_turn, member)
+            shared_pool.release_member(gang_turn, member)
         elif not gang_end.batch_host_dead(gang):
-            gang_turn.turn.owe("let_go", gang.id, gang.job, f"muster: {member.out}", node=member.node)
+            gang_turn.turn.owe("let_go", gang.id, gang.job, f"muster: {member.removal_reason}", node=member.node)

@@ -12,21 +12,22 @@ from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.state_tables import (
     FINAL,
     OUT_OF_SERVICE,
+    NodeHealth,
     Phase,
-    Verdict,
-    move_gang,
-    move_node,
+    check_gang_transition,
+    check_node_transition,
 )
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 
-HOUR_S = 3600.0
+LIMIT_WINDOW_S = 3600.0
 """Limits count what happened within so many seconds."""
-RECOVERIES = 500
+RECOVERIES_KEPT = 500
 """So many of a gang's newest recoveries are kept, for each snapshot and each view holds them. Its history has all."""
-LONG_S = 3600.0
+LONG_RUN_S = 3600.0
 """A generation of a script that never declares a step has come further where it ran for so long."""
 
 
+@keeps_stored_names
 @dataclass(slots=True)
 class Node:
     """One machine, whatever jobs it carries."""
@@ -34,23 +35,28 @@ class Node:
     name: str
     boot_id: str = ""
     probe_address: str = ""
-    verdict: Verdict = Verdict.FIT
+    health: NodeHealth = NodeHealth.FIT
     reason: str = ""
     judged_at: float = 0.0
 
 
 @dataclass(slots=True)
-class Echo:
-    """A signal that may be the echo of a peer's loss (see EchoHeard), heard at `at`."""
+class CorrelatedFault:
+    """A signal that may be the echo of a peer's loss (see CorrelatedFaultSuspected), heard at `at`."""
 
     reason: str
     at: float
 
 
+@keeps_stored_names
 @dataclass(slots=True)
 class Member:
-    """One node as part of one gang. `out`: why it carries no ranks again, or empty; `alive`: its processes can still be
-    told to leave; `released`: Slurm was asked to take the node out of the job, or to end the small job it came with."""
+    """One node as part of one gang.
+
+    `removal_reason`: why the node is out of the gang; empty while it is a member that may carry ranks. `alive`: its
+    processes can still be told to leave. `released`: Slurm was asked to take the node out of the job, or to end the
+    small job that the node came with.
+    """
 
     node: str
     job: int
@@ -58,14 +64,19 @@ class Member:
     peer_address: str
     batch_host: bool
     leaf: str
-    out: str = ""
+    removal_reason: str = ""
     alive: bool = True
     released: bool = False
 
     @property
+    def removed(self) -> bool:
+        """The member is out of the gang: it carries no rank of this gang again."""
+        return bool(self.removal_reason)
+
+    @property
     def gone(self) -> bool:
         """It is out, and its processes can't be told anything any more."""
-        return bool(self.out) and not self.alive
+        return self.removed and not self.alive
 
 
 @dataclass(slots=True)
@@ -97,25 +108,26 @@ class Flush:
 
     serial: int
     version: Version
-    sources: tuple[facts.Source, ...]
+    sources: tuple[facts.ShardSource, ...]
     reason: str
     asked_at: float
     path: str = ""
     error: str = ""
 
 
+@keeps_stored_names
 @dataclass(slots=True)
 class Stop:
     """A planned stop: why, what follows it, and when it was planned."""
 
     reason: str
-    after: Phase
+    next_phase: Phase
     at: float
 
 
 @dataclass(slots=True)
 class Hang:
-    """The running generation hangs (see HangFound); found at `at`."""
+    """The running generation hangs (see HangDetected); found at `at`."""
 
     reason: str
     suspected_at: float
@@ -123,18 +135,23 @@ class Hang:
     at: float
 
 
+@keeps_stored_names
 @dataclass(slots=True)
 class PoolRequest:
-    """A node of the shared pool that was asked for through the agent on `via`, with these options of sbatch. `job`: the
-    small job that Slurm made of it, 0 before that is known; `node`: who has joined from it."""
+    """A node of the shared pool that the agent on `requesting_node` was asked to request, with these options of sbatch.
+
+    `job`: the small job that Slurm made of the request; 0 until its number is known. `node`: the node that has joined
+    from that job; empty until then.
+    """
 
     serial: int
-    via: str
+    requesting_node: str
     options: tuple[str, ...]
     job: int = 0
     node: str = ""
 
 
+@keeps_stored_names
 @dataclass(slots=True)
 class Gang:
     """One training job. `stop`: in this run of the job its ranks start no more."""
@@ -150,8 +167,8 @@ class Gang:
     phase_at: float = 0.0
     generation: int = 0
     started_at: float = 0.0
-    fenced: int = -1
-    serial: int = 0
+    fenced_generation: int = -1
+    order_serial: int = 0
     restart_count: int = 0
     job_nodes: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
@@ -161,7 +178,7 @@ class Gang:
     members: dict[str, Member] = field(default_factory=dict)
     seats: tuple[facts.Seat, ...] = ()
     spares: tuple[facts.Seat, ...] = ()
-    sizes: dict[int, int] = field(default_factory=dict)
+    rank_counts: dict[int, int] = field(default_factory=dict)
     """Number of ranks, by the first generation that had another number than those before; all nodes carry ranks at
     first."""
     store_node: str = ""
@@ -170,37 +187,37 @@ class Gang:
     """So many nodes in a row have opened no store for the next generation, each in its time."""
     master_node: str = ""
     master_port: int = 0
-    version: Version | None = None
-    sources: tuple[facts.Source, ...] = ()
+    restored_version: Version | None = None
+    restore_sources: tuple[facts.ShardSource, ...] = ()
     durable_path: str = ""
     durable_version: Version | None = None
     recoveries: list[Recovery] = field(default_factory=list)
     """The newest, the last one last."""
-    failures: int = 0
+    failures_in_a_row: int = 0
     """Generations in a row that the software ended and that came no further than those before."""
-    in_vain: int = 0
+    runs_without_start: int = 0
     """Runs of the job in a row that were given up while the gang gathered."""
-    reached: int = 0
+    furthest_step: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
-    stepped: int = 0
+    stepped_generation: int = 0
     first_step_s: float = 0.0
     """The longest that a generation was seen to take to its first step."""
     hang: Hang | None = None
-    doubted: str = ""
+    unattributed_node: str = ""
     """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
-    doubts: tuple[int, ...] = ()
+    group_ranks_swapped_once: tuple[int, ...] = ()
     """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
     flush: Flush | None = None
     stop: Stop | None = None
     pool: dict[int, PoolRequest] = field(default_factory=dict)
     """Requests for nodes of the shared pool that are not over, by serial."""
     pool_serial: int = 0
-    pool_since: float = 0.0
+    pool_requested_at: float = 0.0
     """When this recovery first asked for one; 0: it has not."""
     pool_refused: str = ""
     """Why this recovery asks for no more of them."""
-    drain_to: Phase | None = None
-    completed: bool = False
+    phase_after_drain: Phase | None = None
+    completion_owed: bool = False
     job_over: bool = False
     exit_code: int = 0
     reason: str = ""
@@ -210,18 +227,18 @@ class Gang:
         """Nothing will happen to it again."""
         return self.phase in FINAL
 
-    def outlived(self, job: int, restarts: int) -> bool:
+    def run_is_over(self, job: int, restarts: int) -> bool:
         """The run of `job` that began when Slurm had restarted it so often is over: a later one is known."""
         return job == self.job and restarts < self.restart_count
 
     def present(self) -> list[Member]:
         """Members that may carry ranks, by name."""
-        return [m for _, m in sorted(self.members.items()) if not m.out]
+        return [m for _, m in sorted(self.members.items()) if not m.removed]
 
-    def keeps(self, node: str) -> bool:
+    def needs_memory_of(self, node: str) -> bool:
         """An outgoing node's memory is still a source of the running generation's state."""
         started = self.recoveries and self.recoveries[-1].first_step_at > 0
-        return not started and any(source.node == node for source in self.sources)
+        return not started and any(source.node == node for source in self.restore_sources)
 
     @property
     def ranks(self) -> int:
@@ -231,7 +248,9 @@ class Gang:
     def ranks_of(self, version: Version) -> int:
         """Number of ranks that wrote `version`."""
         whole = self.spec.nodes * self.spec.ranks_per_node
-        return max(((g, size) for g, size in self.sizes.items() if g <= version.generation), default=(0, whole))[1]
+        return max(((g, size) for g, size in self.rank_counts.items() if g <= version.generation), default=(0, whole))[
+            1
+        ]
 
     @property
     def batch_host(self) -> Member | None:
@@ -239,17 +258,18 @@ class Gang:
         return next((m for m in self.members.values() if m.batch_host), None)
 
 
+@keeps_stored_names
 @dataclass(slots=True)
 class DurableState:
     """All that survives a restart."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     gangs: dict[str, Gang] = field(default_factory=dict)
-    owed: dict[int, facts.SlurmOwed] = field(default_factory=dict)
-    calls: int = 0
-    taken: dict[str, float] = field(default_factory=dict)
+    owed: dict[int, facts.SlurmCallOwed] = field(default_factory=dict)
+    last_call: int = 0
+    taken_out_at: dict[str, float] = field(default_factory=dict)
     """Nodes that Slurm was told to take out of service within the hour before the last one, and when."""
-    echoes: dict[str, Echo] = field(default_factory=dict)
+    correlated_faults: dict[str, CorrelatedFault] = field(default_factory=dict)
     """By node, what is not decided yet."""
 
     def node(self, name: str) -> Node:
@@ -277,35 +297,35 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
     """Fold one fact, decided at wall-clock time `at` (seconds), into the durable state.
 
     Raises:
-        IllegalMove: a state table forbids it; nothing was changed.
+        IllegalTransition: a state table forbids it; nothing was changed.
     """
     match fact:
         case facts.NodeRegistered() | facts.NodeJudged():
             _apply_node(state, fact, at)
-        case facts.EchoHeard():
-            state.echoes[fact.node] = Echo(fact.reason, at)
-        case facts.EchoOver():
-            state.echoes.pop(fact.node, None)
-        case facts.SlurmOwed():
+        case facts.CorrelatedFaultSuspected():
+            state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at)
+        case facts.CorrelatedFaultResolved():
+            state.correlated_faults.pop(fact.node, None)
+        case facts.SlurmCallOwed():
             state.owed[fact.call] = fact
-            state.calls = max(state.calls, fact.call)
+            state.last_call = max(state.last_call, fact.call)
             if fact.verb == "let_go":
                 state.gangs[fact.gang].members[fact.node].released = True
             elif fact.verb == "complete":
-                state.gangs[fact.gang].completed = True
+                state.gangs[fact.gang].completion_owed = True
             elif fact.verb == "requeue":
                 gang = state.gangs[fact.gang]
                 gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
-                gang.in_vain += gang.phase is Phase.GATHERING
+                gang.runs_without_start += gang.phase is Phase.GATHERING
             elif fact.verb == "admit":
                 gang = state.gangs[fact.gang]
                 gang.admitted += fact.admit
             elif fact.verb in ("drain", "down"):
-                recent = {node: when for node, when in state.taken.items() if at - when < HOUR_S}
-                state.taken = {**recent, fact.node: at}
-        case facts.SlurmSettled():
+                recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
+                state.taken_out_at = {**recent, fact.node: at}
+        case facts.SlurmCallSettled():
             state.owed.pop(fact.call, None)
-        case facts.Withheld():
+        case facts.ActionWithheld():
             pass  # nothing was done
         case facts.GangRegistered():
             state.gangs.setdefault(
@@ -323,64 +343,64 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
     if isinstance(fact, facts.NodeRegistered):
         node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
     else:
-        node.verdict = move_node(node.verdict, fact.verdict)
+        node.health = check_node_transition(node.health, fact.health)
         node.reason, node.judged_at = fact.reason, at
-        if fact.verdict in OUT_OF_SERVICE:
-            state.echoes.pop(fact.node, None)
+        if fact.health in OUT_OF_SERVICE:
+            state.correlated_faults.pop(fact.node, None)
 
 
 def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
     match fact:
         case facts.MemberJoined():
             _join(gang, fact)
-        case facts.MemberOut():
+        case facts.MemberRemoved():
             _out(gang, fact, at)
         case facts.PhaseChanged():
             _phase(gang, fact.phase, at)
-            gang.reason, gang.drain_to = fact.reason, fact.after
-            gang.serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
+            gang.reason, gang.phase_after_drain = fact.reason, fact.next_phase
+            gang.order_serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
         case facts.GenerationFenced():
             _fence(gang, fact, at)
-        case facts.HangFound():
+        case facts.HangDetected():
             gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
-            gang.serial += 1
+            gang.order_serial += 1
         case facts.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
             gang.stores_missed += fact.missed
-            gang.serial += 1
+            gang.order_serial += 1
         case facts.GenerationStarted():
             _start(gang, fact, at)
         case facts.FirstStep():
-            gang.stepped = fact.generation
-            if fact.watched:
+            gang.stepped_generation = fact.generation
+            if fact.observed_live:
                 gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
             if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
                 gang.recoveries[-1].first_step_at = at
-        case facts.Flushing():
+        case facts.FlushOrdered():
             gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
-            gang.serial += 1
-        case facts.Flushed():
+            gang.order_serial += 1
+        case facts.FlushEnded():
             _flushed(gang, fact)
         case facts.GangEnded():
             _phase(gang, fact.phase, at)
             gang.exit_code, gang.reason = fact.exit_code, fact.reason
-            gang.serial += 1
+            gang.order_serial += 1
         case facts.StopPlanned():
-            gang.stop = Stop(fact.reason, fact.after, at)
-            gang.serial += 1
+            gang.stop = Stop(fact.reason, fact.next_phase, at)
+            gang.order_serial += 1
         case facts.JobRestarted():
             _restart(gang, fact)
         case facts.JobChanged():
             gang.job_nodes = fact.nodes
-        case facts.JobOver():
+        case facts.JobEnded():
             gang.job_over = True
-        case facts.PoolAsked() | facts.PoolQueued() | facts.PoolClosed():
+        case facts.PoolNodeRequested() | facts.PoolJobQueued() | facts.PoolRequestClosed():
             _pool(gang, fact, at)
 
 
 def _phase(gang: Gang, to: Phase, at: float) -> None:
     if to != gang.phase:
-        gang.phase = move_gang(gang.phase, to)
+        gang.phase = check_gang_transition(gang.phase, to)
         gang.phase_at = at
 
 
@@ -391,83 +411,83 @@ def _join(gang: Gang, fact: facts.MemberJoined) -> None:
     for request in gang.pool.values():
         if request.job == fact.job:
             request.node = fact.node
-    gang.serial += 1
+    gang.order_serial += 1
 
 
-def _out(gang: Gang, fact: facts.MemberOut, at: float) -> None:
+def _out(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     member = gang.members[fact.node]
-    member.out, member.alive = fact.reason, fact.alive
-    gang.serial += 1
-    if not fact.proven:
-        gang.doubted = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
-        gang.doubts += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
-    elif gang.doubted == fact.node:
-        gang.doubted = ""
+    member.removal_reason, member.alive = fact.reason, fact.alive
+    gang.order_serial += 1
+    if not fact.attributed:
+        gang.unattributed_node = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
+        gang.group_ranks_swapped_once += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
+    elif gang.unattributed_node == fact.node:
+        gang.unattributed_node = ""
     if not gang.recoveries or gang.phase is not Phase.RECOVERING:
         return
     recovery = gang.recoveries[-1]
     if fact.node not in recovery.nodes_out:  # it may go out alive, and die on the way
         recovery.nodes_out.append(fact.node)
-    if not recovery.hardware and fact.proven:
+    if not recovery.hardware and fact.attributed:
         # What looked like a rank's failure was its node's: the software is not to blame.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
-        gang.failures = max(0, gang.failures - 1)
+        gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)
 
 
-def _pool(gang: Gang, fact: facts.PoolAsked | facts.PoolQueued | facts.PoolClosed, at: float) -> None:
+def _pool(gang: Gang, fact: facts.PoolNodeRequested | facts.PoolJobQueued | facts.PoolRequestClosed, at: float) -> None:
     match fact:
-        case facts.PoolAsked():
-            gang.pool[fact.serial] = PoolRequest(fact.serial, fact.via, fact.options)
-            gang.pool_serial, gang.pool_since = fact.serial, gang.pool_since or at
-            gang.serial += 1
-        case facts.PoolQueued():
+        case facts.PoolNodeRequested():
+            gang.pool[fact.serial] = PoolRequest(fact.serial, fact.requesting_node, fact.options)
+            gang.pool_serial, gang.pool_requested_at = fact.serial, gang.pool_requested_at or at
+            gang.order_serial += 1
+        case facts.PoolJobQueued():
             gang.pool[fact.serial].job = fact.job
-        case facts.PoolClosed():
+        case facts.PoolRequestClosed():
             request = gang.pool.pop(fact.serial)
             gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
             member = gang.members.get(request.node)
             if member is not None and member.job == request.job:
                 member.released = True
-            gang.serial += 1
+            gang.order_serial += 1
 
 
 def _fence(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
-    gang.fenced = fact.generation
+    gang.fenced_generation = fact.generation
     gang.store_node, gang.stores_missed = fact.store_node, 0
     hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
-    gang.pool_since, gang.pool_refused = 0.0, ""
-    gang.serial += 1
+    gang.pool_requested_at, gang.pool_refused = 0.0, ""
+    gang.order_serial += 1
     if gang.phase is Phase.GATHERING:
         _phase(gang, Phase.PREFLIGHT, at)
     else:
         _phase(gang, Phase.RECOVERING, at)
         if not fact.hardware:
-            came_further = fact.step_before > gang.reached or _ran_long(gang, at)
-            gang.failures = 1 if came_further else gang.failures + 1
-            gang.doubted = gang.doubted if came_further else ""  # ranks crash elsewhere as well
-        gang.reached = max(gang.reached, fact.step_before)
+            came_further = fact.step_before > gang.furthest_step or _ran_long(gang, at)
+            gang.failures_in_a_row = 1 if came_further else gang.failures_in_a_row + 1
+            gang.unattributed_node = gang.unattributed_node if came_further else ""  # ranks crash elsewhere as well
+        gang.furthest_step = max(gang.furthest_step, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
         recovery.crashed_on, recovery.hung = fact.crashed_on, hung
         recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
-        gang.recoveries = [*gang.recoveries[1 - RECOVERIES :], recovery]
+        gang.recoveries = [*gang.recoveries[1 - RECOVERIES_KEPT :], recovery]
 
 
 def _ran_long(gang: Gang, at: float) -> bool:
     """A script that never declares a step: nothing else tells whether it came further."""
-    return gang.stepped == 0 and at - gang.started_at >= LONG_S
+    return gang.stepped_generation == 0 and at - gang.started_at >= LONG_RUN_S
 
 
 def _start(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
     before = {seat.node for seat in gang.seats}
     _phase(gang, Phase.STARTING, at)
-    gang.generation, gang.started_at, gang.in_vain = fact.generation, at, 0
+    gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
-        gang.sizes[fact.generation] = gang.ranks
+        gang.rank_counts[fact.generation] = gang.ranks
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
-    gang.version, gang.sources = fact.version, fact.sources
+    gang.restored_version, gang.restore_sources = fact.version, fact.sources
     gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory leaves it be
-    gang.serial += 1
+    gang.order_serial += 1
     if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
         recovery = gang.recoveries[-1]
         recovery.action, recovery.fenced_at, recovery.started_at = fact.action, fact.fenced_at, at
@@ -477,7 +497,7 @@ def _start(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
         recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
 
 
-def _flushed(gang: Gang, fact: facts.Flushed) -> None:
+def _flushed(gang: Gang, fact: facts.FlushEnded) -> None:
     flush = gang.flush
     if flush is None or flush.serial != fact.serial:
         return
@@ -488,10 +508,10 @@ def _flushed(gang: Gang, fact: facts.Flushed) -> None:
 
 def _restart(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
-    gang.members, gang.seats, gang.spares, gang.sources = {}, (), (), ()
+    gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
     gang.job_nodes = ()
-    gang.version = gang.stop = gang.hang = None
-    gang.doubted, gang.doubts = "", ()
-    gang.reached = 0  # it may have to go back a long way
-    gang.fenced = -1
-    gang.serial += 1
+    gang.restored_version = gang.stop = gang.hang = None
+    gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
+    gang.furthest_step = 0  # it may have to go back a long way
+    gang.fenced_generation = -1
+    gang.order_serial += 1

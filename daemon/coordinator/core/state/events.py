@@ -50,13 +50,14 @@ class Version:
     step: int
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One whole, checksummed shard in a node's memory. `own`: written there by its rank; else a buddy's copy."""
+    """One whole, checksummed shard in a node's memory. `primary`: written there by its rank; else a buddy's copy."""
 
     rank: int
     version: Version
-    own: bool
+    primary: bool
     digest: str
 
 
@@ -84,12 +85,13 @@ class PoolAnswer:
     error: str = ""
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
-class Status:
+class AgentStatus:
     """An agent's whole status (see AgentStatus in agent.proto). `heard_s`: seconds since each node last answered it;
     `answered_s`: seconds since it last answered each node that is no member any more, as a member."""
 
-    fenced: int = 0
+    fenced_generation: int = 0
     ranks: tuple[RankState, ...] = ()
     shards: tuple[Shard, ...] = ()
     committed: Version | None = None
@@ -102,11 +104,11 @@ class Status:
     failure: str = ""
     answered_s: dict[str, float] = field(default_factory=dict)
     order_serial: int = 0
-    notice: str = ""
+    sigterm_notice: str = ""
     pool: tuple[PoolAnswer, ...] = ()
     store_reserved: bool = False
     """The store's port is only kept free, for rank 0 to open it on this node."""
-    stacks: int = 0
+    stacks_generation: int = 0
     """The newest generation whose ranks' stacks it has written."""
 
 
@@ -135,12 +137,12 @@ class AgentAttached:
     peer_address: str
     batch_host: bool
     leaf: str
-    status: Status
+    status: AgentStatus
     pool: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class AgentGone:
+class AgentDisconnected:
     """An agent's stream ended (its kernel closed it, or the agent left)."""
 
     gang: str
@@ -149,7 +151,7 @@ class AgentGone:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentHeard:
+class AgentHeartbeat:
     """A ping of an agent arrived."""
 
     gang: str
@@ -157,7 +159,7 @@ class AgentHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchHeard:
+class BatchHeartbeat:
     """The batch process of a run of the gang's job has asked after its gang."""
 
     gang: str
@@ -172,7 +174,7 @@ class AgentReported:
     gang: str
     node: str
     incarnation: str
-    status: Status
+    status: AgentStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class NeighbourAccused:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeAnswered:
     """One witness's answer to an Ask. `witness` is a node, or "agent"/"musterd" for the coordinator's own two probes
     of those processes on `node`. `silence` is None when it answered."""
 
@@ -199,7 +201,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """Someone entitled wants the gang ended."""
 
     gang: str
@@ -207,18 +209,22 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushAsked:
+class FlushRequested:
     """Someone entitled wants a durable checkpoint now."""
 
     gang: str
     by: str
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
-class JobSeen:
-    """Slurm's view of a job, when it changed. `ended` is Slurm's word for how a job ended, or None while it has not;
-    `limit_at`: when its time limit of `limit_s` seconds ends it, None while it does not run or has no limit; `waits`:
-    Slurm's word for why it is not started."""
+class SlurmJobChanged:
+    """What Slurm says about a job has changed.
+
+    `ended`: Slurm's word for how the job ended; None while the job has not ended. `limit_at`: when the time limit of
+    `limit_s` seconds ends the job; None while the job does not run, or has no limit. `pending_reason`: Slurm's word for
+    why the job does not start.
+    """
 
     gang: str
     job: int
@@ -227,7 +233,7 @@ class JobSeen:
     ended: str | None
     limit_at: float | None = None
     limit_s: float = 0.0
-    waits: str = ""
+    pending_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +256,7 @@ class NodeAttached:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeDisconnected:
     """A node daemon's stream ended."""
 
     node: str
@@ -258,7 +264,7 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeHeard:
+class NodeHeartbeat:
     """A heartbeat of a node's daemon arrived."""
 
     node: str
@@ -275,7 +281,7 @@ class NodeSignalled:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class SlurmNodeChanged:
     """Slurm's view of a node, when it changed: is it usable again (resumed, answering, not drained)? `down`: Slurm has
     given it up, with what ran there."""
 
@@ -291,10 +297,10 @@ class Tick:
 
 
 GangEvent = (
-    GangSubmitted | AgentAttached | AgentGone | AgentHeard | AgentReported | BatchHeard | NeighbourAccused | Probed
-    | CancelAsked | FlushAsked | JobSeen | SlurmAnswered
+    GangSubmitted | AgentAttached | AgentDisconnected | AgentHeartbeat | AgentReported | BatchHeartbeat
+    | NeighbourAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | SlurmAnswered
 )  # fmt: skip
-NodeEvent = NodeAttached | NodeGone | NodeHeard | NodeSignalled | NodeSeen
+NodeEvent = NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged
 Event = GangEvent | NodeEvent | Tick
 
 _ADAPTERS: dict[type[Event], TypeAdapter[Event]] = {

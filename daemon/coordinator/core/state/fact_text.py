@@ -29,9 +29,9 @@ def describe(fact: facts.Fact) -> str:
             facts.NodeRegistered()
             | facts.NodeJudged()
             | facts.MemberJoined()
-            | facts.MemberOut()
-            | facts.EchoHeard()
-            | facts.EchoOver()
+            | facts.MemberRemoved()
+            | facts.CorrelatedFaultSuspected()
+            | facts.CorrelatedFaultResolved()
         ):
             return _of_node(fact)
         case (
@@ -39,12 +39,12 @@ def describe(fact: facts.Fact) -> str:
             | facts.StoreMoved()
             | facts.GenerationStarted()
             | facts.FirstStep()
-            | facts.HangFound()
+            | facts.HangDetected()
         ):
             return _of_generation(fact)
-        case facts.SlurmOwed() | facts.SlurmSettled() | facts.Withheld():
+        case facts.SlurmCallOwed() | facts.SlurmCallSettled() | facts.ActionWithheld():
             return _of_slurm(fact)
-        case facts.Flushing() | facts.Flushed():
+        case facts.FlushOrdered() | facts.FlushEnded():
             return _of_flush(fact)
         case _:
             return _of_gang(fact)
@@ -55,7 +55,7 @@ def version_words(version: Version | None) -> str:
     return f"step {version.step} (generation {version.generation})" if version else "no version"
 
 
-def call_words(call: facts.SlurmOwed) -> str:
+def call_words(call: facts.SlurmCallOwed) -> str:
     """The call in words: "drain n3"."""
     return _VERBS[call.verb].format(node=call.node, job=call.job, exit_code=call.exit_code)
 
@@ -72,34 +72,34 @@ def _of_node(
     fact: facts.NodeRegistered
     | facts.NodeJudged
     | facts.MemberJoined
-    | facts.MemberOut
-    | facts.EchoHeard
-    | facts.EchoOver,
+    | facts.MemberRemoved
+    | facts.CorrelatedFaultSuspected
+    | facts.CorrelatedFaultResolved,
 ) -> str:
     match fact:
-        case facts.EchoHeard():
+        case facts.CorrelatedFaultSuspected():
             reason = _because(fact.reason)
             return f"the loss of a peer may explain a signal of node {fact.node}: waiting for that loss{reason}"
-        case facts.EchoOver():
+        case facts.CorrelatedFaultResolved():
             if fact.peer:
                 return f"the loss of {fact.peer} explains the signal of node {fact.node}"
             return f"no peer was lost: the signal of node {fact.node} is a fault of the node"
         case facts.NodeRegistered():
             return f"musterd on node {fact.node} registered, at {fact.probe_address}"
         case facts.NodeJudged():
-            return f"node {fact.node} is {fact.verdict}{_because(fact.reason)}"
+            return f"node {fact.node} is {fact.health}{_because(fact.reason)}"
         case facts.MemberJoined():
             leaf, host = (f", leaf {fact.leaf}" if fact.leaf else ""), (", batch host" if fact.batch_host else "")
             return f"the agent on {fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"
-        case facts.MemberOut():
+        case facts.MemberRemoved():
             return f"{fact.node} is removed from the gang{_because(fact.reason)}"
 
 
 def _of_generation(
-    fact: facts.GenerationFenced | facts.StoreMoved | facts.GenerationStarted | facts.FirstStep | facts.HangFound,
+    fact: facts.GenerationFenced | facts.StoreMoved | facts.GenerationStarted | facts.FirstStep | facts.HangDetected,
 ) -> str:
     match fact:
-        case facts.HangFound():
+        case facts.HangDetected():
             reason = _because(fact.reason)
             return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"
         case facts.GenerationFenced() if fact.generation == 0:
@@ -127,19 +127,19 @@ def _of_start(fact: facts.GenerationStarted) -> str:
     return f"generation {fact.generation} starts {origin}{action}; ranks on {seats}; spares: {spares}"
 
 
-def _of_slurm(fact: facts.SlurmOwed | facts.SlurmSettled | facts.Withheld) -> str:
-    if isinstance(fact, facts.Withheld):
+def _of_slurm(fact: facts.SlurmCallOwed | facts.SlurmCallSettled | facts.ActionWithheld) -> str:
+    if isinstance(fact, facts.ActionWithheld):
         what = _VERBS[fact.verb].format(node=fact.node, job="", exit_code="")
         return f"Slurm call withheld: {what}{_because(fact.reason)}"
-    if isinstance(fact, facts.SlurmSettled):
+    if isinstance(fact, facts.SlurmCallSettled):
         return f"Slurm call {fact.call} " + (f"failed: {fact.error}" if fact.error else "succeeded")
     exclude = f", excluding {_names(fact.exclude)}" if fact.exclude else ""
     admit = f", no longer excluding {_names(fact.admit)}" if fact.admit else ""
     return f"Slurm call {fact.call}: {call_words(fact)}{exclude}{admit}{_because(fact.text)}"
 
 
-def _of_flush(fact: facts.Flushing | facts.Flushed) -> str:
-    if isinstance(fact, facts.Flushing):
+def _of_flush(fact: facts.FlushOrdered | facts.FlushEnded) -> str:
+    if isinstance(fact, facts.FlushOrdered):
         version = version_words(fact.version)
         return f"flush {fact.serial}: the agents write {version} to durable storage{_because(fact.reason)}"
     if fact.error:
@@ -158,23 +158,23 @@ def _of_gang(fact: facts.Fact) -> str:
         case facts.GangEnded():
             return f"the gang is {fact.phase}, exit code {fact.exit_code}{_because(fact.reason)}"
         case facts.StopPlanned():
-            return (
-                f"planned stop{_because(fact.reason)}; the ranks finish a step and exit, then the gang is {fact.after}"
-            )
+            then = f"the ranks finish a step and exit, then the gang is {fact.next_phase}"
+            return f"planned stop{_because(fact.reason)}; {then}"
         case facts.JobRestarted():
             return f"Slurm has restarted job {fact.job} (restart {fact.restart_count})"
         case facts.JobChanged():
             return f"Slurm reports the nodes of the job: {_names(fact.nodes)}"
-        case facts.JobOver():
+        case facts.JobEnded():
             return f"Slurm reports the job as {fact.state}"
-        case facts.PoolAsked():
+        case facts.PoolNodeRequested():
             return (
-                f"request {fact.serial}: the agent on {fact.via} submits a job for a node of the shared pool "
+                f"request {fact.serial}: the agent on {fact.requesting_node} submits a job "
+                "for a node of the shared pool "
                 f"({' '.join(fact.options)})"
             )
-        case facts.PoolQueued():
+        case facts.PoolJobQueued():
             return f"request {fact.serial} for a node of the shared pool is queued as job {fact.job}"
-        case facts.PoolClosed():
+        case facts.PoolRequestClosed():
             return f"request {fact.serial} for a node of the shared pool has ended{_because(fact.reason)}"
         case facts.GangForgotten():
             return "the coordinator forgets the gang; the journal keeps its history"

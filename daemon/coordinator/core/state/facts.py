@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
-from muster.daemon.coordinator.core.state.state_tables import Phase, Verdict
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 
 
@@ -24,13 +24,14 @@ class Seat:
     neighbours: tuple[str, ...]
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
-class Source:
+class ShardSource:
     """Where one rank's shard is taken from."""
 
     rank: int
     node: str
-    own: bool
+    primary: bool
     digest: str
 
 
@@ -55,24 +56,26 @@ class MemberJoined:
     leaf: str
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
-class MemberOut:
-    """The node carries no rank of this gang again. `alive`: its processes can be told to leave; `proven`: it is to
+class MemberRemoved:
+    """The node carries no rank of this gang again. `alive`: its processes can be told to leave; `attributed`: it is to
     blame, else it may be the software."""
 
     gang: str
     node: str
     reason: str
     alive: bool
-    proven: bool = True
+    attributed: bool = True
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
     gang: str
     phase: Phase
     reason: str
-    after: Phase | None = None
+    next_phase: Phase | None = None
     """With DRAINING: what follows once the checkpoint is durable."""
 
 
@@ -92,7 +95,7 @@ class GenerationFenced:
 
 
 @dataclass(frozen=True, slots=True)
-class HangFound:
+class HangDetected:
     """`generation` hangs: the stacks of its ranks are kept, then it is fenced. On `node`, where one is named, ranks are
     a step behind all others."""
 
@@ -125,37 +128,41 @@ class GenerationStarted:
     master_node: str
     master_port: int
     version: Version | None
-    sources: tuple[Source, ...]
+    sources: tuple[ShardSource, ...]
     durable_path: str
     fenced_at: float
     action: str
     crashed_on: str | None = None
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """A rank of this generation has finished its first optimizer step. `watched`: this is heard of as it happens, by a
-    coordinator that has been there since the generation's start."""
+    """A rank of this generation has finished its first optimizer step.
+
+    `observed_live`: the coordinator has run since the start of the generation, so the time of this fact is the time
+    of the step. False where a restarted coordinator hears of an older step.
+    """
 
     gang: str
     generation: int
     step: int
-    watched: bool = True
+    observed_live: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Flushing:
+class FlushOrdered:
     """The named version shall be written to durable storage."""
 
     gang: str
     serial: int
     version: Version
-    sources: tuple[Source, ...]
+    sources: tuple[ShardSource, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushEnded:
     """A flush ended: `path` is its folder, or `error` says why there is none."""
 
     gang: str
@@ -172,13 +179,14 @@ class GangEnded:
     reason: str
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class StopPlanned:
-    """The job is about to be ended: the ranks are asked to stop, their state is saved, then `after` follows."""
+    """The job is about to be ended: the ranks are asked to stop, their state is saved, then `next_phase` follows."""
 
     gang: str
     reason: str
-    after: Phase
+    next_phase: Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +207,26 @@ class JobChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class JobOver:
+class JobEnded:
     """Slurm has ended the job, with its own word for how."""
 
     gang: str
     state: str
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
-class PoolAsked:
-    """The agent on `via` shall ask Slurm for a node of the shared pool, with these options of sbatch."""
+class PoolNodeRequested:
+    """The agent on `requesting_node` shall ask Slurm for a node of the shared pool, with these options of sbatch."""
 
     gang: str
     serial: int
-    via: str
+    requesting_node: str
     options: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolQueued:
+class PoolJobQueued:
     """Slurm has taken the request: `job` is the small job whose node will join."""
 
     gang: str
@@ -226,7 +235,7 @@ class PoolQueued:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolClosed:
+class PoolRequestClosed:
     """The request is over, and the node that came of it is wanted no more. `refused`: the recovery goes on without."""
 
     gang: str
@@ -249,15 +258,16 @@ class NodeRegistered:
     probe_address: str
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeJudged:
     node: str
-    verdict: Verdict
+    health: NodeHealth
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EchoHeard:
+class CorrelatedFaultSuspected:
     """A signal that may be the echo of a peer's loss, which is waited for; `reason`: why it is fatal if it is none."""
 
     node: str
@@ -265,7 +275,7 @@ class EchoHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class EchoOver:
+class CorrelatedFaultResolved:
     """It is waited for no more: `peer` is the node whose loss explains it; empty: it is the node's own."""
 
     node: str
@@ -276,8 +286,8 @@ SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off"
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmOwed:
-    """A call to Slurm that has to be made; owed until SlurmSettled. `call` is its number in the durable state. A
+class SlurmCallOwed:
+    """A call to Slurm that has to be made; owed until SlurmCallSettled. `call` is its number in the durable state. A
     requeued job starts on none of `exclude`, and may start again on `admit`, which were excluded before."""
 
     gang: str
@@ -292,14 +302,14 @@ class SlurmOwed:
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmSettled:
+class SlurmCallSettled:
     gang: str
     call: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
+class ActionWithheld:
     """What was not done, for a limit or in observe mode: a call to Slurm for `node`."""
 
     gang: str
@@ -309,10 +319,11 @@ class Withheld:
 
 
 Fact = (
-    GangRegistered | MemberJoined | MemberOut | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
-    | FirstStep | Flushing | Flushed | GangEnded | StopPlanned | JobRestarted | JobChanged | JobOver | GangForgotten
-    | PoolAsked | PoolQueued | PoolClosed | NodeRegistered | NodeJudged | SlurmOwed | SlurmSettled | Withheld
-    | HangFound | EchoHeard | EchoOver
+    GangRegistered | MemberJoined | MemberRemoved | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
+    | FirstStep | FlushOrdered | FlushEnded | GangEnded | StopPlanned | JobRestarted | JobChanged | JobEnded
+    | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
+    | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
+    | CorrelatedFaultResolved
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

@@ -4,8 +4,8 @@ it is seen again, because agents and daemons attach anew with whole statuses."""
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.events import Silence, Status
-from muster.daemon.coordinator.core.state.step_pace import Pace
+from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
+from muster.daemon.coordinator.core.state.step_pace import StepPace
 
 COORDINATOR = "coordinator"
 """The coordinator as a witness of a closed connection."""
@@ -15,18 +15,21 @@ AGENT, MUSTERD = "agent", "musterd"
 
 @dataclass(slots=True)
 class Probe:
-    """One round of asking after a node. `silences`: what each of `witnesses` has said (None: the node answered it)."""
+    """One round of probes of a node.
+
+    `silence_by_witness`: the answer of each witness so far; None where the node answered that witness.
+    """
 
     number: int
     node: str
     witnesses: tuple[str, ...]
     asked_at: float
-    silences: dict[str, Silence | None] = field(default_factory=dict)
+    silence_by_witness: dict[str, Silence | None] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         """Every witness has answered."""
-        return set(self.witnesses) <= set(self.silences)
+        return set(self.witnesses) <= set(self.silence_by_witness)
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class ObservedAgent:
     incarnation: str
     attached: bool
     heard_at: float
-    status: Status
+    status: AgentStatus
     reported_at: float = 0.0
     gone_at: float = 0.0
     attached_at: float = 0.0
@@ -67,67 +70,67 @@ class ObservedBatch:
 
 @dataclass(slots=True)
 class ObservedGang:
-    """What is seen of a gang. `suspected` maps a node to when the suspicion arose, `closed` to the
+    """What is seen of a gang. `suspected_since` maps a node to when the suspicion arose, `closed_by` to the
     witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
-    `own_probes` to whether the coordinator's own probes reach its agent, and since when that has been so."""
+    `reachability` to whether the coordinator's own probes reach its agent, and since when that has been so."""
 
     agents: dict[str, ObservedAgent] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
-    suspected: dict[str, float] = field(default_factory=dict)
-    hanging: dict[str, float] = field(default_factory=dict)
+    suspected_since: dict[str, float] = field(default_factory=dict)
+    kernel_only_since: dict[str, float] = field(default_factory=dict)
     """Since which round of probes nothing but its kernel has answered."""
     cleared_at: dict[str, float] = field(default_factory=dict)
-    closed: dict[str, set[str]] = field(default_factory=dict)
-    own_probes: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    closed_by: dict[str, set[str]] = field(default_factory=dict)
+    reachability: dict[str, tuple[bool, float]] = field(default_factory=dict)
     job_ended: str | None = None
     job_restarts: int = 0
     job_nodes: tuple[str, ...] = ()
     limit_at: float | None = None
     limit_s: float = 0.0
     """When the job's time limit ends it, and how long that limit is in all."""
-    waits: str = ""
+    pending_reason: str = ""
     """Why Slurm does not start the job, in its own word."""
-    queued: bool = False
+    job_pending: bool = False
     """Slurm says that the job waits to be started."""
-    granted: tuple[int, float] | None = None
+    job_running: tuple[int, float] | None = None
     """While Slurm has the job running: its restart count, and since when that was seen."""
     batch: ObservedBatch | None = None
-    came_at: float = 0.0
+    first_attach_at: float = 0.0
     """When the first agent of this run of the job was seen; 0: none was."""
-    attached_at: float = 0.0
+    last_attach_at: float = 0.0
     """When an agent last attached."""
-    dead_at: float = 0.0
+    dead_node_seen_at: float = 0.0
     """When a node of the job that has not attached was last seen to be silent."""
-    launched_at: float = 0.0
+    relaunched_at: float = 0.0
     """When an agent of this run of the job was started anew: srun had ended, and goes without whom it waited for."""
-    moved_at: float = 0.0
+    last_step_at: float = 0.0
     """When a step that was new to the gang was last reported, and which (generation, step)."""
-    moved_to: tuple[int, int] = (0, 0)
-    pace: Pace = field(default_factory=Pace)
+    last_step: tuple[int, int] = (0, 0)
+    pace: StepPace = field(default_factory=StepPace)
     stall: Stall | None = None
-    failed_at: float = 0.0
-    cancel: str = ""
-    flush: str = ""
+    agent_failure_since: float = 0.0
+    cancel_requested_by: str = ""
+    flush_requested_by: str = ""
 
-    def attached(self, node: str) -> bool:
+    def is_attached(self, node: str) -> bool:
         """The node's agent has an open stream."""
         agent = self.agents.get(node)
         return agent is not None and agent.attached
 
-    def status(self, node: str) -> Status:
+    def status(self, node: str) -> AgentStatus:
         """Newest status of the node's agent; an empty one where there is none."""
         agent = self.agents.get(node)
-        return agent.status if agent else Status()
+        return agent.status if agent else AgentStatus()
 
-    def answered(self, node: str) -> None:
+    def note_answer(self, node: str) -> None:
         """Something has come from the node's agent, or has reached it."""
         if self.stall is not None:
             self.stall.unanswered.discard(node)
 
     @property
-    def step(self) -> int:
+    def step_number(self) -> int:
         """Newest finished step that any rank has declared, of the newest generation that has finished one."""
-        return self.moved_to[1]
+        return self.last_step[1]
 
 
 @dataclass(slots=True)
@@ -142,13 +145,13 @@ class ObservedNode:
 
 @dataclass(slots=True)
 class ObservedState:
-    """All that is seen. `since`: when this coordinator began to look (contacts before that are unknown)."""
+    """All that is seen. `observing_since`: when this coordinator began to look (contacts before that are unknown)."""
 
-    since: float
+    observing_since: float
     nodes: dict[str, ObservedNode] = field(default_factory=dict)
     gangs: dict[str, ObservedGang] = field(default_factory=dict)
-    probes: int = 0
-    stuck_at: float = 0.0
+    last_probe_number: int = 0
+    many_stuck_at: float = 0.0
     """When ranks on many nodes were last seen to outlive their kill."""
 
     def node(self, name: str) -> ObservedNode:
@@ -163,10 +166,10 @@ class ObservedState:
             found = self.gangs[gang] = ObservedGang()
         return found
 
-    def heard_at(self, gang: str, node: str) -> float:
-        """When the coordinator last heard the agent of `gang` on `node`; not earlier than `since`."""
+    def agent_heard_at(self, gang: str, node: str) -> float:
+        """When the coordinator last heard the agent of `gang` on `node`; not earlier than `observing_since`."""
         agent = self.gang(gang).agents.get(node)
-        return max(self.since, agent.heard_at if agent else 0.0)
+        return max(self.observing_since, agent.heard_at if agent else 0.0)
 
 
 def observe(observed: ObservedState, event: events.Event, now: float) -> None:
@@ -174,119 +177,119 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
     match event:
         case events.AgentAttached():
             _attached(observed.gang(event.gang), event, now)
-        case events.AgentReported() | events.AgentGone():
+        case events.AgentReported() | events.AgentDisconnected():
             _observe_agent(observed, event, now)
-        case events.AgentHeard():
+        case events.AgentHeartbeat():
             seen = observed.gang(event.gang)
             if agent := seen.agents.get(event.node):
                 agent.heard_at = now
-                seen.answered(event.node)
-        case events.BatchHeard():
+                seen.note_answer(event.node)
+        case events.BatchHeartbeat():
             seen = observed.gang(event.gang)
             known = seen.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
                 seen.batch = ObservedBatch(event.job, event.restart_count, now)  # else it has outlived its run
         case events.NeighbourAccused():
             _accused(observed.gang(event.gang), event, now)
-        case events.Probed():
+        case events.ProbeAnswered():
             _observe_probe(observed.gang(event.gang), event, now)
-        case events.CancelAsked():
-            observed.gang(event.gang).cancel = event.by
-        case events.FlushAsked():
-            observed.gang(event.gang).flush = event.by
-        case events.JobSeen():
+        case events.CancelRequested():
+            observed.gang(event.gang).cancel_requested_by = event.by
+        case events.FlushRequested():
+            observed.gang(event.gang).flush_requested_by = event.by
+        case events.SlurmJobChanged():
             _job_seen(observed.gang(event.gang), event, now)
-        case events.NodeAttached() | events.NodeGone() | events.NodeHeard() | events.NodeSeen():
+        case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
             _observe_node(observed.node(event.node), event, now)
         case _:
             pass
 
 
 def _attached(seen: ObservedGang, event: events.AgentAttached, now: float) -> None:
-    seen.pace.note(seen.status(event.node), event.status, now)
-    seen.moved_to = max(seen.moved_to, _newest_step(event.status))  # not made now: it is no sign of life
+    seen.pace.note_status(seen.status(event.node), event.status, now)
+    seen.last_step = max(seen.last_step, _newest_step(event.status))  # not made now: it is no sign of life
     seen.agents[event.node] = ObservedAgent(
         event.node, event.incarnation, True, now, event.status, now, attached_at=now
     )
-    seen.attached_at = now
-    clear(seen, event.node, now)
+    seen.last_attach_at = now
+    clear_suspicion(seen, event.node, now)
 
 
-def _job_seen(seen: ObservedGang, event: events.JobSeen, now: float) -> None:
+def _job_seen(seen: ObservedGang, event: events.SlurmJobChanged, now: float) -> None:
     seen.job_ended, seen.job_restarts = event.ended, event.restart_count
     seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
-    seen.waits = event.waits
+    seen.pending_reason = event.pending_reason
     seen.job_nodes = event.nodes
-    seen.queued = not event.ended and not event.nodes
+    seen.job_pending = not event.ended and not event.nodes
     if event.ended or not event.nodes:
-        seen.granted = None
-    elif seen.granted is None or seen.granted[0] != event.restart_count:
-        seen.granted = (event.restart_count, now)
+        seen.job_running = None
+    elif seen.job_running is None or seen.job_running[0] != event.restart_count:
+        seen.job_running = (event.restart_count, now)
 
 
-def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentGone, now: float) -> None:
+def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentDisconnected, now: float) -> None:
     seen = observed.gang(event.gang)
     agent = seen.agents.get(event.node)
     if agent is None or agent.incarnation != event.incarnation:
         return  # an earlier process of that node
-    if isinstance(event, events.AgentGone):
+    if isinstance(event, events.AgentDisconnected):
         agent.attached, agent.gone_at = False, now
-        seen.suspected.setdefault(event.node, now)
-        seen.closed.setdefault(event.node, set()).add(COORDINATOR)
+        seen.suspected_since.setdefault(event.node, now)
+        seen.closed_by.setdefault(event.node, set()).add(COORDINATOR)
     else:
-        seen.pace.note(agent.status, event.status, now)
-        if (newest := _newest_step(event.status)) > seen.moved_to:
-            seen.pace.step(seen.moved_to, newest, now)
-            seen.moved_at, seen.moved_to = now, newest
-        seen.answered(event.node)
+        seen.pace.note_status(agent.status, event.status, now)
+        if (newest := _newest_step(event.status)) > seen.last_step:
+            seen.pace.note_step(seen.last_step, newest, now)
+            seen.last_step_at, seen.last_step = now, newest
+        seen.note_answer(event.node)
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
 
 
-def _newest_step(status: Status) -> tuple[int, int]:
+def _newest_step(status: AgentStatus) -> tuple[int, int]:
     """Generation and step: a generation may start again below what the one before had reached."""
     return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
 
 
 def _accused(seen: ObservedGang, event: events.NeighbourAccused, now: float) -> None:
-    seen.suspected.setdefault(event.node, now)
+    seen.suspected_since.setdefault(event.node, now)
     if event.silence is Silence.CLOSED:
-        seen.closed.setdefault(event.node, set()).add(event.witness)
+        seen.closed_by.setdefault(event.node, set()).add(event.witness)
 
 
-def _observe_probe(seen: ObservedGang, event: events.Probed, now: float) -> None:
+def _observe_probe(seen: ObservedGang, event: events.ProbeAnswered, now: float) -> None:
     reaches = event.silence is None
-    if event.witness == AGENT and seen.own_probes.get(event.node, (not reaches, now))[0] != reaches:
-        seen.own_probes[event.node] = (reaches, now)
+    if event.witness == AGENT and seen.reachability.get(event.node, (not reaches, now))[0] != reaches:
+        seen.reachability[event.node] = (reaches, now)
     if event.witness == AGENT and reaches:
-        seen.answered(event.node)
+        seen.note_answer(event.node)
     probe = seen.probes.get(event.node)
     if probe and probe.number == event.probe:
-        probe.silences[event.witness] = event.silence
+        probe.silence_by_witness[event.witness] = event.silence
 
 
 def _observe_node(node: ObservedNode, event: events.NodeEvent, now: float) -> None:
     match event:
         case events.NodeAttached():
             node.attached, node.incarnation, node.heard_at = True, event.incarnation, now
-        case events.NodeGone():
+        case events.NodeDisconnected():
             if node.incarnation == event.incarnation:
                 node.attached = False
-        case events.NodeHeard():
+        case events.NodeHeartbeat():
             node.heard_at = now
-        case events.NodeSeen():
+        case events.SlurmNodeChanged():
             node.down = event.down
         case _:
             pass
 
 
-def clear(seen: ObservedGang, node: str, now: float) -> None:
+def clear_suspicion(seen: ObservedGang, node: str, now: float) -> None:
     """Drop every suspicion of `node`: an agent that answers clears every accusation."""
-    forget(seen, node)
-    seen.closed.pop(node, None)
+    stop_suspecting(seen, node)
+    seen.closed_by.pop(node, None)
     seen.cleared_at[node] = now
 
 
-def forget(seen: ObservedGang, node: str) -> None:
+def stop_suspecting(seen: ObservedGang, node: str) -> None:
     """Ask after `node` no more."""
-    for found in (seen.suspected, seen.probes, seen.hanging):
+    for found in (seen.suspected_since, seen.probes, seen.kernel_only_since):
         found.pop(node, None)

@@ -11,31 +11,31 @@ from functools import lru_cache
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.facts import Seat
 
-NEIGHBOURS = 4
+NEIGHBOUR_COUNT = 4
 
 
 @lru_cache(maxsize=65_536)  # every node of a big site, sorted again and again
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key under which n2 comes before n10."""
     parts = re.findall(r"\d+|\D+", name)
     return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts)
 
 
 def _fabric_order(member: Member) -> tuple[object, ...]:
-    return (natural(member.leaf), natural(member.node))
+    return (natural_order(member.leaf), natural_order(member.node))
 
 
-def by_fabric(members: Iterable[Member]) -> list[Member]:
+def in_fabric_order(members: Iterable[Member]) -> list[Member]:
     """Members in the order of the fabric: nodes of one leaf together."""
     return sorted(members, key=_fabric_order)
 
 
 def first_seats(members: Sequence[Member], count: int) -> list[str]:
     """The nodes of the first generation, in group rank order; the rest are spares."""
-    return [m.node for m in by_fabric(members)[:count]]
+    return [m.node for m in in_fabric_order(members)[:count]]
 
 
-def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str], fewest: int) -> list[str] | None:
+def refill_seats(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str], fewest: int) -> list[str] | None:
     """The nodes of the next generation: whoever is fit keeps the seat, spares take the empty ones, one of the same leaf
     before others. Where spares do not suffice the last seats move up into the empty ones, so that all others keep their
     ranks, and with them the states in their own memory. None where fewer than `fewest` seats would be left.
@@ -46,7 +46,7 @@ def reseat(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str], 
         leaves: leaf of every member, the lost ones too.
     """
     names, seated = {m.node for m in fit}, set(seats)
-    free = [m for m in by_fabric(fit) if m.node not in seated]
+    free = [m for m in in_fabric_order(fit) if m.node not in seated]
     placed = [node if node in names else _take_spare(free, leaves.get(node, "")) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:
@@ -67,9 +67,9 @@ def _ring(members: Sequence[Member]) -> list[Member]:
     """Members with the leaves interleaved, so that the next in the ring mostly sits elsewhere."""
     depth: dict[str, int] = {}
     keyed = []
-    for member in by_fabric(members):
+    for member in in_fabric_order(members):
         depth[member.leaf] = depth.get(member.leaf, 0) + 1
-        keyed.append((depth[member.leaf], natural(member.leaf), member))
+        keyed.append((depth[member.leaf], natural_order(member.leaf), member))
     return [member for _, _, member in sorted(keyed, key=lambda k: k[:2])]
 
 
@@ -79,7 +79,7 @@ def _next(ring: Sequence[Member], at: int, count: int) -> list[str]:
     return _across(others, ring[at].leaf, count)
 
 
-def arrange(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
+def assign_seats(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
     """Seats (in group rank order) and spares of a generation, with their buddies and neighbours.
 
     Args:
@@ -95,13 +95,13 @@ def arrange(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Sea
             node=node,
             group_rank=position,
             buddy=next(iter(_next(carriers, among[node], 1)), ""),
-            neighbours=tuple(_next(whole, at[node], NEIGHBOURS)),
+            neighbours=tuple(_next(whole, at[node], NEIGHBOUR_COUNT)),
         )
         for position, node in enumerate(ranked)
     )
     spares = tuple(
-        Seat(m.node, -1, "", tuple(_next(whole, at[m.node], NEIGHBOURS)))
-        for m in by_fabric(members)
+        Seat(m.node, -1, "", tuple(_next(whole, at[m.node], NEIGHBOUR_COUNT)))
+        for m in in_fabric_order(members)
         if m.node not in among
     )
     return seats, spares

@@ -14,7 +14,7 @@ from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 class StateIndex:
     """Of `state` and `observed`, which change by the events and facts that are noted here and in no other way.
 
-    `out`: the nodes that are out of service.
+    `out_of_service`: the nodes that are out of service.
     """
 
     def __init__(self, state: DurableState, observed: ObservedState) -> None:
@@ -22,7 +22,7 @@ class StateIndex:
         self._observed = observed
         self._gangs: dict[str, GangIndex] = {}
         self._homes: dict[str, list[str]] = {}
-        self.out = {node.name for node in state.nodes.values() if node.verdict in OUT_OF_SERVICE}
+        self.out_of_service = {node.name for node in state.nodes.values() if node.health in OUT_OF_SERVICE}
         for gang in state.gangs.values():
             for node in () if gang.final else gang.members:
                 self._homes.setdefault(node, []).append(gang.id)
@@ -31,44 +31,44 @@ class StateIndex:
         """The gang's index, as of now."""
         index = self._gangs.get(gang.id)
         if index is None:
-            index = self._gangs[gang.id] = GangIndex.begin(gang)
-        if index.marked:
+            index = self._gangs[gang.id] = GangIndex.of_gang(gang)
+        if index.to_recount:
             agents = self._observed.gang(gang.id).agents
-            for node in index.marked:
-                index.recount(gang, node, agents.get(node), node not in self.out)
-            index.marked.clear()
+            for node in index.to_recount:
+                index.recount(gang, node, agents.get(node), node not in self.out_of_service)
+            index.to_recount.clear()
         return index
 
-    def homes(self, node: str) -> list[Gang]:
+    def gangs_of(self, node: str) -> list[Gang]:
         """The gangs that go on and have `node` as a member, be it an outgoing one; the oldest first."""
         gangs = (self._state.gangs.get(id) for id in self._homes.get(node, ()))
         found = [gang for gang in gangs if gang is not None and not gang.final and node in gang.members]
         return sorted(found, key=lambda gang: gang.registered_at)
 
-    def note(self, event: events.Event) -> None:
+    def note_event(self, event: events.Event) -> None:
         """Mark what `event`, which was observed, changes."""
-        if isinstance(event, events.AgentAttached | events.AgentReported | events.AgentGone):
+        if isinstance(event, events.AgentAttached | events.AgentReported | events.AgentDisconnected):
             self._mark(event.gang, event.node)
         if isinstance(event, events.AgentAttached | events.AgentReported) and event.gang in self._gangs:
-            self._gangs[event.gang].said.add(event.node)
-        if isinstance(event, events.AgentGone | events.NeighbourAccused) and event.gang in self._gangs:
-            self._gangs[event.gang].quiet_at = 0.0  # a closed connection may be the proof that was missing
+            self._gangs[event.gang].reported_since.add(event.node)
+        if isinstance(event, events.AgentDisconnected | events.NeighbourAccused) and event.gang in self._gangs:
+            self._gangs[event.gang].time_fenced_at = 0.0  # a closed connection may be the proof that was missing
 
     def note_fact(self, fact: facts.Fact) -> None:
         """Mark what `fact`, which holds by now, changes."""
         match fact:
             case facts.MemberJoined():
-                self._homes[fact.node] = [g.id for g in self.homes(fact.node) if g.id != fact.gang] + [fact.gang]
+                self._homes[fact.node] = [g.id for g in self.gangs_of(fact.node) if g.id != fact.gang] + [fact.gang]
                 self._member(fact.gang, fact.node)
-            case facts.MemberOut():
+            case facts.MemberRemoved():
                 self._member(fact.gang, fact.node)
-            case facts.SlurmOwed():
+            case facts.SlurmCallOwed():
                 self._mark(fact.gang, fact.node)
             case facts.NodeJudged():
                 self._judged(fact)
             case (
-                facts.PhaseChanged() | facts.GenerationFenced() | facts.GenerationStarted() | facts.Flushing()
-                | facts.JobRestarted() | facts.GangEnded() | facts.GangForgotten() | facts.PoolClosed()
+                facts.PhaseChanged() | facts.GenerationFenced() | facts.GenerationStarted() | facts.FlushOrdered()
+                | facts.JobRestarted() | facts.GangEnded() | facts.GangForgotten() | facts.PoolRequestClosed()
             ):  # fmt: skip
                 self._gangs.pop(fact.gang, None)
             case _:
@@ -76,17 +76,17 @@ class StateIndex:
 
     def _mark(self, gang: str, node: str) -> None:
         if node and (index := self._gangs.get(gang)):
-            index.marked.add(node)
+            index.to_recount.add(node)
 
     def _member(self, gang: str, node: str) -> None:
         self._mark(gang, node)
         if index := self._gangs.get(gang):
-            index.forget_members()
+            index.note_membership_change()
 
     def _judged(self, fact: facts.NodeJudged) -> None:
-        if fact.verdict in OUT_OF_SERVICE:
-            self.out.add(fact.node)
+        if fact.health in OUT_OF_SERVICE:
+            self.out_of_service.add(fact.node)
         else:
-            self.out.discard(fact.node)
-        for gang in self.homes(fact.node):
+            self.out_of_service.discard(fact.node)
+        for gang in self.gangs_of(fact.node):
             self._mark(gang.id, fact.node)

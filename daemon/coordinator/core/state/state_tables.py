@@ -2,7 +2,8 @@
 
 A gang moves SUBMITTED → GATHERING → PREFLIGHT → STARTING → RUNNING; every fault leads through RECOVERING back to
 STARTING, or through DRAINING to a requeue or an end. A node is FIT until evidence says otherwise.
-A move that the table does not hold is a bug: `move_gang` and `move_node` raise IllegalMove, and nothing has changed.
+A transition that its table does not hold is a bug: `check_gang_transition` and `check_node_transition` raise
+IllegalTransition, and nothing has changed.
 """
 
 from enum import StrEnum
@@ -29,27 +30,27 @@ FENCING = frozenset({Phase.PREFLIGHT, Phase.RECOVERING})
 """All ranks shall have ended; the next generation's store opens."""
 ACTIVE = FENCING | {Phase.STARTING, Phase.RUNNING}
 """Ranks run, or shall run: every member is expected to be in touch."""
-WATCHED = ACTIVE | {Phase.DRAINING}
+MONITORED = ACTIVE | {Phase.DRAINING}
 """Who falls silent is asked after: it carries a rank, or holds a part of the last checkpoint."""
-CUT_SHORT = frozenset({Phase.FAILED, Phase.CANCELLED})
+EARLY_ENDS = frozenset({Phase.FAILED, Phase.CANCELLED})
 """Ends that may come at any moment."""
 
-GANG_MOVES: dict[Phase, frozenset[Phase]] = {
-    Phase.SUBMITTED: frozenset({Phase.GATHERING}) | CUT_SHORT,
-    Phase.GATHERING: frozenset({Phase.PREFLIGHT, Phase.REQUEUED}) | CUT_SHORT,
-    Phase.PREFLIGHT: frozenset({Phase.STARTING, Phase.REQUEUED}) | CUT_SHORT,
-    Phase.STARTING: frozenset({Phase.RUNNING, Phase.RECOVERING, Phase.REQUEUED}) | CUT_SHORT,
-    Phase.RUNNING: frozenset({Phase.RECOVERING, Phase.DRAINING, Phase.REQUEUED, Phase.DONE}) | CUT_SHORT,
-    Phase.RECOVERING: frozenset({Phase.STARTING, Phase.DRAINING, Phase.REQUEUED}) | CUT_SHORT,
-    Phase.DRAINING: frozenset({Phase.REQUEUED, Phase.DONE}) | CUT_SHORT,
-    Phase.REQUEUED: frozenset({Phase.GATHERING}) | CUT_SHORT,
+GANG_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.SUBMITTED: frozenset({Phase.GATHERING}) | EARLY_ENDS,
+    Phase.GATHERING: frozenset({Phase.PREFLIGHT, Phase.REQUEUED}) | EARLY_ENDS,
+    Phase.PREFLIGHT: frozenset({Phase.STARTING, Phase.REQUEUED}) | EARLY_ENDS,
+    Phase.STARTING: frozenset({Phase.RUNNING, Phase.RECOVERING, Phase.REQUEUED}) | EARLY_ENDS,
+    Phase.RUNNING: frozenset({Phase.RECOVERING, Phase.DRAINING, Phase.REQUEUED, Phase.DONE}) | EARLY_ENDS,
+    Phase.RECOVERING: frozenset({Phase.STARTING, Phase.DRAINING, Phase.REQUEUED}) | EARLY_ENDS,
+    Phase.DRAINING: frozenset({Phase.REQUEUED, Phase.DONE}) | EARLY_ENDS,
+    Phase.REQUEUED: frozenset({Phase.GATHERING}) | EARLY_ENDS,
     Phase.DONE: frozenset(),
     Phase.FAILED: frozenset(),
     Phase.CANCELLED: frozenset(),
 }
 
 
-class Verdict(StrEnum):
+class NodeHealth(StrEnum):
     """What is known of a node."""
 
     FIT = "FIT"
@@ -61,44 +62,44 @@ class Verdict(StrEnum):
     RETURNING = "RETURNING"  # was LOST or HUNG and is heard again; drained until an operator resumes it
 
 
-OUT_OF_SERVICE = frozenset({Verdict.UNFIT, Verdict.HUNG, Verdict.LOST, Verdict.RETURNING})
-SILENT = frozenset({Verdict.LOST, Verdict.HUNG})
+OUT_OF_SERVICE = frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST, NodeHealth.RETURNING})
+UNRESPONSIVE = frozenset({NodeHealth.LOST, NodeHealth.HUNG})
 """Nothing comes from such a node; its streams may stay open on this side for a while."""
-RESUMABLE = frozenset({Verdict.UNFIT, Verdict.RETURNING})
+RESUMABLE = frozenset({NodeHealth.UNFIT, NodeHealth.RETURNING})
 """Who is fit again as soon as Slurm has the node in service: an operator has resumed it."""
 
-NODE_MOVES: dict[Verdict, frozenset[Verdict]] = {
-    Verdict.FIT: frozenset({Verdict.DEGRADED, Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
-    Verdict.SUSPECT: frozenset(),
-    Verdict.DEGRADED: frozenset({Verdict.UNFIT, Verdict.HUNG, Verdict.LOST}),
-    Verdict.UNFIT: frozenset({Verdict.FIT, Verdict.HUNG, Verdict.LOST}),
-    Verdict.HUNG: frozenset({Verdict.RETURNING}),
-    Verdict.LOST: frozenset({Verdict.RETURNING}),
-    Verdict.RETURNING: frozenset({Verdict.FIT}),
+NODE_TRANSITIONS: dict[NodeHealth, frozenset[NodeHealth]] = {
+    NodeHealth.FIT: frozenset({NodeHealth.DEGRADED, NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
+    NodeHealth.SUSPECT: frozenset(),
+    NodeHealth.DEGRADED: frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
+    NodeHealth.UNFIT: frozenset({NodeHealth.FIT, NodeHealth.HUNG, NodeHealth.LOST}),
+    NodeHealth.HUNG: frozenset({NodeHealth.RETURNING}),
+    NodeHealth.LOST: frozenset({NodeHealth.RETURNING}),
+    NodeHealth.RETURNING: frozenset({NodeHealth.FIT}),
 }
 
 
-class IllegalMove(Exception):
+class IllegalTransition(Exception):
     """A move that the table does not hold; the state is unchanged. Always a bug."""
 
 
-def move_gang(now: Phase, to: Phase) -> Phase:
+def check_gang_transition(now: Phase, to: Phase) -> Phase:
     """`to`, if a gang may go there from `now`.
 
     Raises:
-        IllegalMove: the table has no such edge.
+        IllegalTransition: the table has no such edge.
     """
-    if to not in GANG_MOVES[now]:
-        raise IllegalMove(f"gang: {now} → {to}")
+    if to not in GANG_TRANSITIONS[now]:
+        raise IllegalTransition(f"gang: {now} → {to}")
     return to
 
 
-def move_node(now: Verdict, to: Verdict) -> Verdict:
+def check_node_transition(now: NodeHealth, to: NodeHealth) -> NodeHealth:
     """`to`, if a node may go there from `now`; staying is allowed.
 
     Raises:
-        IllegalMove: the table has no such edge.
+        IllegalTransition: the table has no such edge.
     """
-    if to != now and to not in NODE_MOVES[now]:
-        raise IllegalMove(f"node: {now} → {to}")
+    if to != now and to not in NODE_TRANSITIONS[now]:
+        raise IllegalTransition(f"node: {now} → {to}")
     return to

@@ -3,47 +3,50 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from muster.daemon.coordinator.core.state.events import Status
+from muster.daemon.coordinator.core.state.events import AgentStatus
 
-_KEPT = 32
+_STEPS_KEPT = 32
 """Of so many steps, the newest, the median is taken."""
-_ENOUGH = 3
+_STEPS_FOR_MEDIAN = 3
 """So many give a median that says something."""
 
 
 @dataclass(slots=True)
-class Pace:
-    """Times are seconds. `went_on_at`: when a rank last declared a further step, or was in a declared phase;
-    `median_s`: what a step takes, 0 while that is not known; `longest_s`: the longest time between two steps so far."""
+class StepPace:
+    """Step times of one gang, in seconds.
 
-    went_on_at: float = 0.0
-    median_s: float = 0.0
-    longest_s: float = 0.0
+    `progressed_at`: when a rank last reported a further step, or was in a declared phase. `median_step_s`: median
+    of the durations of steps; 0 until it is known. `longest_gap_s`: longest time between two steps so far.
+    """
+
+    progressed_at: float = 0.0
+    median_step_s: float = 0.0
+    longest_gap_s: float = 0.0
     _stepped_at: float = 0.0
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
 
-    def note(self, before: Status, after: Status, now: float) -> None:
+    def note_status(self, before: AgentStatus, after: AgentStatus, now: float) -> None:
         """An agent's status was `before`, and is `after`."""
         if _in_phase(before) or _in_phase(after):
-            self.went_on_at, self._stepped_at = now, 0.0  # whatever lies between two steps is no step
+            self.progressed_at, self._stepped_at = now, 0.0  # whatever lies between two steps is no step
         elif _further(before, after):
-            self.went_on_at = now
+            self.progressed_at = now
 
-    def step(self, before: tuple[int, int], after: tuple[int, int], now: float) -> None:
+    def note_step(self, before: tuple[int, int], after: tuple[int, int], now: float) -> None:
         """The gang's newest (generation, step) was `before`, and is `after`."""
         if self._stepped_at and before[0] == after[0]:
             gap = now - self._stepped_at
             self._steps.append(gap / (after[1] - before[1]))
-            self.longest_s = max(self.longest_s, gap)
-            if len(self._steps) >= _ENOUGH:
-                self.median_s = sorted(self._steps)[len(self._steps) // 2]
+            self.longest_gap_s = max(self.longest_gap_s, gap)
+            if len(self._steps) >= _STEPS_FOR_MEDIAN:
+                self.median_step_s = sorted(self._steps)[len(self._steps) // 2]
         self._stepped_at = now
 
 
-def _in_phase(status: Status) -> bool:
+def _in_phase(status: AgentStatus) -> bool:
     return any(rank.declared and rank.exit_code is None for rank in status.ranks)
 
 
-def _further(before: Status, after: Status) -> bool:
+def _further(before: AgentStatus, after: AgentStatus) -> bool:
     known = {(rank.generation, rank.rank): rank.step for rank in before.ranks if rank.progressed}
     return any(rank.progressed and rank.step > known.get((rank.generation, rank.rank), -1) for rank in after.ranks)

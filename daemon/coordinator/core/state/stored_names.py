@@ -14,10 +14,70 @@ from pydantic import ConfigDict, with_config
 
 Stored = TypeVar("Stored")
 
-STORED_CLASSES: dict[str, str] = {}
+STORED_CLASSES: dict[str, str] = {
+    "ActionWithheld": "Withheld",
+    "AgentDisconnected": "AgentGone",
+    "AgentHeartbeat": "AgentHeard",
+    "BatchHeartbeat": "BatchHeard",
+    "CancelRequested": "CancelAsked",
+    "CorrelatedFaultResolved": "EchoOver",
+    "CorrelatedFaultSuspected": "EchoHeard",
+    "FlushEnded": "Flushed",
+    "FlushOrdered": "Flushing",
+    "FlushRequested": "FlushAsked",
+    "HangDetected": "HangFound",
+    "JobEnded": "JobOver",
+    "MemberRemoved": "MemberOut",
+    "NodeDisconnected": "NodeGone",
+    "NodeHeartbeat": "NodeHeard",
+    "PoolJobQueued": "PoolQueued",
+    "PoolNodeRequested": "PoolAsked",
+    "PoolRequestClosed": "PoolClosed",
+    "ProbeAnswered": "Probed",
+    "SlurmCallOwed": "SlurmOwed",
+    "SlurmCallSettled": "SlurmSettled",
+    "SlurmJobChanged": "JobSeen",
+    "SlurmNodeChanged": "NodeSeen",
+}
 """Present class name → stored class name."""
 
-STORED_FIELDS: dict[str, dict[str, str]] = {}
+STORED_FIELDS: dict[str, dict[str, str]] = {
+    "AgentStatus": {
+        "fenced_generation": "fenced",
+        "sigterm_notice": "notice",
+        "stacks_generation": "stacks",
+    },
+    "DurableState": {"correlated_faults": "echoes", "last_call": "calls", "taken_out_at": "taken"},
+    "FirstStep": {"observed_live": "watched"},
+    "Gang": {
+        "completion_owed": "completed",
+        "failures_in_a_row": "failures",
+        "fenced_generation": "fenced",
+        "furthest_step": "reached",
+        "group_ranks_swapped_once": "doubts",
+        "order_serial": "serial",
+        "phase_after_drain": "drain_to",
+        "pool_requested_at": "pool_since",
+        "rank_counts": "sizes",
+        "restore_sources": "sources",
+        "restored_version": "version",
+        "runs_without_start": "in_vain",
+        "stepped_generation": "stepped",
+        "unattributed_node": "doubted",
+    },
+    "Member": {"removal_reason": "out"},
+    "MemberRemoved": {"attributed": "proven"},
+    "Node": {"health": "verdict"},
+    "NodeJudged": {"health": "verdict"},
+    "PhaseChanged": {"next_phase": "after"},
+    "PoolNodeRequested": {"requesting_node": "via"},
+    "PoolRequest": {"requesting_node": "via"},
+    "Shard": {"primary": "own"},
+    "ShardSource": {"primary": "own"},
+    "SlurmJobChanged": {"pending_reason": "waits"},
+    "Stop": {"next_phase": "after"},
+    "StopPlanned": {"next_phase": "after"},
+}
 """Present class name → present field name → stored field name."""
 
 NUMBERS_AS_WRITTEN = ConfigDict(ser_json_inf_nan="strings")

@@ -32,23 +32,23 @@ class Outcome:
     the core found in its own rules, in words for the log."""
 
     facts: list[Fact] = field(default_factory=list)
-    asks: list[ProbeRequest] = field(default_factory=list)
+    probe_requests: list[ProbeRequest] = field(default_factory=list)
     bugs: list[str] = field(default_factory=list)
-    due: float | None = None
+    next_tick_at: float | None = None
 
 
 @dataclass(slots=True)
 class Turn:
     """The durable state and observed state that a decision reads, the time it is made at, and what it leads to.
 
-    `about`: the one node that the event tells of; None where everything may have changed.
+    `changed_node`: the one node that the event tells of; None where everything may have changed.
     """
 
     state: DurableState
     observed: ObservedState
     index: StateIndex
     now: float
-    about: str | None = None
+    changed_node: str | None = None
     limits: Limits = field(default_factory=Limits)
     outcome: Outcome = field(default_factory=Outcome)
 
@@ -57,17 +57,17 @@ class Turn:
         apply(self.state, fact, self.now)
         self.index.note_fact(fact)
         self.outcome.facts.append(fact)
-        self.about = None
+        self.changed_node = None
 
     def owe(self, verb: facts.SlurmVerb, gang: str, job: int, text: str, node: str = "", **more: object) -> None:
         """Owe Slurm a call."""
-        call = self.state.calls + 1
-        self.record(facts.SlurmOwed(gang, call, verb, job, node, text, **more))  # type: ignore[arg-type]
+        call = self.state.last_call + 1
+        self.record(facts.SlurmCallOwed(gang, call, verb, job, node, text, **more))  # type: ignore[arg-type]
 
-    def wake(self, at: float) -> None:
+    def tick_at(self, at: float) -> None:
         """Ask for a Tick at `at`."""
-        due = self.outcome.due
-        self.outcome.due = at if due is None else min(due, at)
+        due = self.outcome.next_tick_at
+        self.outcome.next_tick_at = at if due is None else min(due, at)
 
 
 @dataclass(slots=True)
@@ -76,11 +76,11 @@ class GangTurn:
 
     turn: Turn
     gang: Gang
-    seen: ObservedGang = field(init=False)
+    observed: ObservedGang = field(init=False)
     """What is seen of the gang."""
 
     def __post_init__(self) -> None:
-        self.seen = self.turn.observed.gang(self.gang.id)
+        self.observed = self.turn.observed.gang(self.gang.id)
 
     @property
     def index(self) -> GangIndex:
@@ -93,34 +93,37 @@ class GangTurn:
         return self.turn.now
 
     @property
-    def requeued(self) -> bool:
+    def job_requeued(self) -> bool:
         """Slurm has put the job back into the queue, or has started it again."""
-        return self.seen.job_restarts > self.gang.restart_count and not self.seen.job_ended
+        return self.observed.job_restarts > self.gang.restart_count and not self.observed.job_ended
 
     @property
     def job_ended(self) -> str:
         """Slurm's word for how the job has ended; empty where it has not, or has been started again since."""
-        known = self.seen.job_restarts >= self.gang.restart_count
-        return (self.seen.job_ended or "") if known else ""
+        known = self.observed.job_restarts >= self.gang.restart_count
+        return (self.observed.job_ended or "") if known else ""
 
-    def unfit(self, node: str) -> bool:
+    def is_out_of_service(self, node: str) -> bool:
         """The node's verdict keeps ranks off it."""
-        return node in self.turn.index.out
+        return node in self.turn.index.out_of_service
 
     def usable(self) -> list[Member]:
         """Members that may carry ranks and whose node is in service."""
-        return [m for m in self.gang.present() if not self.unfit(m.node)]
+        return [m for m in self.gang.present() if not self.is_out_of_service(m.node)]
 
-    def fenced(self, node: str) -> bool:
+    def has_fenced(self, node: str) -> bool:
         """The node's agent is in touch and has ended every rank up to the fence."""
-        return self.seen.attached(node) and self.seen.status(node).fenced >= self.gang.fenced
+        return (
+            self.observed.is_attached(node)
+            and self.observed.status(node).fenced_generation >= self.gang.fenced_generation
+        )
 
     def store_listens(self) -> bool:
         """The next generation's rendezvous store is open."""
-        status = self.seen.status(self.gang.store_node)
-        return status.store_port > 0 and status.store_generation == self.gang.fenced + 1
+        status = self.observed.status(self.gang.store_node)
+        return status.store_port > 0 and status.store_generation == self.gang.fenced_generation + 1
 
-    def held(self) -> dict[str, tuple[Shard, ...]]:
+    def shards_in_memory(self) -> dict[str, tuple[Shard, ...]]:
         """Shards in the memory of every agent that is in touch, by node; the unfit that still live among them.
 
         A node that fell silent has an open stream for a while, and is no source all the same.
@@ -128,13 +131,13 @@ class GangTurn:
         members = self.gang.members
         return {
             node: agent.status.shards
-            for node, agent in self.seen.agents.items()
+            for node, agent in self.observed.agents.items()
             if agent.attached
             and node in members
             and members[node].alive
             and members[node].incarnation == agent.incarnation
         }
 
-    def leaves(self) -> dict[str, str]:
+    def leaf_by_node(self) -> dict[str, str]:
         """Leaf of every member."""
         return {m.node: m.leaf for m in self.gang.members.values()}
