@@ -33,7 +33,9 @@ from muster.slurm.cluster.waiting import WaitTimeout
 TARGET_S = 5.0
 """Seconds: Muster's promise for the worst case."""
 TIMEOUT_S = 120.0
+"""Seconds after which the measurement gives up."""
 POLL_S = 0.05
+"""Seconds between two checks; a check itself takes about a tenth of a second."""
 WARM_STEPS = 20
 """Steps that the job trains before the cancel."""
 

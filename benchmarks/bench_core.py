@@ -47,6 +47,7 @@ HEARTBEATS = 100_000
 EVENTS = 2_000
 REPORTS = 400
 SILENCE_S = 10.0
+"""Virtual seconds in which a third of the gang's nodes is silent."""
 SEEDS = 400
 
 REPORTED_FIGURES = ("heartbeats_per_s", "journal_p50_ms", "journal_p99_ms", "restart_12500_s", "seeds_per_s")

@@ -21,6 +21,7 @@ from muster.slurm.cluster.spec import ClusterSpec
 CONTRACT = Path(__file__).resolve().parents[1] / "tests" / "contract"
 USER = "alice"
 TIMEOUT_S = 600.0
+"""Seconds for all rounds with one backend."""
 
 Costs = dict[str, float]
 """Milliseconds by the name of a call."""

@@ -26,6 +26,7 @@ from muster.slurm.cluster.waiting import wait_until
 
 JOB = TrainingSpec("pair", nodes=3, spares=1, arguments=SLOW_STEPS)
 TIMEOUT_S = 60.0
+"""Seconds after which the measurement gives up."""
 
 
 @dataclass(frozen=True)

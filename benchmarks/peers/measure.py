@@ -27,9 +27,9 @@ from muster.slurm.image.engine import EngineError
 
 Say = Callable[[object], None]
 
-CASE_S = 60.0  # no further run of a peer and a fault starts after this many seconds
-TIME_LIMIT_S = 1500.0  # nothing starts that could end later than this many seconds after the beginning
-START_S = 200.0  # until a fresh job has finished step 25; some 10 s on a machine that does nothing else
+CASE_S = 60.0  # seconds after which no further run of the same alternative and fault starts
+TIME_LIMIT_S = 1500.0  # seconds in which the last run must be able to end
+START_S = 200.0  # seconds until a new job must have finished step 25; about 10 s on an idle host
 STEPS_BEFORE = 25
 
 

@@ -21,6 +21,7 @@ from muster.launcher.output.rank_logs import RankLogReader, generations
 from muster.v1.api_pb2 import GangView
 
 POLL_S = 0.2
+"""Seconds between two reads of the log files with --follow."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

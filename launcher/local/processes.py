@@ -17,6 +17,7 @@ from pathlib import Path
 from muster.daemon.host import process_tree
 
 _POLL_S = 0.02
+"""Seconds between two checks whether programs have ended."""
 
 
 @dataclass(frozen=True, slots=True)

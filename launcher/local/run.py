@@ -26,7 +26,9 @@ _FINAL_VIEW_TIMEOUT_S = 10.0
 _CANCEL_INTERVAL_S = 0.5
 """Seconds between two cancellations of a task that has not ended."""
 _POLL_S = 0.1
+"""Seconds between two reads of the ranks' output, and between two attempts to reach the coordinator."""
 _FAULT_POLL_S = 0.02
+"""Seconds between two checks for due faults: shorter than a step of a small script."""
 _PREFIX = "muster: "
 
 

@@ -29,6 +29,7 @@ from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
 
 COORDINATOR = "muster-coordinator"
 _PAUSE_TIMEOUT_S = 20.0
+"""Seconds in which the pause of a container is retried."""
 
 # Stops service $2 with signal $1, and waits until it has exited. $3 = hold prevents its restart.
 _STOP_SERVICE_SCRIPT = """

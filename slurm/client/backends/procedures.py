@@ -42,6 +42,7 @@ _HELD_BY_PEOPLE: Final = ("JobHeldUser", "JobHeldAdmin")
 _POLL_FIRST: Final = 0.02
 """Seconds before the second poll for the end of COMPLETING. The interval doubles up to `_POLL_LAST`."""
 _POLL_LAST: Final = 0.5
+"""Seconds: the longest interval between two polls."""
 
 
 class Procedures(ABC):
