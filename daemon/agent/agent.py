@@ -182,10 +182,10 @@ class Agent:
                 async with asyncio.timeout(_HANDOVER_TIMEOUT_S):
                     await last
             # The end of the process closes these as well, so none of them may delay the exit.
-            for tidy in (self._checkpoints.close(), self._channels.close(), server.stop(grace=None)):
+            for closing in (self._checkpoints.close(), self._channels.close(), server.stop(grace=None)):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                        await tidy
+                        await closing
 
     def terminate(self) -> None:
         """SIGTERM has come: report it and follow the coordinator's orders. Without an order, wind down."""
@@ -378,9 +378,9 @@ class Agent:
     def _coordinator_contact(self) -> float:
         return self._stream.last_contact if self._stream is not None else float("-inf")
 
-    def _suspicion_changed(self, worried: bool) -> None:
+    def _suspicion_changed(self, suspicion: bool) -> None:
         if self._stream is not None:
-            self._stream.set_suspicion(worried)
+            self._stream.set_suspicion(suspicion)
 
     def _accuse(self, accusation: Any) -> None:
         self._send(AgentMessage(accusation=accusation))

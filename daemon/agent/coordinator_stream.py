@@ -66,14 +66,14 @@ class AgentStream:
     last_contact: monotonic seconds at which the newest answered ping was sent; minus infinity: no ping was answered.
     """
 
-    def __init__(self, address: str, credentials: Credentials, ears: StreamHandlers) -> None:
+    def __init__(self, address: str, credentials: Credentials, handlers: StreamHandlers) -> None:
         self.last_contact = float("-inf")
         self._address = address
         self._answer_timeout_s = (
             _ANSWER_TIMEOUT_WITH_STANDBY_S if len(split_addresses(address)) > 1 else _ANSWER_TIMEOUT_S
         )
         self._credentials = credentials
-        self._handlers = ears
+        self._handlers = handlers
         self._outbox: deque[AgentMessage] = deque()
         # When to send the status; infinity: the status has not changed.
         self._status_due = float("-inf")
@@ -99,9 +99,9 @@ class AgentStream:
         self._outbox.append(message)
         self._wake.set()
 
-    def set_suspicion(self, worried: bool) -> None:
-        """Ping more often during a suspicion (`worried`), so that self-fencing has fresh answers."""
-        self._period = silence_rules.SUSPICION_PING_S if worried else _IDLE_PING_S
+    def set_suspicion(self, suspicion: bool) -> None:
+        """Ping more often during a `suspicion`, so that self-fencing has fresh answers."""
+        self._period = silence_rules.SUSPICION_PING_S if suspicion else _IDLE_PING_S
         self._wake.set()
 
     async def run(self) -> None:

@@ -206,7 +206,7 @@ def _can_bind(family: int, where: Any) -> bool:
 
 
 def _listen_error(address: str) -> ListenError:
-    return ListenError(f"can't listen on {address}: is it taken, or not an address of this host?")
+    return ListenError(f"can't listen on {address}: is it in use, or not an address of this host?")
 
 
 # --- client -----------------------------------------------------------------------------------------------

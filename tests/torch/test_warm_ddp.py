@@ -123,7 +123,7 @@ async def test_from_a_killed_rank_to_the_first_step(gang: Gang, capsys: pytest.C
     with capsys.disabled():
         print(f"\nrank killed, 4 ranks, ms since the kill, a step takes {1000 * step:.0f} ms:", *table, sep="\n  ")
     # No rank imported torch for itself, which would take longer than all of that.
-    assert not [node for node in gang.nodes if "started afresh" in (gang.folder / f"{node}.err").read_text()]
+    assert not [node for node in gang.nodes if "started by exec" in (gang.folder / f"{node}.err").read_text()]
 
 
 async def test_nothing_is_imported_late(gang: Gang) -> None:
@@ -135,7 +135,7 @@ async def test_nothing_is_imported_late(gang: Gang) -> None:
     assert int(re.findall(r"^parameters (\d+)$", output, re.M)[0]) >= 3_000_000
     (late,) = re.findall(r"^late ?(.*)$", output, re.M)
     assert len(late.split()) <= 2, late  # what costs nothing
-    assert "started afresh" not in (gang.folder / "n0.err").read_text()
+    assert "started by exec" not in (gang.folder / "n0.err").read_text()
 
 
 async def test_loaders_work_and_end_with_their_rank(gang: Gang) -> None:
@@ -169,7 +169,7 @@ async def test_the_store_is_the_agents(gang: Gang) -> None:
 
 
 async def test_a_cold_start_finds_the_store_too(gang: Gang) -> None:
-    """A warm process with a thread too many: the ranks are started afresh and meet in the same store."""
+    """A zygote with more than one thread: the ranks are started by exec and meet in the same store."""
     (gang.folder / "busy.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
@@ -178,7 +178,7 @@ async def test_a_cold_start_finds_the_store_too(gang: Gang) -> None:
     await begin(gang, 1)
     await gang.until(lambda: gang.all(lambda n: gang.rank(n, 1).phase == RANK_PHASE_EXITED))
     assert [gang.output(rank, 1).splitlines()[-1] for rank in range(2)] == ["met 2"] * 2
-    assert "started afresh: it has 2 threads" in (gang.folder / "n0.err").read_text()
+    assert "started by exec: it has 2 threads" in (gang.folder / "n0.err").read_text()
 
 
 async def test_random_generators_are_those_of_fresh_processes(gang: Gang) -> None:

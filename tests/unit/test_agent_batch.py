@@ -175,7 +175,7 @@ async def test_where_too_few_are_left_the_job_is_requeued(tmp_path: Path, caplog
     given = Allocation(7, node_count=4, min_nodes=4, may_requeue=True, scontrol=f"{tmp_path}/scontrol")
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
-    assert "srun could start nothing on n2: 3 nodes are left of 4" in caplog.text
+    assert "srun could start nothing on n2: only 3 of 4 nodes are left" in caplog.text
     given = Allocation(7, node_count=4, min_nodes=4, may_requeue=False, scontrol=f"{tmp_path}/scontrol")
     assert await run_batch([fake_srun(tmp_path)], Answers(GATHERING), given, FAST) == 233
     assert (tmp_path / "scontrolled").read_text() == "requeue 7\n"
@@ -259,7 +259,7 @@ async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFi
     answers = Answers(UNKNOWN)
     await run_batch(["false"], answers, pace=FAST)
     assert answers.asked == 1 + FAST.unknown_gang_answers  # beside srun, and after its end
-    assert "srun has ended with status 1, and the coordinator goes on knowing no such gang" in caplog.text
+    assert "srun has ended with status 1, and the coordinator does not know the gang" in caplog.text
     assert "is muster-agent installed on every node of the job?" in caplog.text
 
 

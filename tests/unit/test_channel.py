@@ -308,7 +308,7 @@ def test_an_address_is_tried_without_listening(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         if host != "[::1]":
-            with pytest.raises(ListenError, match=rf"can't listen on {host}:{port}: is it taken"):
+            with pytest.raises(ListenError, match=rf"can't listen on {host}:{port}: is it in use"):
                 check_listen_address(f"{host}:{port}")
     check_listen_address(f"{host or '127.0.0.1'}:{port}")
 

@@ -148,7 +148,7 @@ async def _can_relaunch(allocation: Allocation, lost: set[str]) -> bool:
         log.warning("srun could start nothing on %s: starting srun again on the other %d nodes", names, left)
         return True
     if allocation.min_nodes:
-        log.error("srun could start nothing on %s: %d nodes are left of %d", names, left, allocation.min_nodes)
+        log.error("srun could start nothing on %s: only %d of %d nodes are left", names, left, allocation.min_nodes)
     # If srun can start nothing on this live node, the fault is not a dead node: do not requeue.
     may = allocation.may_requeue and allocation.batch_host not in lost and allocation.restart_count < MAX_REQUEUES
     if allocation.min_nodes and may:
@@ -180,7 +180,7 @@ async def _poll_beside_srun(srun: Srun, coordinator: Coordinator, pace: PollTimi
 
 
 async def _poll_after_srun(code: int, coordinator: Coordinator, pace: PollTiming, more: bool) -> int | None:
-    """Return the exit code; None: no agent is left, and srun may be started again."""
+    """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
     unknown = gone = 0
     while True:
@@ -209,9 +209,9 @@ async def _poll_after_srun(code: int, coordinator: Coordinator, pace: PollTiming
             return _exit_code(code)
         if unknown >= pace.unknown_gang_answers:
             log.error(
-                "srun has ended with status %d, and the coordinator goes on knowing no such gang: no agent ever "
-                "attached, or the gang was over long ago. See what srun and the agents say above; is muster-agent "
-                "installed on every node of the job? Mend that, then submit anew with muster",
+                "srun has ended with status %d, and the coordinator does not know the gang: no agent ever attached, "
+                "or the gang ended long ago. See the messages of srun and of the agents above; is muster-agent "
+                "installed on every node of the job? Correct that, then submit again with muster",
                 code,
             )
             return _exit_code(code)

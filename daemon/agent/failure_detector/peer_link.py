@@ -57,14 +57,14 @@ class PeerLink:
     closed_by_peer: the peer's kernel closed the last connection and has accepted none since.
     """
 
-    def __init__(self, ends: LinkEndpoints, open_link: OpenLink, hooks: LinkCallbacks) -> None:
+    def __init__(self, ends: LinkEndpoints, open_link: OpenLink, callbacks: LinkCallbacks) -> None:
         self.endpoints = ends
         self.period = silence_rules.NEIGHBOUR_PING_S
         self.last_contact = clock.monotonic()
         self.answered = False
         self.closed_by_peer = False
         self._open_link = open_link
-        self._hooks = hooks
+        self._callbacks = callbacks
         self._seqs = itertools.count(1)
         self._pings_sent: dict[int, float] = {}
         self._period_changed = asyncio.Event()
@@ -105,7 +105,7 @@ class PeerLink:
                 ping = LinkPing(
                     gang_id=self.endpoints.gang,
                     node=self.endpoints.own_node,
-                    generation=self._hooks.generation(),
+                    generation=self._callbacks.generation(),
                     seq=seq,
                 )
                 self._pings_sent[seq] = clock.monotonic()
@@ -122,7 +122,7 @@ class PeerLink:
         for older in [seq for seq in self._pings_sent if seq < pong.seq]:
             del self._pings_sent[older]
         self.last_contact, self.answered, self.closed_by_peer = sent, True, False
-        self._hooks.pong(self.endpoints.peer_node, pong)
+        self._callbacks.pong(self.endpoints.peer_node, pong)
 
     async def _check_closed(self) -> None:
         """Find out why the stream ended, and report a closed connection at once.
@@ -133,11 +133,11 @@ class PeerLink:
         """
         if self.answered and not self.closed_by_peer:
             self.closed_by_peer = True
-            self._hooks.closed(self.endpoints.peer_node)
-        door = await try_connection(self.endpoints.peer_address)
-        if door is Reachability.ACCEPTED:
+            self._callbacks.closed(self.endpoints.peer_node)
+        reachability = await try_connection(self.endpoints.peer_address)
+        if reachability is Reachability.ACCEPTED:
             self.closed_by_peer = False
-        elif door is Reachability.REFUSED and not self.closed_by_peer:
+        elif reachability is Reachability.REFUSED and not self.closed_by_peer:
             self.closed_by_peer = True
-            self._hooks.closed(self.endpoints.peer_node)
+            self._callbacks.closed(self.endpoints.peer_node)
         await asyncio.sleep(_RECONNECT_S)

@@ -58,10 +58,10 @@ class _MonitorState:
 class PeerMonitor:
     """Keeps the links of one agent. Call `apply_order` with each order. `run` lasts as long as the agent."""
 
-    def __init__(self, own: AgentIdentity, open_link: OpenLink, consequences: MonitorCallbacks) -> None:
+    def __init__(self, own: AgentIdentity, open_link: OpenLink, callbacks: MonitorCallbacks) -> None:
         self._own = own
         self._open_link = open_link
-        self._callbacks = consequences
+        self._callbacks = callbacks
         self._links: dict[str, PeerLink] = {}
         self._addresses: dict[str, str] = {}
         self._group = silence_rules.PeerGroup(own.node)
@@ -121,8 +121,8 @@ class PeerMonitor:
             self._callbacks.suspicion_changed(decision.suspicion_since is not None)
         state.suspicion_since = decision.suspicion_since
         for node, seconds in decision.accuse.items():
-            how = Silence.SILENCE_CLOSED if self.closed_by_peer(node) else Silence.SILENCE_NO_ANSWER
-            self._accuse(node, how, seconds)
+            silence = Silence.SILENCE_CLOSED if self.closed_by_peer(node) else Silence.SILENCE_NO_ANSWER
+            self._accuse(node, silence, seconds)
         # Silence from before the ranks' start does not count: pings are late while the ranks import PyTorch.
         if decision.self_fence_reason and now - state.ranks_started_at >= SELF_FENCE_AFTER_S:
             self._callbacks.self_fence(decision.self_fence_reason)
@@ -138,14 +138,14 @@ class PeerMonitor:
             contacts, self._callbacks.coordinator(), self._state.suspicion_since, self._state.awake_since
         )
 
-    def _accuse(self, node: str, how: Silence.ValueType, seconds: float) -> None:
+    def _accuse(self, node: str, silence: Silence.ValueType, seconds: float) -> None:
         now = clock.monotonic()
         if now - self._state.accused_at.get(node, float("-inf")) < _REPEAT_ACCUSATION_S:
             return
         self._state.accused_at[node] = now
-        log.warning("%s is silent for %.2f s (%s)", node, seconds, Silence.Name(how))
+        log.warning("%s is silent for %.2f s (%s)", node, seconds, Silence.Name(silence))
         self._callbacks.accuse(
-            Accusation(node=node, silence=how, generation=self._generation, silent_ms=max(0, round(1000 * seconds)))
+            Accusation(node=node, silence=silence, generation=self._generation, silent_ms=max(0, round(1000 * seconds)))
         )
 
     def _set_links(self, *, wide: bool) -> None:
@@ -154,10 +154,10 @@ class PeerMonitor:
         for node, link in list(self._links.items()):
             if node not in wanted or link.endpoints.peer_address != self._addresses[node]:
                 self._links.pop(node).stop()
-        hooks = LinkCallbacks(lambda: self._generation, self._on_pong, self._on_closed)
+        link_callbacks = LinkCallbacks(lambda: self._generation, self._on_pong, self._on_closed)
         for node in wanted - set(self._links):
             ends = LinkEndpoints(self._own.gang, self._own.node, node, self._addresses[node])
-            self._links[node] = PeerLink(ends, self._open_link, hooks)
+            self._links[node] = PeerLink(ends, self._open_link, link_callbacks)
         for node, link in self._links.items():
             calm = silence_rules.NEIGHBOUR_PING_S if node in self._group.neighbours else _IDLE_PING_S
             link.set_period(silence_rules.SUSPICION_PING_S if wide else calm)

@@ -121,7 +121,7 @@ class RankProcess:
     def _mark_started(self, pid: int, cold: str) -> None:
         self._pid = pid
         self._phase = RankPhase.RANK_PHASE_RUNNING
-        log.info("%s runs as process %d%s", self.id.key, pid, f", started afresh: {cold}" if cold else "")
+        log.info("%s runs as process %d%s", self.id.key, pid, f", started by exec: {cold}" if cold else "")
         if self.kill_requested:
             self.kill()
         self._changed()

@@ -49,8 +49,8 @@ class Memfds:
 
     def stored(self) -> Iterator[tuple[str, int]]:
         """Yield the name in systemd's store and the descriptor, for each."""
-        for place, fd in enumerate((self.note_fd, *self.handed_fds)):
-            yield f"{self.name}.{place}", fd
+        for position, fd in enumerate((self.note_fd, *self.handed_fds)):
+            yield f"{self.name}.{position}", fd
 
 
 class KeptMemoryStore:
@@ -86,8 +86,8 @@ class KeptMemoryStore:
                 found.append(kept)
                 continue
             _log.warning("what systemd has stored as %s is incomplete: freed", name)
-            for place, fd in mine.items():
-                self._store.remove(f"{name}.{place}")
+            for position, fd in mine.items():
+                self._store.remove(f"{name}.{position}")
                 os.close(fd)
         # If musterd ended while one entry replaced another, the newest entry counts.
         for kept in sorted(found, key=lambda kept: kept.until):
@@ -143,10 +143,10 @@ class KeptMemoryStore:
             TimeoutError: the memory is still being freed.
         """
         with self._lock:
-            gone = self._retention.job_starts(owner)
+            removed = self._retention.job_starts(owner)
             under_way = list(self._freeing)
-        self._wait_until_freed([*under_way, *(self._free(gone) if gone is not None else ())])
-        return int(gone is not None)
+        self._wait_until_freed([*under_way, *(self._free(removed) if removed is not None else ())])
+        return int(removed is not None)
 
     def kept(self) -> list[tuple[str, int]]:
         """The gang whose memory is kept, with the gang's newest generation at that time."""
@@ -163,10 +163,10 @@ class KeptMemoryStore:
     def release_expired(self, now: float) -> None:
         """Release entries that are obsolete or have been kept long enough."""
         with self._lock:
-            gone, self._obsolete = self._obsolete, []
+            removed, self._obsolete = self._obsolete, []
             if (kept := self._retention.remove_expired(now)) is not None:
-                gone.append(kept)
-        for kept in gone:
+                removed.append(kept)
+        for kept in removed:
             self.release(kept)
             _log.info("released: the memory of gang %s, uid %d, job %d", kept.gang, kept.owner.uid, kept.owner.job)
 
@@ -183,16 +183,16 @@ class KeptMemoryStore:
         with self._lock:
             return self._retention.refusal(owner)
 
-    def _free(self, gone: KeptEntry[Memfds]) -> list[Future[None]]:
+    def _free(self, removed: KeptEntry[Memfds]) -> list[Future[None]]:
         """Start to return memory to the system."""
-        _log.info("freed: the memory of gang %s, uid %d, job %d", gone.gang, gone.owner.uid, gone.owner.job)
-        for name, _ in gone.memory.stored():
+        _log.info("freed: the memory of gang %s, uid %d, job %d", removed.gang, removed.owner.uid, removed.owner.job)
+        for name, _ in removed.memory.stored():
             self._store.remove(name)
-        os.close(gone.memory.note_fd)
+        os.close(removed.memory.note_fd)
         # Use new threads: older ones may wait for ever for a process that writes to its memory.
-        hands = ThreadPoolExecutor(_FREE_THREADS, "free")
-        begun = [hands.submit(self._free_memfd, fd) for fd in gone.memory.handed_fds]
-        hands.shutdown(wait=False)
+        threads = ThreadPoolExecutor(_FREE_THREADS, "free")
+        begun = [threads.submit(self._free_memfd, fd) for fd in removed.memory.handed_fds]
+        threads.shutdown(wait=False)
         with self._lock:
             self._freeing.update(begun)
         return begun
@@ -215,7 +215,7 @@ def _punch(fd: int) -> None:
     size = ctypes.c_int64(os.fstat(fd).st_size)
     if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), size):
         # The memfd of descriptions is sealed against writing: its memory is freed with its last descriptor.
-        _log.debug("a memfd's pages can't be given back: %s", os.strerror(ctypes.get_errno()))
+        _log.debug("a memfd's pages can't be freed: %s", os.strerror(ctypes.get_errno()))
 
 
 def _why_invalid(request: KeepMemory, fds: Sequence[int]) -> str:
@@ -261,8 +261,8 @@ def _make_entry(owner: JobOwner, request: KeepMemory, fds: Sequence[int], until:
 
 def _position(full: str, name: str) -> str:
     """ "3" for kept-….3 if the entry's name is `name`; else empty."""
-    head, _, place = full.rpartition(".")
-    return place if head == name and place.isdecimal() else ""
+    head, _, position = full.rpartition(".")
+    return position if head == name and position.isdecimal() else ""
 
 
 def _read_entry(name: str, fds: Mapping[int, int]) -> KeptEntry[Memfds] | None:
@@ -274,7 +274,7 @@ def _read_entry(name: str, fds: Mapping[int, int]) -> KeptEntry[Memfds] | None:
     except (OSError, json_format.ParseError):
         return None
     handed = range(1, note.memfds + 1)
-    if not all(place in fds for place in handed):
+    if not all(position in fds for position in handed):
         return None
-    memory = Memfds(name, fds[0], tuple(fds[place] for place in handed))
+    memory = Memfds(name, fds[0], tuple(fds[position] for position in handed))
     return KeptEntry(JobOwner(note.slurm_job_id, note.uid), note.gang_id, note.until_s, memory, note.generation)

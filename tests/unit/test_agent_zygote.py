@@ -1,4 +1,4 @@
-"""A warm process with real children: what a script sees, how it ends, and that nothing of it is left. No torch."""
+"""A zygote with real children: what a script sees, how it ends, and that no process is left. Without torch."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ PYTHON = sys.executable
 
 @dataclass
 class Harness:
-    """One warm process in a scratch folder, and all that it says."""
+    """One zygote in a scratch folder, and all that it says."""
 
     folder: Path
     said: list[Message] = field(default_factory=list)
