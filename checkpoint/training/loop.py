@@ -25,7 +25,7 @@ from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
-from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, Leaf, TrainingState
+from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
 from muster.checkpoint.training.wait_budget import WaitBudget
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class Checkpoint:
         captured = self._states.capture(rank_and_world_size()[0], n)
         # A collective call when names or shapes change, so nothing before this depends on the rank's own slots.
         if self._plan is None or self._plan.signature != signature(captured.leaves):
-            structure = Leaf(tuple(STRUCTURE.split(".")), None)
+            structure = StateLeaf(tuple(STRUCTURE.split(".")), None)
             self._make_plan(captured, plan_publication([*captured.leaves, structure]))
             wait_s = max(wait_s, NEW_SLOT_TIMEOUT_S)
         if not self._fill_slot(n, captured, wait_s):

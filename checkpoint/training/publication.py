@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import state_tree
-from muster.checkpoint.training.training_state import Leaf
+from muster.checkpoint.training.training_state import StateLeaf
 
 _FORMAT_VERSION = "1.0.0"
 
@@ -63,7 +63,7 @@ def _has_numpy() -> bool:
     return importlib.util.find_spec("numpy") is not None
 
 
-def plan_publication(leaves: list[Leaf]) -> Publication:
+def plan_publication(leaves: list[StateLeaf]) -> Publication:
     """Agree with all ranks of the default process group on what each publishes. A collective call.
 
     Raises:

@@ -15,7 +15,7 @@ from muster.checkpoint.format import layout
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.training import state_tree, torch_items
 from muster.checkpoint.training.publication import Publication
-from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, Leaf
+from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf
 
 _MIN_OBJECT_BYTES = 256
 """The least room for an object: small objects such as step counters grow without a new plan."""
@@ -53,7 +53,7 @@ Signature = list[tuple[state_tree.Path, TensorKind | None]]
 """The path of every leaf; the kind of tensors, None for objects."""
 
 
-def signature(leaves: list[Leaf]) -> Signature:
+def signature(leaves: list[StateLeaf]) -> Signature:
     """What a plan depends on: paths, dtypes, shapes, and which tensors share memory (tied weights)."""
     first_leaf: dict[tuple[int, torch.dtype, torch.Size, tuple[int, ...]], int] = {}
     found: Signature = []
@@ -95,7 +95,7 @@ class ShardPlan:
         header_end = self.header_offset + sum(map(len, self._header_parts))
         self.bytes = layout.align_up(header_end) + layout.FOOTER_BYTES
 
-    def _place_tensors(self, leaves: list[Leaf]) -> int:
+    def _place_tensors(self, leaves: list[StateLeaf]) -> int:
         end = 0
         for number, (path, kind) in enumerate(self.signature):
             if kind is None:
@@ -112,7 +112,7 @@ class ShardPlan:
                 self.tensors[name] = self.tensors[leaves[first].name]
         return end
 
-    def _place_objects(self, leaves: list[Leaf], min_object_bytes: Mapping[str, int]) -> int:
+    def _place_objects(self, leaves: list[StateLeaf], min_object_bytes: Mapping[str, int]) -> int:
         end = self.objects_offset
         capacities = {name: len(data) for name, data in self.constants.items()}
         for leaf in leaves:
@@ -134,7 +134,7 @@ class ShardPlan:
                 rows.append(layout.PublishedItem(number, self.objects[name].offset, None))
         return layout.ShardIndex(self.publication.rank, self.publication.world_size, tuple(rows)).dump()
 
-    def _leaf_directory(self, leaves: list[Leaf]) -> bytes:
+    def _leaf_directory(self, leaves: list[StateLeaf]) -> bytes:
         """Where every leaf is in the slot, for a restore from the slot itself."""
         tensors = {
             leaf.name: (
@@ -165,7 +165,7 @@ class ShardPlan:
         footer = layout.Footer(self.objects_offset, self.header_offset, *map(len, self._header_parts))
         layout.write_footer(slot, footer)
 
-    def write_objects(self, slot: memoryview, leaves: list[Leaf]) -> None:
+    def write_objects(self, slot: memoryview, leaves: list[StateLeaf]) -> None:
         """Write the objects of a snapshot.
 
         Raises:

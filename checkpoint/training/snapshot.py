@@ -4,7 +4,7 @@ import torch
 
 from muster.checkpoint.training import state_tree
 from muster.checkpoint.training.shard_plan import ShardPlan, local_tensor
-from muster.checkpoint.training.training_state import Leaf
+from muster.checkpoint.training.training_state import StateLeaf
 
 
 class SnapshotWriter:
@@ -34,7 +34,7 @@ class SnapshotWriter:
             views.append(raw.view(kind[0]).view(kind[1]))
         return views
 
-    def write(self, slot: int, leaves: list[Leaf]) -> None:
+    def write(self, slot: int, leaves: list[StateLeaf]) -> None:
         """Copy a state of this plan into a free slot. The copy is complete when this returns.
 
         Raises:

@@ -32,7 +32,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
-class Leaf:
+class StateLeaf:
     """One value of the state."""
 
     path: state_tree.Path
@@ -48,7 +48,7 @@ class Leaf:
 class CapturedState:
     """A state at one moment: its leaves, and the shared nested state that they belong to. Tensors are not copied."""
 
-    leaves: list[Leaf]
+    leaves: list[StateLeaf]
     shared: dict[str, Any]
 
 
@@ -96,10 +96,10 @@ class TrainingState:
     def capture(self, rank: int, step: int) -> "CapturedState":
         """Every leaf of the present state: the shared leaves first, then those of this rank."""
         shared = {key: value.state_dict() for key, value in self.shared.items()}
-        found = [Leaf(path, value) for path, value in state_tree.leaves(shared)]
-        found.append(Leaf(("muster", "step"), step))
-        found += [Leaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.per_rank.items()]
-        found.append(Leaf(("ranks", str(rank), "generators"), random_generators.capture()))
+        found = [StateLeaf(path, value) for path, value in state_tree.leaves(shared)]
+        found.append(StateLeaf(("muster", "step"), step))
+        found += [StateLeaf(("ranks", str(rank), key), value.state_dict()) for key, value in self.per_rank.items()]
+        found.append(StateLeaf(("ranks", str(rank), "generators"), random_generators.capture()))
         return CapturedState(found, shared)
 
     def restore(self, structure: Any, value_of: Callable[[str], Any], per_rank_value_of: Callable[[str], Any]) -> None:

@@ -111,6 +111,7 @@ RETIRED = {
     "shelf": "shard store",
     "sight": "observed state",
     "spell": "period of silence",
+    "stamp": "version",
     "tallies": "index",
     "tally": "index",
     "tenure": "leadership",
