@@ -103,7 +103,8 @@ class Journal:
             os.close(os.open(self.path, os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = Database(sqlite3.connect(self.path, check_same_thread=False))
             resources.callback(self._db.close)
-            version = self._read_format(lease_term)
+            version = self._read_format()
+            self._set_durability(lease_term)
             with self._db.atomic():
                 self._migrate(version)
                 self.position, self.last_at = self._newest_record()
@@ -223,7 +224,7 @@ class Journal:
             )
         return (str(row[0]), int(row[1])) if row else None
 
-    def _read_format(self, lease_term: int) -> int:
+    def _read_format(self) -> int:
         """The format of the file; 0 for a new file."""
         found = self._first_row("SELECT 1 FROM sqlite_master WHERE name = 'meta'")
         version = self._meta("schema") if found else 0
@@ -232,11 +233,13 @@ class Journal:
                 f"{self._opened_from} was written by a newer muster (format {version}, this one knows {FORMAT}): "
                 "install that version again, or give another --state-dir"
             )
+        return version
+
+    def _set_durability(self, lease_term: int) -> None:
         # A write-ahead log needs memory that all users of the file share, which two machines don't. PERSIST zeroes the
         # header of the rollback journal instead of removing the file: a tenth of the time, for the folder stays as is.
         self._db.execute(f"PRAGMA journal_mode = {'PERSIST' if lease_term else 'WAL'}")
         self._db.execute("PRAGMA synchronous = FULL")
-        return version
 
     def _migrate(self, version: int) -> None:
         for step in MIGRATIONS[version:]:
@@ -282,8 +285,8 @@ class Journal:
             coordinators = "both coordinators" if self._takeover else "the coordinator"
             raise JournalError(
                 f"{self._opened_from} ends at record {self.position} of term {term}, but record {marked} of term "
-                f"{marked_term} was written: newer records are lost. Stop {coordinators}. Cancel the jobs that "
-                "ran meanwhile, or restore the whole folder from a backup. Then remove "
+                f"{marked_term} was written: newer records are lost. Stop {coordinators}. Then restore the "
+                "whole folder from a backup; or cancel the jobs that ran meanwhile, and remove "
                 f"{self._opened_from.with_suffix('.end')} to continue from the records that are left"
             )
 
