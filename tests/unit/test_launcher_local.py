@@ -162,7 +162,7 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     run = Run(tmp_path, script, "--fault", "kill-node@time=0")
     status, out, err = run.end()
     assert (status, out) == (0, "generation 1\ngeneration 2\n"), err
-    assert "muster: generation 2 starts afresh (swap) on n0 n2" in err
+    assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
     assert list(tmp_path.iterdir()) == []
 
@@ -188,8 +188,8 @@ def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
     assert status == 0, err
     (step,) = re.findall(r"FAULT, step (\d+)", err)
     assert int(step) >= 10
-    assert "are kept beside its logs: hang: no rank has finished a step for" in err
-    assert "generation 2 starts afresh (restart in place) on n0" in err
+    assert "stack traces of generation 1 beside its logs: hang: no rank has finished a step for" in err
+    assert "generation 2 starts without a checkpoint, restart in place; ranks on n0" in err
     (stacks,) = (tmp_path / "kept" / "logs").glob("local-*/g1/rank0.stacks")
     assert "T (stopped)" in stacks.read_text()
     assert run.left() == []
