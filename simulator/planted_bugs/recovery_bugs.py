@@ -1,0 +1,71 @@
+"""Bugs in recovery: fencing, restore plans, gathering, flushes, planned stops and the shared pool."""
+
+from muster.simulator.planted_bugs.planting import PlantedBug
+
+_ROOM = "muster.daemon.coordinator.core.recovery"
+
+RECOVERY_BUGS: dict[str, PlantedBug] = {
+    "skip-the-fence": PlantedBug(
+        "A generation starts although some nodes have not fenced the one before.",
+        module=f"{_ROOM}.transitions",
+        code=(
+            "    if not all(failure_detector.ranks_ended("
+            "gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):"
+        ),
+        bug="    if gang_turn.index.present and gang_turn.index.unfenced >= gang_turn.index.present:",
+    ),
+    "plan-a-stop-for-ever": PlantedBug(
+        "A planned stop is planned again in every round of the rules.",
+        module=f"{_ROOM}.planned_stop",
+        code="    if gang.stop is not None or gang.phase not in ACTIVE",
+        bug="    if gang.phase not in ACTIVE",
+    ),
+    "restore-without-a-shard": PlantedBug(
+        "A version is restored although one rank's shard is lost.",
+        module=f"{_ROOM}.restore_plan",
+        code="have.issuperset(range(ranks_of(v)))]",
+        bug="have.issuperset(range(ranks_of(v) - 1))]",
+    ),
+    "forget-the-replica": PlantedBug(
+        "The state of a lost node counts as lost although its buddy holds the replica.",
+        module=f"{_ROOM}.restore_plan",
+        code="        for shard in shards:\n            ranks.setdefault(",
+        bug="        for shard in (s for s in shards if s.primary):\n            ranks.setdefault(",
+    ),
+    "mix-versions": PlantedBug(
+        "Ranks restore their state from different steps.",
+        module=f"{_ROOM}.restore_plan",
+        code="            if shard.version != version or",
+        bug="            if shard.version > version or",
+    ),
+    "stop-without-saving": PlantedBug(
+        "A gang loses its last steps in a planned stop.",
+        module=f"{_ROOM}.completion",
+        code="    kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)",
+        bug="    kept = False",
+    ),
+    "empty-the-pool": PlantedBug(
+        "A gang takes more nodes of the shared pool than its job may.",
+        module=f"{_ROOM}.shared_pool",
+        code="    room = gang.spec.pool_nodes - len(_joined(gang))",
+        bug="    room = missing",
+    ),
+    "flush-half": PlantedBug(
+        "A durable checkpoint counts as soon as one node has written its part.",
+        module=f"{_ROOM}.flushing",
+        code="    elif not index.flush_pending:",
+        bug="    elif index.flush_pending < index.flush_writers:",
+    ),
+    "wait-for-a-lost-batch-process": PlantedBug(
+        "A gang gathers although no process is left that would start its agents.",
+        module=f"{_ROOM}.gathering",
+        code="    return gang_turn.now >= lost_at\n",
+        bug="    return False\n",
+    ),
+    "give-up-a-live-batch-process": PlantedBug(
+        "A batch process that has been silent for a moment is given up.",
+        module=f"{_ROOM}.gathering",
+        code="    lost_at = max(batch_lost_at, last_attach_at + SPARE_WAIT_S)\n",
+        bug="    lost_at = max(heard_at or 0.0, since) + 1.0\n",
+    ),
+}

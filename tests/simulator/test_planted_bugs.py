@@ -1,0 +1,34 @@
+"""The simulator finds bugs: each planted bug is found within 200 seeds."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
+from muster.simulator.planted_bugs.planting import PlantedBug
+
+SEEDS = 200
+
+
+@pytest.mark.parametrize("name", PLANTED_BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs", name, str(SEEDS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "found by seed" in done.stdout
+
+
+@pytest.mark.parametrize("planted_bug", PLANTED_BUGS.values(), ids=PLANTED_BUGS)
+def test_a_planted_bug_is_in_its_place(planted_bug: PlantedBug) -> None:
+    spec = find_spec(planted_bug.module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert planted_bug.plant(Path(spec.origin).read_text()).count(planted_bug.bug) >= 1
+
+
+def test_a_planted_bug_without_a_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 times"):
+        PlantedBug("", "module", "gone", "new").plant("text")
