@@ -127,9 +127,9 @@ class Agent:
         self._stream: AgentStream | None = None
         self._channels = PeerChannels(settings.credentials)
         self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)
-        own = settings.identity
+        identity = settings.identity
         self._newest_generation = 0
-        self._handover = MemoryHandover(own.gang, own.node, settings.slurm_job_id, settings.memory_socket)
+        self._handover = MemoryHandover(identity.gang, identity.node, settings.slurm_job_id, settings.memory_socket)
         self._keep_memory = self._stop_completed = False
         self._ranks_with_steps: frozenset[int] = frozenset()
         self._exit_withheld = False
@@ -263,7 +263,7 @@ class Agent:
         )
 
     def _flush(self, order: FlushOrder) -> None:
-        def over(task: asyncio.Task[Any]) -> None:
+        def finished(task: asyncio.Task[Any]) -> None:
             if order.serial < self._flush_serial:
                 return  # a newer order has cancelled this flush; only the newer flush is reported
             error = None if task.cancelled() else task.exception()
@@ -272,7 +272,7 @@ class Agent:
 
         # The coordinator decides about a failed flush; training goes on.
         self._spawn(self._checkpoints.flush(order, self._settings.spec.durable_dir), vital=False).add_done_callback(
-            over
+            finished
         )
 
     async def _keep_stacks(self, generation: int) -> None:

@@ -91,10 +91,10 @@ class MemoryHandover:
         if not self._deposited:
             return
         with suppress(OSError, ValueError):
-            line, _, fds = await asyncio.to_thread(self._open_request, {"take": {"gang_id": self._gang}})
+            connection, _, fds = await asyncio.to_thread(self._open_request, {"take": {"gang_id": self._gang}})
             _close_all(fds)
-            with line:
-                packets.send(line, _TAKEN)
+            with connection:
+                packets.send(connection, _TAKEN)
 
     def _send_request(self, request: packets.Message, fds: Sequence[int]) -> packets.Message:
         """Runs in a thread that may go on when nobody waits for it any more: the thread owns `fds` and closes them."""
@@ -164,10 +164,10 @@ class MemoryHandover:
 
     def confirm(self) -> None:
         """The coordinator has received a status with the reclaimed shards: musterd may forget them."""
-        line, self._loan = self._loan, None
-        if line is not None:
-            with line, suppress(OSError):
-                packets.send(line, _TAKEN)
+        connection, self._loan = self._loan, None
+        if connection is not None:
+            with connection, suppress(OSError):
+                packets.send(connection, _TAKEN)
 
 
 def newest_first(shards: Sequence[Shard]) -> list[Shard]:

@@ -157,8 +157,8 @@ async def _serve(settings: AgentSettings) -> int:
         return CheckpointService(settings.identity.gang, settings.identity.node, channels.stub_for, changed, refused)
 
     def make_pool(changed: Callable[[], None]) -> PoolRequests:
-        restarts, given = settings.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
-        job = PoolJob(settings.identity.gang, settings.spec, restarts, given, sys.argv[0])
+        restarts, coordinator_setting = settings.slurm_restart_count, os.environ.get("MUSTER_COORDINATOR", "")
+        job = PoolJob(settings.identity.gang, settings.spec, restarts, coordinator_setting, sys.argv[0])
         return PoolRequests(PoolRequestDefaults(job, job_end_time(), dict(os.environ)), CliSlurm(), changed)
 
     agent = Agent(settings, make_checkpoint_service, make_pool)

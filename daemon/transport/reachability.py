@@ -72,7 +72,7 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
         async with asyncio.timeout(deadline_s):
             while True:
                 previous, current = current, await try_connection(address)
-                if any(one.done() and one.result() for one in pings):
+                if any(task.done() and task.result() for task in pings):
                     return None
                 if current is Reachability.REFUSED:
                     return current
@@ -81,17 +81,17 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
                     # new ping.
                     pings.add(ping())
                 await asyncio.wait(pings, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
-                if any(one.done() and one.result() for one in pings):
+                if any(task.done() and task.result() for task in pings):
                     return None
-                pings = {one for one in pings if not one.done()}
+                pings = {task for task in pings if not task.done()}
                 if not pings:
                     await asyncio.sleep(_RETRY_S)
                     pings.add(ping())
     except TimeoutError:
         return current or Reachability.NO_ANSWER
     finally:
-        for one in pings:
-            one.cancel()
+        for task in pings:
+            task.cancel()
         await asyncio.gather(*pings, return_exceptions=True)
 
 

@@ -110,12 +110,12 @@ def _signals() -> Iterator[None]:
     ],
 )
 async def test_the_exit_code_is_the_gangs(srun: str, views: list[GangView | ViewFailure], code: int) -> None:
-    assert await run_batch(["sh", "-c", srun], Answers(*views), pace=FAST) == code
+    assert await run_batch(["sh", "-c", srun], Answers(*views), timing=FAST) == code
 
 
 async def test_an_end_of_srun_before_the_gang_is_known_to_be_over_is_waited_out() -> None:
     answers = Answers(GATHERING, GATHERING, DONE)
-    assert await run_batch(["sh", "-c", "exit 0"], answers, pace=FAST) == 0
+    assert await run_batch(["sh", "-c", "exit 0"], answers, timing=FAST) == 0
     assert answers.asked == 3
 
 
@@ -125,7 +125,7 @@ async def test_a_gang_that_is_over_does_not_wait_for_an_srun_that_hangs(
 ) -> None:
     mark = tmp_path / "pid"
     srun = f"echo $$ > {mark}.part; mv {mark}.part {mark}; exec sleep 100"
-    assert await run_batch(["sh", "-c", srun], Ends(mark.exists, view), pace=FAST) == code
+    assert await run_batch(["sh", "-c", srun], Ends(mark.exists, view), timing=FAST) == code
     assert not Path("/proc", mark.read_text().strip()).exists()
 
 
@@ -246,18 +246,18 @@ async def test_another_failure_of_srun_is_not_tried_again(tmp_path: Path) -> Non
 
 
 async def test_srun_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    assert await run_batch(["/nowhere/srun"], Answers(GATHERING), pace=FAST) == 127
+    assert await run_batch(["/nowhere/srun"], Answers(GATHERING), timing=FAST) == 127
     assert "can't start /nowhere/srun" in caplog.text
 
 
 async def test_what_failed_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    await run_batch(["false"], Answers(GATHERING), pace=FAST)
+    await run_batch(["false"], Answers(GATHERING), timing=FAST)
     assert "srun failed with status 1 before any agent attached" in caplog.text
 
 
 async def test_a_gang_that_nobody_registered_is_said(caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers(UNKNOWN)
-    await run_batch(["false"], answers, pace=FAST)
+    await run_batch(["false"], answers, timing=FAST)
     assert answers.asked == 1 + FAST.unknown_gang_answers  # beside srun, and after its end
     assert "srun has ended with status 1, and the coordinator does not know the gang" in caplog.text
     assert "is muster-agent installed on every node of the job?" in caplog.text
@@ -281,7 +281,7 @@ async def test_sigterm_goes_to_srun_and_other_signals_harm_nobody(tmp_path: Path
     mark = tmp_path / "ready"
     script = f"trap 'echo told > {mark}.term; exit 0' TERM; touch {mark}; while :; do sleep 0.01; done"
     told = Path(f"{mark}.term")
-    running = asyncio.ensure_future(run_batch(["sh", "-c", script], Ends(told.exists, DONE), pace=FAST))
+    running = asyncio.ensure_future(run_batch(["sh", "-c", script], Ends(told.exists, DONE), timing=FAST))
     async with asyncio.timeout(120):
         while not mark.exists() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # noqa: ASYNC110 - untold
             await asyncio.sleep(0.01)

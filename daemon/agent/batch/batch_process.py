@@ -108,7 +108,7 @@ async def run_batch(
     argv: Sequence[str],
     coordinator: Coordinator,
     allocation: Allocation | None = None,
-    pace: PollTiming = _DEFAULT_TIMING,
+    timing: PollTiming = _DEFAULT_TIMING,
 ) -> int:
     """Run `argv` (srun) and wait until the gang is final; return its exit code, or EXIT_REQUEUED.
 
@@ -117,87 +117,87 @@ async def run_batch(
     result is srun's own exit code, with the reason in the log: the launch fails otherwise and no agent stays attached;
     or srun has ended and the coordinator still does not know the gang.
     """
-    allocation, lost, launches = allocation or Allocation(), set[str](), 0
+    allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
     while True:
         launches += 1
         try:
-            srun = await Srun.start(allocation.command(argv, sorted(lost)))
+            srun = await Srun.start(allocation.command(argv, sorted(lost_nodes)))
         except OSError as error:
             log.error("can't start %s: %s", argv[0], error.strerror)
             return 127
         _forward_signals(srun.process)
-        view = await _poll_beside_srun(srun, coordinator, pace)
+        view = await _poll_beside_srun(srun, coordinator, timing)
         if view is not None:
-            await _wait_or_kill(srun, pace)
+            await _wait_or_kill(srun, timing)
             return _log_result(view)
         code = await srun.wait()
-        found = srun.failed_nodes - lost
-        lost |= found
-        if code and found and await _can_relaunch(allocation, lost):
+        found = srun.failed_nodes - lost_nodes
+        lost_nodes |= found
+        if code and found and await _can_relaunch(allocation, lost_nodes):
             continue
-        more = bool(allocation.min_nodes) and not found and launches < MAX_LAUNCHES
-        ended = await _poll_after_srun(code, coordinator, pace, more)
+        may_relaunch = bool(allocation.min_nodes) and not found and launches < MAX_LAUNCHES
+        ended = await _poll_after_srun(code, coordinator, timing, may_relaunch)
         if ended is not None:
             return ended
 
 
-async def _can_relaunch(allocation: Allocation, lost: set[str]) -> bool:
-    """Return whether enough nodes are left without `lost`. If not, requeue the job if that is allowed."""
-    names, left = ", ".join(sorted(lost)), allocation.node_count - len(lost)
+async def _can_relaunch(allocation: Allocation, lost_nodes: set[str]) -> bool:
+    """Return whether enough nodes are left without `lost_nodes`. If not, requeue the job if that is allowed."""
+    names, left = ", ".join(sorted(lost_nodes)), allocation.node_count - len(lost_nodes)
     if left >= allocation.min_nodes > 0:
         log.warning("srun could start nothing on %s: starting srun again on the other %d nodes", names, left)
         return True
     if allocation.min_nodes:
         log.error("srun could start nothing on %s: only %d of %d nodes are left", names, left, allocation.min_nodes)
     # If srun can start nothing on this live node, the fault is not a dead node: do not requeue.
-    may = allocation.may_requeue and allocation.batch_host not in lost and allocation.restart_count < MAX_REQUEUES
+    may = allocation.may_requeue and allocation.batch_host not in lost_nodes and allocation.restart_count < MAX_REQUEUES
     if allocation.min_nodes and may:
         refused = await requeue(allocation)
         log.warning("job %d %s", allocation.job_id, f"can't be requeued: {refused}" if refused else "is requeued")
     return False
 
 
-async def _wait_or_kill(srun: Srun, pace: PollTiming) -> None:
-    if not await srun.ends_within(pace.srun_exit_s):
+async def _wait_or_kill(srun: Srun, timing: PollTiming) -> None:
+    if not await srun.ends_within(timing.srun_exit_s):
         log.warning("the gang has ended but srun still runs: killing srun")
         with contextlib.suppress(ProcessLookupError):  # the process has just ended by itself
             srun.process.kill()
-        if not await srun.ends_within(pace.srun_kill_s):
+        if not await srun.ends_within(timing.srun_kill_s):
             log.error("srun does not end after SIGKILL: not waiting any longer")
             return
     await srun.wait()
 
 
-async def _poll_beside_srun(srun: Srun, coordinator: Coordinator, pace: PollTiming) -> GangView | None:
+async def _poll_beside_srun(srun: Srun, coordinator: Coordinator, timing: PollTiming) -> GangView | None:
     """Return the gang's view if the gang becomes final while srun runs; None if srun ends first."""
     ended = asyncio.ensure_future(srun.process.wait())
     while not ended.done():
         # Ask at once too: this host may die before the first interval has passed.
         if isinstance(view := await coordinator.view(), GangView) and view.final and not ended.done():
             return view
-        await asyncio.wait([ended], timeout=pace.poll_beside_srun_s)
+        await asyncio.wait([ended], timeout=timing.poll_beside_srun_s)
     return None
 
 
-async def _poll_after_srun(code: int, coordinator: Coordinator, pace: PollTiming, more: bool) -> int | None:
+async def _poll_after_srun(code: int, coordinator: Coordinator, timing: PollTiming, may_relaunch: bool) -> int | None:
     """Poll after srun's end. Return the exit code; None: no agent is left, and srun may be started again."""
     log.info("srun has ended with status %d; waiting for the gang to be final", code)
-    unknown = gone = 0
+    unknown = no_agent_count = 0
     while True:
         view = await coordinator.view()
         unknown = unknown + 1 if view is ViewFailure.UNKNOWN_GANG else 0
         if isinstance(view, GangView) and view.final:
             return _log_result(view)
         left = isinstance(view, GangView) and _gathers_without_agents(view)
-        gone = gone + 1 if left else 0
+        no_agent_count = no_agent_count + 1 if left else 0
         if (
             isinstance(view, GangView)
             and code != 0
             and left
-            and (gone >= pace.no_agent_answers or not _any_agent_attached(view))
+            and (no_agent_count >= timing.no_agent_answers or not _any_agent_attached(view))
         ):
             when = "and its agents are gone" if _any_agent_attached(view) else "before any agent attached"
-            if more and _was_killed(code):
+            if may_relaunch and _was_killed(code):
                 log.warning("srun was killed with status %d %s: starting srun again", code, when)
                 return None
             log.error(
@@ -207,7 +207,7 @@ async def _poll_after_srun(code: int, coordinator: Coordinator, pace: PollTiming
                 when,
             )
             return _exit_code(code)
-        if unknown >= pace.unknown_gang_answers:
+        if unknown >= timing.unknown_gang_answers:
             log.error(
                 "srun has ended with status %d, and the coordinator does not know the gang: no agent ever attached, "
                 "or the gang ended long ago. See the messages of srun and of the agents above; is muster-agent "
@@ -215,7 +215,7 @@ async def _poll_after_srun(code: int, coordinator: Coordinator, pace: PollTiming
                 code,
             )
             return _exit_code(code)
-        await asyncio.sleep(pace.poll_s)
+        await asyncio.sleep(timing.poll_s)
 
 
 def _was_killed(code: int) -> bool:

@@ -96,24 +96,24 @@ class Srun:
         return await _process_ends_within(self.process, within)
 
     async def _read(self, ours: int) -> None:
-        said = asyncio.StreamReader()
+        stderr = asyncio.StreamReader()
         with os.fdopen(ours, "rb") as pipe:
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(said), pipe
+                lambda: asyncio.StreamReaderProtocol(stderr), pipe
             )
             try:
-                await self._pass_on(said)
+                await self._copy_stderr(stderr)
             finally:
                 transport.close()
 
-    async def _pass_on(self, said: asyncio.StreamReader) -> None:
-        begun = b""
-        while words := await said.read(_CHUNK):
+    async def _copy_stderr(self, stderr: asyncio.StreamReader) -> None:
+        partial_line = b""
+        while words := await stderr.read(_CHUNK):
             with contextlib.suppress(OSError):  # a full disk must not block srun: srun waits until its output is read
                 sys.stderr.buffer.write(words)
                 sys.stderr.buffer.flush()
-            *lines, begun = (begun + words).split(b"\n")
-            begun = begun[-_CHUNK:]
+            *lines, partial_line = (partial_line + words).split(b"\n")
+            partial_line = partial_line[-_CHUNK:]
             for line in lines:
                 self.failed_nodes.update(name.decode(errors="replace") for name in _LAUNCH_FAILURE.findall(line))
 
@@ -127,10 +127,10 @@ async def _process_ends_within(process: asyncio.subprocess.Process, within: floa
         ended.cancel()
 
 
-async def requeue(given: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
+async def requeue(allocation: Allocation, within: float = REQUEUE_TIMEOUT_S) -> str:
     """Ask Slurm to requeue the job. Return an empty string, or the reason why Slurm refused or gave no answer within
     `within` seconds."""
-    argv = (given.scontrol, "requeue", str(given.job_id))
+    argv = (allocation.scontrol, "requeue", str(allocation.job_id))
     try:
         asked = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
     except OSError as error:

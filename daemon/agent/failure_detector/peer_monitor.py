@@ -58,13 +58,13 @@ class _MonitorState:
 class PeerMonitor:
     """Keeps the links of one agent. Call `apply_order` with each order. `run` lasts as long as the agent."""
 
-    def __init__(self, own: AgentIdentity, open_link: OpenLink, callbacks: MonitorCallbacks) -> None:
-        self._own = own
+    def __init__(self, identity: AgentIdentity, open_link: OpenLink, callbacks: MonitorCallbacks) -> None:
+        self._identity = identity
         self._open_link = open_link
         self._callbacks = callbacks
         self._links: dict[str, PeerLink] = {}
         self._addresses: dict[str, str] = {}
-        self._group = silence_rules.PeerGroup(own.node)
+        self._group = silence_rules.PeerGroup(identity.node)
         self._generation = 0
         self._state = _MonitorState()
 
@@ -74,9 +74,11 @@ class PeerMonitor:
             self._state.ranks_started_at = clock.monotonic()
         self._generation = order.generation
         self._addresses = {member.node: member.peer_address for member in order.members}
-        me = next((member for member in order.members if member.node == self._own.node), None)
-        near = frozenset(me.neighbours if me is not None else ()) & frozenset(self._addresses)
-        self._group = silence_rules.PeerGroup(self._own.node, frozenset(self._addresses), near - {self._own.node})
+        me = next((member for member in order.members if member.node == self._identity.node), None)
+        neighbours = frozenset(me.neighbours if me is not None else ()) & frozenset(self._addresses)
+        self._group = silence_rules.PeerGroup(
+            self._identity.node, frozenset(self._addresses), neighbours - {self._identity.node}
+        )
         self._state.accused_at = {n: at for n, at in self._state.accused_at.items() if n in self._addresses}
         self._set_links(wide=self._state.suspicion_since is not None)
 
@@ -149,14 +151,14 @@ class PeerMonitor:
         )
 
     def _set_links(self, *, wide: bool) -> None:
-        others = self._group.members - {self._own.node}
+        others = self._group.members - {self._identity.node}
         wanted = others if wide or len(others) < _FULL_MESH_MEMBERS else self._group.neighbours
         for node, link in list(self._links.items()):
             if node not in wanted or link.endpoints.peer_address != self._addresses[node]:
                 self._links.pop(node).stop()
         link_callbacks = LinkCallbacks(lambda: self._generation, self._on_pong, self._on_closed)
         for node in wanted - set(self._links):
-            ends = LinkEndpoints(self._own.gang, self._own.node, node, self._addresses[node])
+            ends = LinkEndpoints(self._identity.gang, self._identity.node, node, self._addresses[node])
             self._links[node] = PeerLink(ends, self._open_link, link_callbacks)
         for node, link in self._links.items():
             calm = silence_rules.NEIGHBOUR_PING_S if node in self._group.neighbours else _IDLE_PING_S

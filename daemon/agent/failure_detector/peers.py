@@ -81,8 +81,8 @@ class PeerChannels:
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
     """Answers the other agents of the gang. `order` returns the newest order, or None before the first."""
 
-    def __init__(self, own: AgentIdentity, shards: ShardService, order: Callable[[], Order | None]) -> None:
-        self._own = own
+    def __init__(self, identity: AgentIdentity, shards: ShardService, order: Callable[[], Order | None]) -> None:
+        self._identity = identity
         self._shards = shards
         self._order = order
         self._answered_at: dict[str, float] = {}
@@ -98,7 +98,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         order = self._order()
         generation = order.generation if order is not None else 0
         outcast = self._is_outcast(ping, order)
-        if not outcast and ping.gang_id == self._own.gang:
+        if not outcast and ping.gang_id == self._identity.gang:
             self._answered_at[ping.node] = clock.monotonic()
         return peer_pb2.LinkPong(seq=ping.seq, generation=generation, outcast=outcast)
 
@@ -116,7 +116,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     def _is_outcast(self, ping: peer_pb2.LinkPing, order: Order | None) -> bool:
         # An order older than the sender's may not name the sender yet.
-        if order is None or ping.gang_id != self._own.gang or order.generation < ping.generation:
+        if order is None or ping.gang_id != self._identity.gang or order.generation < ping.generation:
             return False
         return bool(order.members) and all(member.node != ping.node for member in order.members)
 
@@ -143,15 +143,15 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     async def _admit(self, context: _Context) -> None:
         caller = current_caller()
-        if caller.uid != self._own.uid:
+        if caller.uid != self._identity.uid:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"uid {caller.uid} is not the owner of this gang")
 
 
 class ProbeService(common_pb2_grpc.ProbeServiceServicer):
     """Answers that an agent is alive on this node."""
 
-    def __init__(self, own: AgentIdentity) -> None:
-        self._reply = PingReply(node=own.node, role="agent", incarnation=own.incarnation)
+    def __init__(self, identity: AgentIdentity) -> None:
+        self._reply = PingReply(node=identity.node, role="agent", incarnation=identity.incarnation)
 
     async def Ping(self, request: PingRequest, context: _Context) -> PingReply:
         reply = PingReply()

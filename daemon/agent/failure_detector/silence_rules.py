@@ -93,14 +93,14 @@ def _self_fence_reason(now: float, group: PeerGroup, last_contacts: LastContacts
     if now - max(last_contacts.coordinator, suspicion_since) < SELF_FENCE_AFTER_S:
         return ""
     others = group.members - {group.own_node}
-    near = 1 + sum(
+    heard_count = 1 + sum(
         now - _contact_with(last_contacts, group, node, suspicion_since) < SELF_FENCE_AFTER_S for node in others
     )
-    if 2 * near > len(group.members):
+    if 2 * heard_count > len(group.members):
         return ""
     return (
         f"neither the coordinator nor a majority of the gang has answered for {SELF_FENCE_AFTER_S:g} s "
-        f"({near} of {len(group.members)} heard, this node among them)"
+        f"({heard_count} of {len(group.members)} heard, this node among them)"
     )
 
 

@@ -28,7 +28,7 @@ from muster.v1.memory_pb2 import KeepMemory, KeptMemory
 _log = logging.getLogger(__name__)
 
 FREE_TIMEOUT_S = 8.0
-"""Seconds for which a prolog waits until memory is freed. Slurm gives a job up that has not begun after
+"""Seconds for which a prolog waits until memory is freed. Slurm gives a job up that has not started after
 BatchStartTimeout (10 s by default)."""
 MAX_GANG_NAME_CHARS = 128
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
@@ -191,24 +191,24 @@ class KeptMemoryStore:
         os.close(removed.memory.note_fd)
         # Use new threads: older ones may wait for ever for a process that writes to its memory.
         threads = ThreadPoolExecutor(_FREE_THREADS, "free")
-        begun = [threads.submit(self._free_memfd, fd) for fd in removed.memory.handed_fds]
+        started = [threads.submit(self._free_memfd, fd) for fd in removed.memory.handed_fds]
         threads.shutdown(wait=False)
         with self._lock:
-            self._freeing.update(begun)
-        return begun
+            self._freeing.update(started)
+        return started
 
     def _free_memfd(self, fd: int) -> None:
         self._punch(fd)
         os.close(fd)
 
-    def _wait_until_freed(self, begun: Sequence[Future[None]]) -> None:
+    def _wait_until_freed(self, started: Sequence[Future[None]]) -> None:
         """Raises TimeoutError: not everything is freed in time. Nobody waits for the rest again."""
-        done, late = wait(begun, self._freed_s)
+        done, unfinished = wait(started, self._freed_s)
         with self._lock:
-            self._freeing -= done | late
-        if late:
-            _log.error("%d memfds are still being freed after %.0f s", len(late), self._freed_s)
-            raise TimeoutError(f"{len(late)} memfds are still being freed after {self._freed_s:.0f} s")
+            self._freeing -= done | unfinished
+        if unfinished:
+            _log.error("%d memfds are still being freed after %.0f s", len(unfinished), self._freed_s)
+            raise TimeoutError(f"{len(unfinished)} memfds are still being freed after {self._freed_s:.0f} s")
 
 
 def _punch(fd: int) -> None:

@@ -86,21 +86,21 @@ class MemoryService:
             server.stop()
             self._store.close()
 
-    def _answer(self, uid: int, line: socket.socket) -> None:
+    def _answer(self, uid: int, connection: socket.socket) -> None:
         """Serve one call."""
-        line.settimeout(REQUEST_TIMEOUT_S)
-        data, fds = packets.receive_bytes(line, MAX_FDS + 1)
+        connection.settimeout(REQUEST_TIMEOUT_S)
+        data, fds = packets.receive_bytes(connection, MAX_FDS + 1)
         if not data:
             return
         try:
             try:
                 request = json_format.Parse(data, MemoryRequest())
             except (json_format.ParseError, UnicodeDecodeError) as error:
-                _send(line, MemoryAnswer(refused=f"not a MemoryRequest: {ascii(str(error))[:_MAX_ERROR_CHARS]}"))
+                _send(connection, MemoryAnswer(refused=f"not a MemoryRequest: {ascii(str(error))[:_MAX_ERROR_CHARS]}"))
                 return
             kind = request.WhichOneof("body")
             if kind == "take":
-                self._hand_out(uid, request.take.gang_id, line)
+                self._hand_out(uid, request.take.gang_id, connection)
                 return
             answer = MemoryAnswer()
             if kind == "keep":
@@ -109,7 +109,7 @@ class MemoryService:
                     fds = []
             elif kind == "free":
                 answer = self._job_starts(uid, JobOwner(request.free.slurm_job_id, request.free.uid))
-            _send(line, answer)
+            _send(connection, answer)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -122,17 +122,17 @@ class MemoryService:
             _log.error("nothing can be kept: %s", error)
             return f"musterd: {error.strerror}"
 
-    def _hand_out(self, uid: int, gang: str, line: socket.socket) -> None:
+    def _hand_out(self, uid: int, gang: str, connection: socket.socket) -> None:
         """Give a gang its memory back. The agent confirms that it has it; without a confirmation the memory is kept
         again."""
         kept = self._store.hand_out(uid, gang)
         if kept is None:
-            _send(line, MemoryAnswer())
+            _send(connection, MemoryAnswer())
             return
         try:
-            _send(line, MemoryAnswer(generation=kept.generation), kept.memory.handed_fds)
-            line.settimeout(None)
-            taken = _wait_until_taken(line)
+            _send(connection, MemoryAnswer(generation=kept.generation), kept.memory.handed_fds)
+            connection.settimeout(None)
+            taken = _wait_until_taken(connection)
         except BaseException:
             self._store.put_back(kept)
             raise
@@ -221,20 +221,20 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         _log.exception("a bug of Muster, in a call of uid %d", _caller_uid(request))
 
 
-def _caller_uid(line: socket.socket) -> int:
+def _caller_uid(connection: socket.socket) -> int:
     """The uid of the caller."""
-    _, uid, _ = _PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(uid)
 
 
-def _wait_until_taken(line: socket.socket) -> bool:
+def _wait_until_taken(connection: socket.socket) -> bool:
     """Wait for the agent's confirmation or its end; return whether it confirmed."""
-    data, _ = packets.receive_bytes(line, 0)
+    data, _ = packets.receive_bytes(connection, 0)
     try:
         return json_format.Parse(data, MemoryRequest()).WhichOneof("body") == "taken"
     except (json_format.ParseError, UnicodeDecodeError):
         return False
 
 
-def _send(line: socket.socket, answer: MemoryAnswer, fds: tuple[int, ...] = ()) -> None:
-    packets.send(line, json_format.MessageToDict(answer, preserving_proto_field_name=True), list(fds))
+def _send(connection: socket.socket, answer: MemoryAnswer, fds: tuple[int, ...] = ()) -> None:
+    packets.send(connection, json_format.MessageToDict(answer, preserving_proto_field_name=True), list(fds))

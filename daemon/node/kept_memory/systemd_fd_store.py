@@ -35,16 +35,16 @@ class FdStore:
         """Close what is stored under this name."""
         self._notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def _notify(self, words: str, *fds: int) -> None:
+    def _notify(self, message: str, *fds: int) -> None:
         if not self._address:
             return
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
-                line.settimeout(1.0)
-                line.sendmsg([words.encode()], beside, 0, self._address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+                sock.settimeout(1.0)
+                sock.sendmsg([message.encode()], ancillary, 0, self._address)
         except OSError as error:
-            _log.warning("systemd does not take %s: %s", words.partition("\n")[0], error)
+            _log.warning("systemd does not take %s: %s", message.partition("\n")[0], error)
 
 
 def inherited_descriptors(environ: MutableMapping[str, str], pid: int, first: int = _FIRST_FD) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Reads NVIDIA's lines in the kernel log: Xid, SXid, recovery actions, a GPU that fell off the bus.
 
-Pure text to data. The shapes are those of the drivers since about 2010:
+Pure: text in, data out. The formats are those of the drivers since about 2010:
 
     NVRM: Xid (0000:03:00): 14, Channel 00000001                                  to 2012: no "PCI:"
     NVRM: Xid (PCI:0000:01:00): 31, Ch 00000008, ...                              2013 to 470
@@ -9,8 +9,8 @@ Pure text to data. The shapes are those of the drivers since about 2010:
     NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (...) B100 and newer, NVLink
     NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
     XID 63 Dynamic Page Retirement: New retired page, ...                         before A100
-    NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.                           no Xid at all, or three
-    lines nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
+    NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.                           without any Xid, or in 3 lines
+    nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
 
 Kinds are those of the coordinator's policy.toml.
 """
@@ -81,6 +81,6 @@ def _xid(found: re.Match[str], line: str) -> KernelError:
     code, rest, device = int(found["xid"]), found["rest"] or "", found["bdf"].lower()
     if code == _RECOVERY_CODE and (action := _RECOVERY.search(rest)):
         return KernelError("gpu-recovery", int(action["to"], 16), device, line)
-    if code in _NVLINK5_CODES and (said := _NVLINK5.search(rest)) and said["severity"] == "Nonfatal":
+    if code in _NVLINK5_CODES and (severity := _NVLINK5.search(rest)) and severity["severity"] == "Nonfatal":
         return KernelError("xid-nonfatal", code, device, line)
     return KernelError("xid", code, device, line)
