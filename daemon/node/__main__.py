@@ -1,8 +1,12 @@
 """The command `musterd`.
 
-Exit status: 0 after SIGTERM. 69: the listen address is in use or does not exist (yet); a restart may help. 70: a bug;
-the log has its traceback. 78: the site must correct its settings (wrong flag or file, no libmunge); a restart does not
-help. A missing coordinator never ends musterd.
+Exit status:
+    0   SIGTERM ended the process.
+    69  The listen address is in use or does not exist yet. A restart may help.
+    70  A bug. The log has its traceback.
+    78  The site must correct its settings (wrong flag or file, no libmunge). A restart does not help.
+
+A missing coordinator never ends musterd.
 """
 
 from __future__ import annotations
