@@ -29,6 +29,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="    if moved_at > probe.asked_at:",
         bug="    if moved_at > probe.asked_at + 1000.0:",
     ),
+    "trust-the-coordinator-alone": PlantedBug(
+        "A node is called lost or hung although no other agent could be asked about it.",
+        module=f"{_ROOM}.failure_detector",
+        code="    if asked >= min(2, others) > 0:\n",
+        bug="    if asked >= 0:\n",
+    ),
     "hung-at-once": PlantedBug(
         "A node whose processes stop for a moment is called hung.",
         module=f"{_ROOM}.failure_detector",
@@ -50,7 +56,7 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     "ignore-a-correlated-fault": PlantedBug(
         "A node is called unfit for a signal that the loss of a peer explains, because finding the loss takes long.",
         module=f"{_ROOM}.correlated_faults",
-        code="    over = [(node, reason) for node, reason in over if not _may_show(turn, node)]\n",
+        code="    over = [(node, reason) for node, reason in over if not _peer_may_be_lost(turn, node)]\n",
         bug="",
     ),
     "blame-nodes-for-storage": PlantedBug(

@@ -1,21 +1,24 @@
-"""When the core wants to look again: one moment for each key, the nearest of all at hand at once."""
+"""One deadline for each key, and the nearest of all deadlines without a search."""
 
 import heapq
 
 
 class Deadlines:
-    """A moment (seconds) for each key. Setting, dropping and finding the nearest cost the logarithm of their number."""
+    """The next deadline (seconds) of each key.
+
+    To set, drop or find the nearest deadline costs time that grows with the logarithm of the number of deadlines.
+    """
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # holds moments that were moved or dropped too, until they come up
+        self._heap: list[tuple[float, str]] = []  # old deadlines stay in the heap until they reach its top
 
     def get(self, key: str) -> float | None:
-        """The moment of `key`."""
+        """The deadline of `key`; None where it has none."""
         return self._at.get(key)
 
     def set(self, key: str, at: float | None) -> None:
-        """`key` is due at `at`, and at no other moment; None: never."""
+        """Replace the deadline of `key`. None: `key` has no deadline."""
         if at is None:
             self._at.pop(key, None)
         elif self._at.get(key) != at:
@@ -24,13 +27,13 @@ class Deadlines:
 
     @property
     def nearest(self) -> float | None:
-        """The nearest moment of all; None where nothing is due."""
+        """The nearest deadline of all keys; None where no key has one."""
         while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float) -> list[str]:
-        """Keys that are due at `now`, the earliest first; they are dropped."""
+        """Remove and return the keys whose deadline has come at `now`, the earliest first."""
         taken = []
         while (at := self.nearest) is not None and at <= now:
             taken.append(self._heap[0][1])

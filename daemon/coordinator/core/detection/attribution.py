@@ -1,8 +1,8 @@
-"""Doubt: ranks fail twice running on one node, and it is not known whether that is the node's fault or the software's.
+"""Attribution: ranks crash twice in a row on one node. Is it the fault of the node or of the software?
 
-A spare takes the node's place, once for each place in the gang. If the ranks crash there too, it was no node's fault;
-if they come further, and it had crashed them twice, it is to blame. A hang blames nobody: what is taken for one may be
-a pause that only lasts, and that passes elsewhere because each hang in one place doubles the wait.
+A spare takes the node's place, once for each group rank. If the ranks crash there too, it was the software. If they get
+further there, after two crashes on the old node, it was the node. A hang is attributed to no node: an undeclared long
+pause looks the same, and passes elsewhere because each hang in one place doubles the timeout.
 """
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
@@ -15,17 +15,20 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 CRASHES_UNTIL_SWAP = 2
-"""So many crashes running on one node, each no further than the one before, are as likely the node's fault."""
+"""Crashes in a row on one node, none further than the one before, after which a spare takes the node's place."""
 EXIT_BY_SIGKILL = -9
-"""Every rank that is fenced ends so, and whom the kernel ended for want of memory."""
+"""Exit code of every fenced rank, and of a rank that the kernel killed for lack of memory."""
 EXITS_WITHOUT_FAULT = frozenset({-6, EXIT_BY_SIGKILL, -15})
-"""Signals by which a rank ends itself over a peer's loss, or is ended by others."""
+"""Exit codes by signals (SIGABRT, SIGKILL, SIGTERM) with which a rank ends itself over the loss of a peer, or is
+ended."""
 
 
 def find_crashed_node(gang_turn: GangTurn) -> str:
-    """The node on which ranks ended the newest generation by themselves, now that all ranks have ended; empty where no
-    single one can be named. Whose exit was reported first says little: a healthy rank dies of its peer's reset, and its
-    agent may be the quicker one."""
+    """The node on which ranks crashed and ended the newest generation; empty where no single node can be named.
+
+    Called when all ranks have ended. The first reported exit proves little: a healthy rank dies of the reset of a
+    peer's connection, and its agent may report first.
+    """
     gang = gang_turn.gang
     last = gang.recoveries[-1]
     if last.hung or not last.crashed_on:
@@ -44,7 +47,7 @@ def _exits(gang_turn: GangTurn, node: str) -> set[int]:
 
 
 def swap_crashing_node(gang_turn: GangTurn) -> None:
-    """Where ranks have failed on one node twice running, another node takes its place, if there is one."""
+    """If ranks have crashed twice in a row on one node, remove the node where a spare can take its place."""
     gang = gang_turn.gang
     if len(gang.recoveries) < 2:
         return
@@ -53,7 +56,7 @@ def swap_crashing_node(gang_turn: GangTurn) -> None:
     if last.hardware or before.hardware or not node or before.crashed_on != node:
         return
     if gang.failures_in_a_row < CRASHES_UNTIL_SWAP:
-        return  # the ranks had come further in between, on that very node
+        return  # between the crashes the ranks got further, on that very node
     member, seat = gang.members.get(node), next((seat for seat in gang.seats if seat.node == node), None)
     if member is None or member.removed or seat is None or seat.group_rank in gang.group_ranks_swapped_once:
         return
@@ -64,7 +67,7 @@ def swap_crashing_node(gang_turn: GangTurn) -> None:
 
 
 def attribute_to_node(gang_turn: GangTurn) -> None:
-    """The ranks crashed on one node twice, and have come further without it."""
+    """Take the removed node out of service if its ranks crashed there twice and get further elsewhere."""
     gang, node = gang_turn.gang, gang_turn.gang.unattributed_node
     if (
         not node
@@ -74,7 +77,7 @@ def attribute_to_node(gang_turn: GangTurn) -> None:
     ):
         return
     if gang_turn.observed.last_step[1] <= gang.furthest_step + 1:
-        return  # a rank that has finished a step says of the others that they have finished the one before
+        return  # a finished step proves of other ranks only that they finished the step before
     reason = f"ranks failed on {node} twice running, and go on elsewhere"
     if node not in gang_turn.turn.index.out_of_service:
         circuit_breaker.take_out_of_service(gang_turn.turn, gang, node, NodeHealth.UNFIT, reason)
@@ -82,7 +85,8 @@ def attribute_to_node(gang_turn: GangTurn) -> None:
 
 
 def _came_back(gang: Gang) -> bool:
-    """The doubted node has carried ranks again since, as one of the shared pool may: where they go on tells nothing."""
+    """The node has carried ranks again since its removal, as a node of the shared pool may. Then progress elsewhere
+    proves nothing."""
     if any(seat.node == gang.unattributed_node for seat in gang.seats):
         return True
     for recovery in reversed(gang.recoveries):

@@ -1,8 +1,8 @@
-"""How much is done without asking: limits on what is taken out of service, and observe mode.
+"""The circuit breaker: limits on what Muster takes out of service by itself, and observe mode.
 
-A wrong row in the policy, or a fault of the network, must not empty a cluster. Where a limit is reached a live node
-stays in service whatever its hardware says, and Slurm is not told of a dead one: it finds out by itself. Gangs get on
-without a node that is gone all the same, for they can't train with it; one that loses node after node is stopped.
+A wrong row in the policy, or a fault of the network, must not empty a cluster. Where a limit is reached, a live node
+stays in service whatever its hardware reports, and Slurm is not told about a dead node: Slurm finds out by itself. The
+gang goes on without a dead node all the same. A gang that loses node after node is stopped.
 """
 
 from muster.daemon.coordinator.core.state import facts
@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, 
 from muster.daemon.coordinator.core.state.turn import Turn
 
 COUNTED_OUT_S = 86400.0
-"""A node that has been out of service for longer counts no more: some never come back."""
+"""Seconds for which a node out of service counts against the limits. Some nodes never come back."""
 
 
 def reason_to_withhold(turn: Turn) -> str:
@@ -30,7 +30,8 @@ def reason_to_withhold(turn: Turn) -> str:
 
 
 def take_out_of_service(turn: Turn, gang: Gang | None, node: str, verdict: NodeHealth, reason: str) -> None:
-    """Call the node `verdict`, and have it drained in Slurm where it lives, else set DOWN."""
+    """Set the node's health, and owe Slurm a drain (the node is alive) or DOWN. Where a limit withholds the call,
+    record that."""
     held, before = reason_to_withhold(turn), turn.state.node(node).health
     if verdict is before or verdict in NODE_TRANSITIONS[before]:
         turn.record(facts.NodeJudged(node, verdict, reason))
@@ -43,8 +44,8 @@ def take_out_of_service(turn: Turn, gang: Gang | None, node: str, verdict: NodeH
 
 
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:
-    """Why the gang may not go on without further nodes; empty where it may. What a run of the job before has lost is no
-    reason not to start this one."""
+    """Why the gang may not go on with further nodes; empty where it may. Losses in an earlier run of the job do not
+    keep this run from its start."""
     if gang.phase is not Phase.RECOVERING or not gang.recoveries or not gang.recoveries[-1].nodes_out:
         return ""
     lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)

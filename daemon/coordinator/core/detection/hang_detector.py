@@ -1,9 +1,9 @@
-"""Hangs: every agent answers, and no rank finishes a step.
+"""The hang detector: every agent answers, and no rank finishes a step.
 
-A stall accuses nobody: all agents are asked, and only where each of them answers and still nothing moves does the
-generation hang. Then its ranks' stacks are kept, and it is fenced and restarted in place, as after a rank's crash. How
-long is too long follows from the job's own pace; a declared phase (evaluation, saving) is never a stall. A script that
-has never declared a step, in no generation, is left alone: it may not use the library.
+A stall accuses no node. All agents are probed, and only where each of them answers and still no step comes does the
+generation hang. Then its ranks' stacks are written, and it is fenced and restarted in place, as after a crash. The
+timeout follows the gang's own pace. A declared phase (evaluation, saving) is never a stall. A script that has never
+declared a step, in no generation, is left alone: it may not use the library.
 """
 
 from muster.daemon.coordinator.core.detection import failure_detector, progress_timeouts
@@ -13,46 +13,47 @@ from muster.daemon.coordinator.core.state.observed_state import AGENT, Stall
 from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
 
 REPORT_DELAY_S = 1.0
-"""Steps that were made while an agent stood still are told within this after its answer."""
+"""Seconds after its answer within which an agent that stood still reports the steps made meanwhile."""
 STACKS_TIMEOUT_S = 2.0
-"""Agents write stacks within this; a fence waits no longer."""
+"""Seconds that the agents have to write the stacks before the fence."""
 
 
 def detect_hang(gang_turn: GangTurn) -> bool:
-    """Look for a stall, ask all agents in one, end a generation that hangs. True: it was fenced."""
+    """Look for a stall, probe all agents in one, and end a generation that hangs. True: it was fenced."""
     if gang_turn.gang.hang is not None:
-        return _end(gang_turn)
+        return _fence_after_stacks(gang_turn)
     if not _may_stall(gang_turn):
         gang_turn.observed.stall = None
         return False
-    due = progress_timeouts.last_progress_at(gang_turn) + progress_timeouts.hang_timeout_s(gang_turn) * _strange(
+    due = progress_timeouts.last_progress_at(gang_turn) + progress_timeouts.hang_timeout_s(gang_turn) * _exited_factor(
         gang_turn
     )
     if gang_turn.now < due:
         gang_turn.observed.stall = None
         gang_turn.turn.tick_at(due)
     elif gang_turn.observed.stall is None or not gang_turn.observed.stall.unanswered <= gang_turn.index.present:
-        _ask_all(gang_turn)  # anew where who was waited for has gone out: what the others said is old by then
+        _probe_all(gang_turn)  # again where an agent to be waited for was removed: the other answers are old by then
     elif _all_have_answered(gang_turn, gang_turn.observed.stall):
-        _found(gang_turn)
+        _record_hang(gang_turn)
     return False
 
 
 def _may_stall(gang_turn: GangTurn) -> bool:
-    """Ranks that declare steps run, all of them, and nobody has said why there would be none."""
+    """All ranks run and declare steps, and no rank has declared why there would be none."""
     gang, index = gang_turn.gang, gang_turn.index
     known = gang.spec.hang_after_s > 0 and gang.stepped_generation > 0 and gang.stop is None
     return known and not index.unattached and not index.in_declared_phase
 
 
-def _strange(gang_turn: GangTurn) -> int:
-    """Some ranks have exited well: the others may have much left to do without a step, but they may wait for these."""
-    known = gang_turn.observed.pace.median_step_s > 0  # else the wait is as long already
+def _exited_factor(gang_turn: GangTurn) -> int:
+    """Factor of the timeout once some ranks have exited with 0. The other ranks may have much work left without a step,
+    or may wait for the ranks that have exited."""
+    known = gang_turn.observed.pace.median_step_s > 0  # else the timeout has this factor already
     return progress_timeouts.UNKNOWN_PACE_FACTOR if gang_turn.index.exited_cleanly and known else 1
 
 
-def _ask_all(gang_turn: GangTurn) -> None:
-    """Probe every agent of the gang; whatever else comes from one is an answer as well."""
+def _probe_all(gang_turn: GangTurn) -> None:
+    """Probe every agent of the gang. Any other message of an agent counts as its answer, too."""
     present = gang_turn.index.present
     gang_turn.observed.stall = Stall(gang_turn.now, set(present))
     for node in sorted(present):
@@ -73,10 +74,10 @@ def _ask_all(gang_turn: GangTurn) -> None:
 
 
 def _all_have_answered(gang_turn: GangTurn, stall: Stall) -> bool:
-    """Each has, and has had the time to tell of a step. Who does not is asked after as anybody who falls silent."""
+    """Every agent has answered, and had the time to report a step. A silent agent is suspected as any other."""
     asked_after = (
         gang_turn.index.present & gang_turn.observed.suspected_since.keys()
-    )  # what came of these may be old, from a wire that was cut
+    )  # their last words may be old, from a connection that was cut
     if stall.unanswered or asked_after:
         gang_turn.turn.tick_at(gang_turn.now + REPORT_DELAY_S)
         return False
@@ -87,7 +88,7 @@ def _all_have_answered(gang_turn: GangTurn, stall: Stall) -> bool:
     return True
 
 
-def _found(gang_turn: GangTurn) -> None:
+def _record_hang(gang_turn: GangTurn) -> None:
     since, node = progress_timeouts.last_progress_at(gang_turn), _held_up_by(gang_turn)
     words = f"hang: no rank has finished a step for {gang_turn.now - since:.0f} s, and every agent answers"
     if node:
@@ -99,7 +100,7 @@ def _found(gang_turn: GangTurn) -> None:
 
 
 def _held_up_by(gang_turn: GangTurn) -> str:
-    """The only node whose ranks are a step behind all others; empty where no single one is. It holds them all up."""
+    """The only node whose ranks are a step behind all others, and hold them up; empty where no single node is."""
     steps = {seat.node: _slowest(gang_turn, seat.node) for seat in gang_turn.gang.seats}
     least = min(steps.values())
     last = [node for node, step in steps.items() if step == least]
@@ -111,8 +112,8 @@ def _slowest(gang_turn: GangTurn, node: str) -> int:
     return min((rank.step if rank.progressed else -1 for rank in ranks), default=-1)
 
 
-def _end(gang_turn: GangTurn) -> bool:
-    """Fence the generation, once the stacks of its ranks are kept or have had their time."""
+def _fence_after_stacks(gang_turn: GangTurn) -> bool:
+    """Fence the generation once the stacks are written, or STACKS_TIMEOUT_S have passed. True: it was fenced."""
     hang = gang_turn.gang.hang
     if hang is None or gang_turn.turn.limits.observe:
         return False
@@ -120,7 +121,7 @@ def _end(gang_turn: GangTurn) -> bool:
     if gang_turn.index.stacks_missing and gang_turn.now < until:
         gang_turn.turn.tick_at(until)
         return False
-    # Where agents miss each other, the network between them is as likely to hold the ranks up as the software.
+    # Agents that miss each other: the network may hold the ranks up as well as the software.
     hardware = bool(gang_turn.index.accusers)
     failure_detector.fence_generation(
         gang_turn, hang.reason, hardware, suspected_at=hang.suspected_at, crashed_on=hang.node

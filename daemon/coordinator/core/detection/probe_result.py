@@ -1,7 +1,7 @@
-"""From a round of probes to a finding. A pure function of who was asked and who answered.
+"""What one round of probes shows. A pure function of the witnesses and their answers.
 
-The coordinator's own two probes (agent, musterd) are one witness, two other agents are the others. A node is called
-lost only when all of them find it silent and its gang does not move; an agent that answers anyone clears it.
+The coordinator's own two probes (agent, musterd) are one witness. Two other agents are the other witnesses. A node is
+LOST only if all of them find it silent and its gang makes no step. An agent that answers any witness is alive.
 """
 
 from enum import StrEnum
@@ -13,23 +13,23 @@ from muster.daemon.coordinator.core.state.observed_state import COORDINATOR, MUS
 class ProbeResult(StrEnum):
     """What a round of probes shows."""
 
-    ALIVE = "alive"  # the agent answered somebody
-    AGENT_ENDED = "agent ended"  # musterd answers, the agent's process has ended
-    AGENT_MUTE = "agent mute"  # musterd answers, the agent does not
-    HUNG = "hung"  # the kernel answers, its processes don't
+    ALIVE = "alive"  # the agent answered a witness
+    AGENT_ENDED = "agent ended"  # musterd answers; the agent's process has ended
+    AGENT_MUTE = "agent mute"  # musterd answers; the agent does not
+    HUNG = "hung"  # the kernel answers; no process does
     LOST = "lost"  # nothing answers
-    OPEN = "open"  # answers are missing, or the gang moves: nothing follows
+    OPEN = "open"  # undecided: answers are missing, or the gang makes steps
 
 
 def evaluate(probe: Probe, moved_at: float) -> ProbeResult:
-    """What `probe` shows, with `moved_at` the time at which the gang last declared a new step."""
+    """Return what `probe` shows. `moved_at`: when the gang last reported a new step (seconds)."""
     about_agent = [s for w, s in probe.silence_by_witness.items() if w != MUSTERD]
     if any(s is None for s in about_agent):
         return ProbeResult.ALIVE
     if not probe.complete:
         return ProbeResult.OPEN
     if moved_at > probe.asked_at:
-        return ProbeResult.OPEN  # synchronous training moves only with every rank: the silence is the witnesses' own
+        return ProbeResult.OPEN  # a synchronous step needs every rank: the witnesses are cut off, not the node
     if probe.silence_by_witness[MUSTERD] is None:
         ended = all(s is Silence.CLOSED for s in about_agent)
         return ProbeResult.AGENT_ENDED if ended else ProbeResult.AGENT_MUTE
@@ -37,6 +37,13 @@ def evaluate(probe: Probe, moved_at: float) -> ProbeResult:
 
 
 def process_ended(closed: set[str], others: int) -> bool:
-    """The agent's process has ended for certain: the node's own kernel closed its connections to the coordinator and to
-    two other agents (fewer only where there are fewer), so its ranks have ended with it."""
+    """Whether the agent's process has ended for certain, and its ranks with it.
+
+    The kernel of the node itself must have closed the agent's connections to the coordinator and to two other agents
+    (to fewer only where the gang has fewer).
+
+    Args:
+        closed: witnesses whose connection was closed.
+        others: number of other agents in the gang.
+    """
     return COORDINATOR in closed and len(closed - {COORDINATOR}) >= min(2, others)

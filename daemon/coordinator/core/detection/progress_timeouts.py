@@ -1,7 +1,7 @@
-"""How long a gang may go without a step, or without one agent's word, before anything follows from it.
+"""How long a gang may go without a step, or without a word of one agent, before the core acts.
 
-All of it is measured by the gang's own pace: what is a long silence of a gang that steps five times a second is the
-middle of a step of another one.
+Every timeout follows the gang's own pace: a pause that is long for a gang with five steps a second lies within one step
+of another gang.
 """
 
 from math import inf
@@ -11,19 +11,23 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 CAUSE_WAIT_S = 60.0
-"""Longest wait for a cause: where many nodes fall silent at once, or where the next step may prove that all is well."""
+"""Seconds to wait, at most, for the cause of a silence to show: where many nodes fall silent at once, or where the next
+step may prove that nothing is wrong."""
 OUT_OF_TOUCH_S = 30.0
-"""An agent that answers others, but for so long not the coordinator, gives up its place where its gang waits for it."""
+"""Seconds without contact to the coordinator after which an agent that answers others loses its place, if its gang
+waits for it."""
 MISSED_STEPS = 20
-"""So many steps may pass in which no rank finishes one."""
+"""Number of median steps without a finished step that a gang may take."""
 UNKNOWN_PACE_FACTOR = 10
-"""While it is not known how long a step takes (after a coordinator's restart, too), waits are so many times as long."""
+"""Timeouts are this many times as long while the duration of a step is not known, as after the coordinator's
+restart."""
 FIRST_STEP_FACTOR = 2
-"""A generation may take so many times as long to its first step as the slowest before it."""
+"""A generation may take this many times as long to its first step as the slowest generation before it."""
 MOST_DOUBLINGS = 5
-"""Each hang in the same place doubles the wait, for it may be a long pause that nobody declared; so often at most."""
+"""Number of doublings, at most. Each hang in the same place doubles the timeout, because it may be a long pause that
+the script does not declare."""
 REPORT_DELAY_S = 1.0
-"""A step that was made is told within this."""
+"""Seconds within which a finished step is reported."""
 
 
 def has_finished_step(gang_turn: GangTurn) -> bool:
@@ -32,25 +36,27 @@ def has_finished_step(gang_turn: GangTurn) -> bool:
 
 
 def last_progress_at(gang_turn: GangTurn) -> float:
-    """When a rank last came further, or may have done so unseen."""
+    """When a rank last made progress, or may have made it unobserved (seconds)."""
     return max(
         gang_turn.gang.started_at, gang_turn.turn.observed.observing_since, gang_turn.observed.pace.progressed_at
     )
 
 
 def hang_timeout_s(gang_turn: GangTurn) -> float:
-    """So many seconds may pass until the next step."""
+    """Seconds that may pass until the next step. After that, the generation may hang."""
     gang, pace = gang_turn.gang, gang_turn.observed.pace
     least = gang.spec.hang_after_s * (1 if pace.median_step_s else UNKNOWN_PACE_FACTOR)
     first = 0.0 if has_finished_step(gang_turn) else FIRST_STEP_FACTOR * gang.first_step_s
     further = has_finished_step(gang_turn) and gang_turn.observed.step_number > gang.furthest_step
-    patience = 1 if further else 2 ** min(gang.failures_in_a_row, MOST_DOUBLINGS)
-    return float(patience * max(least, MISSED_STEPS * pace.median_step_s, pace.longest_gap_s, first))
+    factor = 1 if further else 2 ** min(gang.failures_in_a_row, MOST_DOUBLINGS)
+    return float(factor * max(least, MISSED_STEPS * pace.median_step_s, pace.longest_gap_s, first))
 
 
 def step_may_be_under_way(gang_turn: GangTurn, member: Member) -> bool:
-    """As far as can be told its ranks train on, also those of `member`, whom probes don't find lost.
-    A step that takes longer than a round of probes may be under way. It is waited for, though not for ever."""
+    """The gang still trains as far as is known, the ranks of `member` too, and probes do not find `member` lost.
+
+    A step that takes longer than a round of probes may be under way. It is waited for, at most for CAUSE_WAIT_S.
+    """
     if gang_turn.gang.phase not in (Phase.STARTING, Phase.RUNNING) or not has_finished_step(gang_turn):
         return False
     pace, moved_at = (
@@ -58,22 +64,23 @@ def step_may_be_under_way(gang_turn: GangTurn, member: Member) -> bool:
         max(gang_turn.observed.last_step_at, gang_turn.turn.observed.observing_since),
     )
     step_s = pace.median_step_s or max(pace.longest_gap_s, gang_turn.gang.first_step_s)
-    step_s = step_s or moved_at - gang_turn.gang.started_at  # none was seen from its beginning, and none took longer
+    step_s = step_s or moved_at - gang_turn.gang.started_at  # no whole step was observed, and no step took longer
     held_since = max(moved_at, gang_turn.observed.suspected_since[member.node])
     return gang_turn.now - moved_at < 2 * step_s + REPORT_DELAY_S and gang_turn.now - held_since < CAUSE_WAIT_S
 
 
 def silent_agent_timeout_s(gang_turn: GangTurn, member: Member) -> float:
-    """So many seconds without a word of `member` and without a step show that the gang can't go on without it."""
+    """Seconds without a word of `member` and without a step after which the gang can't go on without it; infinite where
+    the gang does not need its word."""
     gang, index, pace = gang_turn.gang, gang_turn.index, gang_turn.observed.pace
     if index.in_declared_phase - index.unattached - gang_turn.observed.suspected_since.keys():
-        return inf  # others, who are in touch, say why there is no step
+        return inf  # others, whose agents are in touch, have declared why there is no step
     if gang.phase is Phase.DRAINING:
         return OUT_OF_TOUCH_S if member.node in index.flush_pending else inf
     if gang.phase is Phase.STARTING or index.exited_cleanly:
         return OUT_OF_TOUCH_S
-    # Where a script has never declared a step, or no other node carries ranks, many may be made unseen: the longest
-    # wait has to do.
+    # A script that never declares a step, or a gang without another node that carries ranks, may make many steps
+    # unobserved: use the longest timeout.
     others = any(seat.node not in index.unattached | {member.node} for seat in gang.seats)
     known = (
         others and pace.median_step_s > 0 and gang.stepped_generation > 0 and member.node not in index.in_declared_phase
