@@ -193,7 +193,7 @@ async def test_random_generators_are_those_of_fresh_processes(gang: Gang) -> Non
 
 
 def rank_pid(gang: Gang, node: str) -> int:
-    """The rank: the one descendant of the agent that leads a session and is no warm process or store."""
+    """The rank: the one descendant of the agent that leads a session and is no zygote or store."""
     for pid in descendants(gang.agent_pid(node)):
         if Path(f"/proc/{pid}/comm").read_text().startswith("rank"):
             return pid

@@ -1,4 +1,4 @@
-"""Which command lines the warm process may stand in for."""
+"""Which command lines a zygote can run."""
 
 import pytest
 

@@ -81,7 +81,7 @@ async def test_a_command_that_is_not_python_is_not_signalled(gang: Gang) -> None
 
 
 async def test_a_rank_that_offers_its_stacks_twice_has_one_file_for_them(gang: Gang) -> None:
-    await gang.start(1, PYTHON, gang.script(JOINS))  # as the warm process's child, and by the library
+    await gang.start(1, PYTHON, gang.script(JOINS))  # once as the zygote's child, once by the library
     (pid,) = await gang.run(1)
     targets = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
     assert sum("muster-stacks" in target for target in targets) == 1
