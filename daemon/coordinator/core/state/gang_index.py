@@ -1,8 +1,8 @@
-"""One gang, counted as reports come in: how many ranks run, whose agent is missing, whom to look at.
+"""The index of one gang, counted as reports come in: ranks that run, agents that are silent, nodes to look at.
 
-All of it follows from durable state and observed state; it is kept because a gang of a thousand nodes reports a
-thousand times a step, and each report must cost what one node's does. Sets of nodes have no order: whoever decides by
-one sorts it first.
+All of it follows from durable state and observed state. It is kept because a gang of a thousand nodes sends a thousand
+reports a step, and a report must cost as much as one node does. Sets of nodes have no order: sort a set before a
+decision depends on the order.
 """
 
 from collections.abc import Iterable
@@ -20,8 +20,11 @@ _NOTHING = AgentStatus()
 
 @dataclass(frozen=True, slots=True)
 class RankCount:
-    """Ranks of the running generation on one node: reported, with a step finished, exited with 0; did one fail,
-    is one in a declared phase."""
+    """Ranks of the running generation on one node.
+
+    `reported`: all of them. `progressed`: with a finished step. `exited_cleanly`: exited with 0. `failed`: one has
+    failed. `in_declared_phase`: one is in a declared phase.
+    """
 
     reported: int = 0
     progressed: int = 0
@@ -46,7 +49,7 @@ _NO_RANKS = RankCount()
 
 
 def ranks_of_generation(ranks: Iterable[RankState], generation: int) -> list[RankState]:
-    """Those of `ranks` that belong to `generation`."""
+    """The ranks that belong to `generation`."""
     return [rank for rank in ranks if rank.generation == generation]
 
 
@@ -92,15 +95,15 @@ class GangIndex:
     progressed: int = 0
     exited_cleanly: int = 0
     to_recount: set[str] = field(default_factory=set)
-    """Nodes to be counted anew."""
+    """Nodes to count again."""
     seats: dict[str, facts.Seat] = field(default_factory=dict)
     flush_writers: frozenset[str] = frozenset()
     time_fenced_at: float = 0.0
-    """Before that ranks may run on nodes that left in silence; 0: that was not looked at yet."""
+    """Until then (seconds) ranks may run on nodes that left in silence; 0: not computed yet."""
     reported_since: set[str] = field(default_factory=set)
-    """Whose status has come since that was looked at."""
+    """Nodes whose status has come since `time_fenced_at` was computed."""
     heartbeat_check_at: float = 0.0
-    """Before that no agent that is in touch can have been mute for too long; 0: that was not looked at yet."""
+    """Until then (seconds) no attached agent can have missed the heartbeat timeout; 0: not computed yet."""
     _ranks: dict[str, RankCount] = field(default_factory=dict)
     _by_fabric: list[Member] = field(default_factory=list)
     _serial: int = -1
@@ -108,17 +111,17 @@ class GangIndex:
 
     @staticmethod
     def of_gang(gang: Gang) -> "GangIndex":
-        """The index of `gang`, with every node still to be counted."""
+        """A new index of `gang`, with every node to be counted."""
         seats = {seat.node: seat for seat in (*gang.spares, *gang.seats)}
         writers = frozenset(source.node for source in gang.flush.sources) if gang.flush else frozenset()
         return GangIndex(to_recount={*gang.members, *seats, *writers}, seats=seats, flush_writers=writers)
 
     def recount(self, gang: Gang, node: str, agent: ObservedAgent | None, fit: bool) -> None:
-        """Count `node` anew: its member in `gang`, its `agent`, and whether it is in service (`fit`)."""
+        """Count `node` again: its member in `gang`, its `agent`, and whether the node is in service (`fit`)."""
         member, status = gang.members.get(node), agent.status if agent else _NOTHING
         attached = agent is not None and agent.attached
         present = member is not None and not member.removed
-        expected = present or (member is not None and self._goes(gang, member))
+        expected = present or (member is not None and self._must_still_fence(gang, member))
         _put(self.present, node, present)
         _put(self.in_service, node, present and attached and fit)
         _put(self.out_of_service, node, present and not fit)
@@ -127,13 +130,13 @@ class GangIndex:
         _put(self.expected, node, expected)
         _put(self.unattached, node, expected and not attached)
         _put(self.unfenced, node, expected and not (attached and status.fenced_generation >= gang.fenced_generation))
-        _put(self.to_release, node, member is not None and _leaves(member))
+        _put(self.to_release, node, member is not None and _awaits_release(member))
         _put(self._behind, node, present and status.order_serial < self._serial)
         self._count_flush(gang, node, status)
         self._count_seat(gang, node, status, attached)
 
-    def _goes(self, gang: Gang, member: Member) -> bool:
-        """It went out alive, and its ranks of the fenced generation must end as everybody's."""
+    def _must_still_fence(self, gang: Gang, member: Member) -> bool:
+        """The member was removed alive, and its ranks of the fenced generation must end as well."""
         seat = self.seats.get(member.node)
         if gang.phase not in FENCING or not gang.recoveries or seat is None or seat.group_rank < 0:
             return False
@@ -162,29 +165,29 @@ class GangIndex:
             self.exited_cleanly += ranks.exited_cleanly - before.exited_cleanly
 
     def agents_behind(self, gang: Gang, seen: ObservedGang) -> set[str]:
-        """The present that have not carried out the newest order."""
+        """The present members whose agents have not carried out the newest order."""
         if self._serial != gang.order_serial:
             self._serial = gang.order_serial
             self._behind = {node for node in self.present if seen.status(node).order_serial < gang.order_serial}
         return self._behind
 
     def in_fabric_order(self, gang: Gang) -> list[Member]:
-        """The members that are present, in the order of the fabric."""
+        """The present members, nodes of one leaf together."""
         if not self._by_fabric:
             self._by_fabric = placement.in_fabric_order([gang.members[node] for node in self.present])
         return self._by_fabric
 
     def note_membership_change(self) -> None:
-        """Members came or went."""
+        """A member has joined or was removed."""
         self._by_fabric, self.time_fenced_at = [], 0.0
 
 
 def silent_neighbours(seat: facts.Seat, status: AgentStatus) -> list[str]:
-    """Neighbours that have not answered the agent of `seat` for as long as an accusation takes."""
+    """Neighbours that have not answered the agent of `seat` for as long as an accusation needs."""
     return [node for node in seat.neighbours if status.heard_s.get(node, 0.0) >= ACCUSE_AFTER_S]
 
 
-def _leaves(member: Member) -> bool:
+def _awaits_release(member: Member) -> bool:
     return member.removed and member.alive and not member.released and not member.batch_host
 
 

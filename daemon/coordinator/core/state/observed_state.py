@@ -1,5 +1,8 @@
-"""What is seen at the moment: open streams, last contacts, statuses, probes. Nothing here is journaled; after a restart
-it is seen again, because agents and daemons attach anew with whole statuses."""
+"""The observed state: open streams, last contacts, statuses and probes.
+
+Nothing here is journaled. After a restart the coordinator observes it again, because agents and daemons attach anew
+with whole statuses. Times are seconds on the coordinator's clock; 0 means never.
+"""
 
 from dataclasses import dataclass, field
 
@@ -8,9 +11,9 @@ from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
 from muster.daemon.coordinator.core.state.step_pace import StepPace
 
 COORDINATOR = "coordinator"
-"""The coordinator as a witness of a closed connection."""
+"""The coordinator as a witness of a closed connection (ObservedGang.closed_by)."""
 AGENT, MUSTERD = "agent", "musterd"
-"""The coordinator's own probes of the two processes on the node."""
+"""The coordinator's own two probes: of the agent, and of the node's daemon."""
 
 
 @dataclass(slots=True)
@@ -34,7 +37,11 @@ class Probe:
 
 @dataclass(slots=True)
 class Stall:
-    """A gang that finishes no step: when its agents were asked, who has not answered yet, when the last of them had."""
+    """A gang that finishes no step.
+
+    `asked_at`: when its agents were probed. `unanswered`: agents that have not answered yet. `answered_at`: when the
+    last of them had answered; 0 while some have not.
+    """
 
     asked_at: float
     unanswered: set[str]
@@ -43,7 +50,8 @@ class Stall:
 
 @dataclass(slots=True)
 class ObservedAgent:
-    """One agent. `attached_at`: when its stream was opened, and its order sent."""
+    """One agent. `attached_at`: when its stream was opened and its order sent. `gone_at`: when its stream ended.
+    `reported_at`: when its newest status came."""
 
     node: str
     incarnation: str
@@ -57,29 +65,33 @@ class ObservedAgent:
 
 @dataclass(frozen=True, slots=True)
 class ObservedBatch:
-    """A job's batch process: in which run of the job (Slurm's restart count), and when it was last heard."""
+    """The batch process of one run of a job. `heard_at`: when it last sent a heartbeat."""
 
     job: int
     restart_count: int
     heard_at: float
 
     def is_of(self, job: int, restart_count: int) -> bool:
-        """It belongs to this run of this job."""
+        """The batch process belongs to this run of this job."""
         return (self.job, self.restart_count) == (job, restart_count)
 
 
 @dataclass(slots=True)
 class ObservedGang:
-    """What is seen of a gang. `suspected_since` maps a node to when the suspicion arose, `closed_by` to the
-    witnesses whose connection to its agent was ended by its own kernel: a proof that the process has ended;
-    `reachability` to whether the coordinator's own probes reach its agent, and since when that has been so."""
+    """What is observed of one gang.
+
+    `suspected_since`: node → when the suspicion arose. `closed_by`: node → witnesses whose connection to the agent was
+    closed by the node's own kernel, which proves that the process has ended. `reachability`: node → whether the
+    coordinator's own probes reach the agent, and since when.
+    """
 
     agents: dict[str, ObservedAgent] = field(default_factory=dict)
     probes: dict[str, Probe] = field(default_factory=dict)
     suspected_since: dict[str, float] = field(default_factory=dict)
     kernel_only_since: dict[str, float] = field(default_factory=dict)
-    """Since which round of probes nothing but its kernel has answered."""
+    """Node → start of the first round of probes that only the kernel has answered."""
     cleared_at: dict[str, float] = field(default_factory=dict)
+    """Node → when an answer last cleared a suspicion."""
     closed_by: dict[str, set[str]] = field(default_factory=dict)
     reachability: dict[str, tuple[bool, float]] = field(default_factory=dict)
     job_ended: str | None = None
@@ -87,30 +99,34 @@ class ObservedGang:
     job_nodes: tuple[str, ...] = ()
     limit_at: float | None = None
     limit_s: float = 0.0
-    """When the job's time limit ends it, and how long that limit is in all."""
+    """When the time limit ends the job (seconds), and how long the whole limit is."""
     pending_reason: str = ""
-    """Why Slurm does not start the job, in its own word."""
+    """Slurm's word for why the job does not start."""
     job_pending: bool = False
-    """Slurm says that the job waits to be started."""
+    """Slurm says that the job is pending."""
     job_running: tuple[int, float] | None = None
-    """While Slurm has the job running: its restart count, and since when that was seen."""
+    """Restart count of the running job, and since when it was observed; None while the job does not run."""
     batch: ObservedBatch | None = None
     first_attach_at: float = 0.0
-    """When the first agent of this run of the job was seen; 0: none was."""
+    """When the first agent of this run of the job attached."""
     last_attach_at: float = 0.0
-    """When an agent last attached."""
+    """When any agent last attached."""
     dead_node_seen_at: float = 0.0
-    """When a node of the job that has not attached was last seen to be silent."""
+    """When a node of the job was last found silent before its agent attached."""
     relaunched_at: float = 0.0
-    """When an agent of this run of the job was started anew: srun had ended, and goes without whom it waited for."""
+    """When an agent of this run was started again: srun had ended, and was launched again without the dead node."""
     last_step_at: float = 0.0
-    """When a step that was new to the gang was last reported, and which (generation, step)."""
+    """When a step that was new to the gang was last reported."""
     last_step: tuple[int, int] = (0, 0)
+    """The newest reported step: (generation, step)."""
     pace: StepPace = field(default_factory=StepPace)
     stall: Stall | None = None
     agent_failure_since: float = 0.0
+    """Since when agents report errors that no order mends, or SIGTERM; 0: none does."""
     cancel_requested_by: str = ""
+    """Who has asked to cancel the gang; empty: nobody, or the request is carried out."""
     flush_requested_by: str = ""
+    """Who has asked for a durable checkpoint; empty: nobody, or the request is carried out."""
 
     def is_attached(self, node: str) -> bool:
         """The node's agent has an open stream."""
@@ -123,19 +139,19 @@ class ObservedGang:
         return agent.status if agent else AgentStatus()
 
     def note_answer(self, node: str) -> None:
-        """Something has come from the node's agent, or has reached it."""
+        """The node's agent has sent something, or was reached."""
         if self.stall is not None:
             self.stall.unanswered.discard(node)
 
     @property
     def step_number(self) -> int:
-        """Newest finished step that any rank has declared, of the newest generation that has finished one."""
+        """Newest finished step of the newest generation that has finished one."""
         return self.last_step[1]
 
 
 @dataclass(slots=True)
 class ObservedNode:
-    """One node's daemon. `down`: Slurm has given the node up."""
+    """One node's daemon. `down`: Slurm has the node DOWN."""
 
     attached: bool = False
     incarnation: str = ""
@@ -145,17 +161,17 @@ class ObservedNode:
 
 @dataclass(slots=True)
 class ObservedState:
-    """All that is seen. `observing_since`: when this coordinator began to look (contacts before that are unknown)."""
+    """All that is observed. `observing_since`: when this coordinator began to observe; earlier contacts are unknown."""
 
     observing_since: float
     nodes: dict[str, ObservedNode] = field(default_factory=dict)
     gangs: dict[str, ObservedGang] = field(default_factory=dict)
     last_probe_number: int = 0
     many_stuck_at: float = 0.0
-    """When ranks on many nodes were last seen to outlive their kill."""
+    """When ranks were last seen to outlive SIGKILL on many nodes at once."""
 
     def node(self, name: str) -> ObservedNode:
-        """The observed state of that node, made if there is none."""
+        """What is observed of that node; a new record where there is none."""
         if (found := self.nodes.get(name)) is None:
             found = self.nodes[name] = ObservedNode()
         return found
@@ -167,7 +183,7 @@ class ObservedState:
         return found
 
     def agent_heard_at(self, gang: str, node: str) -> float:
-        """When the coordinator last heard the agent of `gang` on `node`; not earlier than `observing_since`."""
+        """When the coordinator last heard the agent of `gang` on `node`; never earlier than `observing_since`."""
         agent = self.gang(gang).agents.get(node)
         return max(self.observing_since, agent.heard_at if agent else 0.0)
 
@@ -188,7 +204,9 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             seen = observed.gang(event.gang)
             known = seen.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
-                seen.batch = ObservedBatch(event.job, event.restart_count, now)  # else it has outlived its run
+                seen.batch = ObservedBatch(
+                    event.job, event.restart_count, now
+                )  # otherwise the process belongs to an earlier run
         case events.NeighbourAccused():
             _accused(observed.gang(event.gang), event, now)
         case events.ProbeAnswered():
@@ -207,7 +225,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
 
 def _attached(seen: ObservedGang, event: events.AgentAttached, now: float) -> None:
     seen.pace.note_status(seen.status(event.node), event.status, now)
-    seen.last_step = max(seen.last_step, _newest_step(event.status))  # not made now: it is no sign of life
+    seen.last_step = max(seen.last_step, _newest_step(event.status))  # an old step: it proves no progress now
     seen.agents[event.node] = ObservedAgent(
         event.node, event.incarnation, True, now, event.status, now, attached_at=now
     )
@@ -231,7 +249,7 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
     seen = observed.gang(event.gang)
     agent = seen.agents.get(event.node)
     if agent is None or agent.incarnation != event.incarnation:
-        return  # an earlier process of that node
+        return  # a message of an earlier process
     if isinstance(event, events.AgentDisconnected):
         agent.attached, agent.gone_at = False, now
         seen.suspected_since.setdefault(event.node, now)
@@ -246,7 +264,7 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
 
 
 def _newest_step(status: AgentStatus) -> tuple[int, int]:
-    """Generation and step: a generation may start again below what the one before had reached."""
+    """(generation, step): a generation may start again below the last step of the one before."""
     return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
 
 
@@ -283,13 +301,13 @@ def _observe_node(node: ObservedNode, event: events.NodeEvent, now: float) -> No
 
 
 def clear_suspicion(seen: ObservedGang, node: str, now: float) -> None:
-    """Drop every suspicion of `node`: an agent that answers clears every accusation."""
+    """Drop every suspicion and accusation of `node`: its agent has answered."""
     stop_suspecting(seen, node)
     seen.closed_by.pop(node, None)
     seen.cleared_at[node] = now
 
 
 def stop_suspecting(seen: ObservedGang, node: str) -> None:
-    """Ask after `node` no more."""
+    """Drop the suspicion of `node` and its probes."""
     for found in (seen.suspected_since, seen.probes, seen.kernel_only_since):
         found.pop(node, None)

@@ -1,7 +1,7 @@
-"""Who sits where: group ranks, buddies and neighbours. Pure functions of the members and their leaves.
+"""Which node carries which group rank, and who its buddy and its neighbours are. Pure functions.
 
-Seats follow the fabric: nodes of one leaf get adjacent group ranks. Copies and witnesses cross it: a buddy and the
-neighbours that watch a node sit in other leaves wherever there are any.
+Seats follow the network fabric: nodes of one leaf switch get adjacent group ranks. Copies and witnesses cross it: a
+buddy, and the neighbours that watch a node, sit on other leaves wherever there are any.
 """
 
 import re
@@ -12,9 +12,10 @@ from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.facts import Seat
 
 NEIGHBOUR_COUNT = 4
+"""Neighbours that each node watches. Two of them are witnesses; the others may fail."""
 
 
-@lru_cache(maxsize=65_536)  # every node of a big site, sorted again and again
+@lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key under which n2 comes before n10."""
     parts = re.findall(r"\d+|\D+", name)
@@ -26,27 +27,32 @@ def _fabric_order(member: Member) -> tuple[object, ...]:
 
 
 def in_fabric_order(members: Iterable[Member]) -> list[Member]:
-    """Members in the order of the fabric: nodes of one leaf together."""
+    """Members with the nodes of one leaf together."""
     return sorted(members, key=_fabric_order)
 
 
 def first_seats(members: Sequence[Member], count: int) -> list[str]:
-    """The nodes of the first generation, in group rank order; the rest are spares."""
+    """The nodes of the first generation, in the order of group ranks. The other members are spares."""
     return [m.node for m in in_fabric_order(members)[:count]]
 
 
-def refill_seats(seats: Sequence[str], fit: Sequence[Member], leaves: dict[str, str], fewest: int) -> list[str] | None:
-    """The nodes of the next generation: whoever is fit keeps the seat, spares take the empty ones, one of the same leaf
-    before others. Where spares do not suffice the last seats move up into the empty ones, so that all others keep their
-    ranks, and with them the states in their own memory. None where fewer than `fewest` seats would be left.
+def refill_seats(
+    seats: Sequence[str], usable: Sequence[Member], leaves: dict[str, str], fewest: int
+) -> list[str] | None:
+    """The nodes of the next generation; None where fewer than `fewest` seats would be filled.
+
+    A usable node keeps its seat. Spares take the empty seats, spares of the same leaf first. Where spares do not
+    suffice, the nodes of the last seats move up into the empty seats. So all others keep their ranks, and with them the
+    state in their own memory.
 
     Args:
-        seats: nodes of the generation before, in group rank order.
-        fit: members that may carry ranks.
-        leaves: leaf of every member, the lost ones too.
+        seats: nodes of the generation before, in the order of group ranks.
+        usable: members that may carry ranks.
+        leaves: leaf of every member, of lost ones too.
+        fewest: the fewest seats to start with.
     """
-    names, seated = {m.node for m in fit}, set(seats)
-    free = [m for m in in_fabric_order(fit) if m.node not in seated]
+    names, seated = {m.node for m in usable}, set(seats)
+    free = [m for m in in_fabric_order(usable) if m.node not in seated]
     placed = [node if node in names else _take_spare(free, leaves.get(node, "")) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:
@@ -64,7 +70,7 @@ def _take_spare(free: list[Member], leaf: str) -> str:
 
 
 def _ring(members: Sequence[Member]) -> list[Member]:
-    """Members with the leaves interleaved, so that the next in the ring mostly sits elsewhere."""
+    """Members with the leaves interleaved: the next member in the ring is mostly on another leaf."""
     depth: dict[str, int] = {}
     keyed = []
     for member in in_fabric_order(members):
@@ -74,17 +80,17 @@ def _ring(members: Sequence[Member]) -> list[Member]:
 
 
 def _next(ring: Sequence[Member], at: int, count: int) -> list[str]:
-    """Up to `count` members after position `at` of the ring, those of other leaves first."""
+    """Up to `count` members after position `at` of the ring, members of other leaves first."""
     others = (ring[(at + step) % len(ring)] for step in range(1, len(ring)))
     return _across(others, ring[at].leaf, count)
 
 
 def assign_seats(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
-    """Seats (in group rank order) and spares of a generation, with their buddies and neighbours.
+    """Seats (in the order of group ranks) and spares of a generation, with buddies and neighbours.
 
     Args:
-        ranked: nodes that carry ranks, in group rank order.
-        members: all that are present, spares too.
+        ranked: nodes that carry ranks, in the order of group ranks.
+        members: all present members, spares too.
     """
     by_node = {m.node: m for m in members}
     whole, carriers = _ring(members), _ring([by_node[n] for n in ranked])
@@ -108,13 +114,13 @@ def assign_seats(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tupl
 
 
 def witnesses(candidates: Iterable[Member], node: str, leaf: str, count: int) -> list[str]:
-    """Up to `count` of `candidates` (in the order of the fabric) to ask after `node`, those of other leaves first."""
+    """Up to `count` of `candidates` (in fabric order) to probe `node`, those of other leaves first."""
     others = (m for m in candidates if m.node != node)
     return _across(others, leaf, count)
 
 
 def _across(members: Iterable[Member], leaf: str, count: int) -> list[str]:
-    """The first `count` members, those of other leaves than `leaf` before those of it."""
+    """The first `count` members, members of other leaves than `leaf` first."""
     far: list[str] = []
     near: list[str] = []
     for member in members:

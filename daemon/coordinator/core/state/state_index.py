@@ -1,7 +1,7 @@
-"""The indexes of all gangs, and what is found by a node's name: its gangs, and whether it is out of service.
+"""The indexes of all gangs; and for each node, its gangs and whether it is out of service.
 
-An event or a fact only marks what it may have changed; `of` counts the marked nodes anew before anyone reads. Nothing
-here is journaled: all of it follows from durable state and observed state, and a restart counts it afresh.
+An event or a fact only marks the nodes whose counts it may change. `of` counts the marked nodes again before anyone
+reads. Nothing here is journaled: all of it follows from durable and observed state, and a restart counts again.
 """
 
 from muster.daemon.coordinator.core.state import events, facts
@@ -12,9 +12,9 @@ from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 
 
 class StateIndex:
-    """Of `state` and `observed`, which change by the events and facts that are noted here and in no other way.
+    """The index of `state` and `observed`, which change only by the events and facts that are noted here.
 
-    `out_of_service`: the nodes that are out of service.
+    `out_of_service`: names of the nodes that are out of service.
     """
 
     def __init__(self, state: DurableState, observed: ObservedState) -> None:
@@ -28,7 +28,7 @@ class StateIndex:
                 self._homes.setdefault(node, []).append(gang.id)
 
     def of(self, gang: Gang) -> GangIndex:
-        """The gang's index, as of now."""
+        """The index of the gang, up to date."""
         index = self._gangs.get(gang.id)
         if index is None:
             index = self._gangs[gang.id] = GangIndex.of_gang(gang)
@@ -40,22 +40,22 @@ class StateIndex:
         return index
 
     def gangs_of(self, node: str) -> list[Gang]:
-        """The gangs that go on and have `node` as a member, be it an outgoing one; the oldest first."""
+        """The gangs that are not final and have `node` as a member, removed members too; the oldest first."""
         gangs = (self._state.gangs.get(id) for id in self._homes.get(node, ()))
         found = [gang for gang in gangs if gang is not None and not gang.final and node in gang.members]
         return sorted(found, key=lambda gang: gang.registered_at)
 
     def note_event(self, event: events.Event) -> None:
-        """Mark what `event`, which was observed, changes."""
+        """Mark what `event` changes. The observed state holds the event already."""
         if isinstance(event, events.AgentAttached | events.AgentReported | events.AgentDisconnected):
             self._mark(event.gang, event.node)
         if isinstance(event, events.AgentAttached | events.AgentReported) and event.gang in self._gangs:
             self._gangs[event.gang].reported_since.add(event.node)
         if isinstance(event, events.AgentDisconnected | events.NeighbourAccused) and event.gang in self._gangs:
-            self._gangs[event.gang].time_fenced_at = 0.0  # a closed connection may be the proof that was missing
+            self._gangs[event.gang].time_fenced_at = 0.0  # a closed connection may prove that a process has ended
 
     def note_fact(self, fact: facts.Fact) -> None:
-        """Mark what `fact`, which holds by now, changes."""
+        """Mark what `fact` changes. The durable state holds the fact already."""
         match fact:
             case facts.MemberJoined():
                 self._homes[fact.node] = [g.id for g in self.gangs_of(fact.node) if g.id != fact.gang] + [fact.gang]

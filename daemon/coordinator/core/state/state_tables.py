@@ -1,7 +1,8 @@
-"""The two state machines, as literal tables.
+"""The two state machines, of gangs and of nodes, as literal tables.
 
-A gang moves SUBMITTED → GATHERING → PREFLIGHT → STARTING → RUNNING; every fault leads through RECOVERING back to
+A gang goes SUBMITTED → GATHERING → PREFLIGHT → STARTING → RUNNING. Every fault leads through RECOVERING back to
 STARTING, or through DRAINING to a requeue or an end. A node is FIT until evidence says otherwise.
+
 A transition that its table does not hold is a bug: `check_gang_transition` and `check_node_transition` raise
 IllegalTransition, and nothing has changed.
 """
@@ -10,16 +11,16 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where a gang is."""
+    """The phase of a gang."""
 
-    SUBMITTED = "SUBMITTED"  # registered; Slurm has not started its job
+    SUBMITTED = "SUBMITTED"  # registered; Slurm has not started the job
     GATHERING = "GATHERING"  # Slurm has started the job; its agents attach
-    PREFLIGHT = "PREFLIGHT"  # all present; the first rendezvous store opens
-    STARTING = "STARTING"  # a generation was ordered to run
+    PREFLIGHT = "PREFLIGHT"  # all agents are attached; the first rendezvous store opens
+    STARTING = "STARTING"  # the agents have the order to run a generation
     RUNNING = "RUNNING"  # every rank runs
-    RECOVERING = "RECOVERING"  # fence, place, restore
-    DRAINING = "DRAINING"  # ranks are gone, the last checkpoint goes to durable storage
-    REQUEUED = "REQUEUED"  # Slurm has it back, and will start it anew
+    RECOVERING = "RECOVERING"  # fence the ranks, place them, restore their state
+    DRAINING = "DRAINING"  # the ranks have ended; the last checkpoint is written to durable storage
+    REQUEUED = "REQUEUED"  # the job is back in the queue of Slurm
     DONE = "DONE"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -27,13 +28,13 @@ class Phase(StrEnum):
 
 FINAL = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
 FENCING = frozenset({Phase.PREFLIGHT, Phase.RECOVERING})
-"""All ranks shall have ended; the next generation's store opens."""
+"""All ranks must end, and the rendezvous store of the next generation opens."""
 ACTIVE = FENCING | {Phase.STARTING, Phase.RUNNING}
-"""Ranks run, or shall run: every member is expected to be in touch."""
+"""Ranks run, or will run: every agent must be in touch."""
 MONITORED = ACTIVE | {Phase.DRAINING}
-"""Who falls silent is asked after: it carries a rank, or holds a part of the last checkpoint."""
+"""A silent member is probed: it carries a rank, or holds a part of the last checkpoint."""
 EARLY_ENDS = frozenset({Phase.FAILED, Phase.CANCELLED})
-"""Ends that may come at any moment."""
+"""Ends that are possible in every phase."""
 
 GANG_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.SUBMITTED: frozenset({Phase.GATHERING}) | EARLY_ENDS,
@@ -51,22 +52,22 @@ GANG_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class NodeHealth(StrEnum):
-    """What is known of a node."""
+    """The health of a node. Users and the wire call it the verdict on the node."""
 
     FIT = "FIT"
-    SUSPECT = "SUSPECT"  # silent or accused; probes are under way (never journaled: it proves nothing)
-    DEGRADED = "DEGRADED"  # works and keeps its ranks, but a precursor was seen
-    UNFIT = "UNFIT"  # alive with a fatal hardware signal
-    HUNG = "HUNG"  # its kernel answers, its processes don't
-    LOST = "LOST"  # gone: power, kernel or network
-    RETURNING = "RETURNING"  # was LOST or HUNG and is heard again; drained until an operator resumes it
+    SUSPECT = "SUSPECT"  # silent or accused, being probed; shown to users, never journaled, because it proves nothing
+    DEGRADED = "DEGRADED"  # keeps its ranks; a sign of a coming failure was seen
+    UNFIT = "UNFIT"  # alive; its hardware has reported a fatal fault
+    HUNG = "HUNG"  # its kernel answers, its processes do not
+    LOST = "LOST"  # nothing answers: power, kernel or network
+    RETURNING = "RETURNING"  # was LOST or HUNG, and answers again; drained until an operator resumes it
 
 
 OUT_OF_SERVICE = frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST, NodeHealth.RETURNING})
 UNRESPONSIVE = frozenset({NodeHealth.LOST, NodeHealth.HUNG})
-"""Nothing comes from such a node; its streams may stay open on this side for a while."""
+"""Such a node sends nothing, though its streams may stay open on this side for a while."""
 RESUMABLE = frozenset({NodeHealth.UNFIT, NodeHealth.RETURNING})
-"""Who is fit again as soon as Slurm has the node in service: an operator has resumed it."""
+"""Such a node is FIT again once Slurm has it in service: an operator has resumed it."""
 
 NODE_TRANSITIONS: dict[NodeHealth, frozenset[NodeHealth]] = {
     NodeHealth.FIT: frozenset({NodeHealth.DEGRADED, NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST}),
@@ -80,11 +81,11 @@ NODE_TRANSITIONS: dict[NodeHealth, frozenset[NodeHealth]] = {
 
 
 class IllegalTransition(Exception):
-    """A move that the table does not hold; the state is unchanged. Always a bug."""
+    """The table does not hold this transition; the state is unchanged. Always a bug of Muster."""
 
 
 def check_gang_transition(now: Phase, to: Phase) -> Phase:
-    """`to`, if a gang may go there from `now`.
+    """Return `to` if a gang may go there from `now`.
 
     Raises:
         IllegalTransition: the table has no such edge.
@@ -95,7 +96,7 @@ def check_gang_transition(now: Phase, to: Phase) -> Phase:
 
 
 def check_node_transition(now: NodeHealth, to: NodeHealth) -> NodeHealth:
-    """`to`, if a node may go there from `now`; staying is allowed.
+    """Return `to` if a node may go there from `now`. It may also stay.
 
     Raises:
         IllegalTransition: the table has no such edge.

@@ -1,4 +1,4 @@
-"""How fast a gang goes, as the statuses of its agents show it: nothing of it is journaled, all of it is seen anew."""
+"""How fast a gang trains, as its agents' statuses show. Nothing of it is journaled: it is measured again."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from muster.daemon.coordinator.core.state.events import AgentStatus
 
 _STEPS_KEPT = 32
-"""Of so many steps, the newest, the median is taken."""
+"""Number of newest steps over which the median is taken."""
 _STEPS_FOR_MEDIAN = 3
-"""So many give a median that says something."""
+"""Number of steps from which on the median is meaningful."""
 
 
 @dataclass(slots=True)
@@ -26,14 +26,14 @@ class StepPace:
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
 
     def note_status(self, before: AgentStatus, after: AgentStatus, now: float) -> None:
-        """An agent's status was `before`, and is `after`."""
+        """The status of an agent was `before`, and is `after` since `now`."""
         if _in_phase(before) or _in_phase(after):
-            self.progressed_at, self._stepped_at = now, 0.0  # whatever lies between two steps is no step
+            self.progressed_at, self._stepped_at = now, 0.0  # time in a declared phase is not part of a step
         elif _further(before, after):
             self.progressed_at = now
 
     def note_step(self, before: tuple[int, int], after: tuple[int, int], now: float) -> None:
-        """The gang's newest (generation, step) was `before`, and is `after`."""
+        """The gang's newest (generation, step) was `before`, and is `after` since `now`."""
         if self._stepped_at and before[0] == after[0]:
             gap = now - self._stepped_at
             self._steps.append(gap / (after[1] - before[1]))

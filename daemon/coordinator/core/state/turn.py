@@ -1,4 +1,4 @@
-"""One turn of the core: facts are applied the moment they are decided and collected for the journal."""
+"""One turn of the core: a decided fact is applied at once, and collected for the journal."""
 
 from dataclasses import dataclass, field
 
@@ -14,8 +14,11 @@ from muster.daemon.coordinator.core.state.state_index import StateIndex
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """Ask `witnesses` after `node` within `deadline_s` seconds: agents of nodes by name; "agent" and "musterd" are the
-    coordinator's own probes of the two processes (at `peer_address` and `probe_address`)."""
+    """Ask `witnesses` to probe `node` within `deadline_s` seconds.
+
+    A witness is an agent, given by its node's name; "agent" and "musterd" are the coordinator's own probes of the two
+    processes (at `peer_address` and `probe_address`).
+    """
 
     probe: int
     gang: str
@@ -28,8 +31,11 @@ class ProbeRequest:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one event led to. `due`: when the core wants a Tick (seconds); None: nothing is pending. `bugs`: faults that
-    the core found in its own rules, in words for the log."""
+    """What one event has led to.
+
+    `next_tick_at`: when the core needs a Tick (seconds); None where nothing is pending. `bugs`: contradictions among
+    the rules, in words for the log.
+    """
 
     facts: list[Fact] = field(default_factory=list)
     probe_requests: list[ProbeRequest] = field(default_factory=list)
@@ -39,9 +45,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class Turn:
-    """The durable state and observed state that a decision reads, the time it is made at, and what it leads to.
+    """The states that a decision reads, the time at which it is made, and what it leads to.
 
-    `changed_node`: the one node that the event tells of; None where everything may have changed.
+    `changed_node`: the one node that the event is about; None where everything may have changed.
     """
 
     state: DurableState
@@ -53,38 +59,38 @@ class Turn:
     outcome: Outcome = field(default_factory=Outcome)
 
     def record(self, fact: Fact) -> None:
-        """Decide `fact`: it holds from here on."""
+        """Decide `fact`: apply it, index it and collect it."""
         apply(self.state, fact, self.now)
         self.index.note_fact(fact)
         self.outcome.facts.append(fact)
         self.changed_node = None
 
     def owe(self, verb: facts.SlurmVerb, gang: str, job: int, text: str, node: str = "", **more: object) -> None:
-        """Owe Slurm a call."""
+        """Record a call that Slurm is owed."""
         call = self.state.last_call + 1
         self.record(facts.SlurmCallOwed(gang, call, verb, job, node, text, **more))  # type: ignore[arg-type]
 
     def tick_at(self, at: float) -> None:
-        """Ask for a Tick at `at`."""
+        """Request a Tick at `at` (seconds). The earliest request of the turn counts."""
         due = self.outcome.next_tick_at
         self.outcome.next_tick_at = at if due is None else min(due, at)
 
 
 @dataclass(slots=True)
 class GangTurn:
-    """One gang within a turn: shorthands for what its decisions ask again and again."""
+    """One gang within a turn, with short forms for what its rules ask again and again."""
 
     turn: Turn
     gang: Gang
     observed: ObservedGang = field(init=False)
-    """What is seen of the gang."""
+    """What is observed of the gang."""
 
     def __post_init__(self) -> None:
         self.observed = self.turn.observed.gang(self.gang.id)
 
     @property
     def index(self) -> GangIndex:
-        """What is seen of the gang, counted."""
+        """The index of the gang, up to date."""
         return self.turn.index.of(self.gang)
 
     @property
@@ -94,17 +100,17 @@ class GangTurn:
 
     @property
     def job_requeued(self) -> bool:
-        """Slurm has put the job back into the queue, or has started it again."""
+        """Slurm has put the job back into its queue, or has started it again."""
         return self.observed.job_restarts > self.gang.restart_count and not self.observed.job_ended
 
     @property
     def job_ended(self) -> str:
-        """Slurm's word for how the job has ended; empty where it has not, or has been started again since."""
+        """Slurm's word for how the job ended; empty where it has not ended, or was started again since."""
         known = self.observed.job_restarts >= self.gang.restart_count
         return (self.observed.job_ended or "") if known else ""
 
     def is_out_of_service(self, node: str) -> bool:
-        """The node's verdict keeps ranks off it."""
+        """The node's health keeps ranks off it."""
         return node in self.turn.index.out_of_service
 
     def usable(self) -> list[Member]:
@@ -112,21 +118,21 @@ class GangTurn:
         return [m for m in self.gang.present() if not self.is_out_of_service(m.node)]
 
     def has_fenced(self, node: str) -> bool:
-        """The node's agent is in touch and has ended every rank up to the fence."""
+        """The node's agent is attached, and has ended every rank up to the fence."""
         return (
             self.observed.is_attached(node)
             and self.observed.status(node).fenced_generation >= self.gang.fenced_generation
         )
 
     def store_listens(self) -> bool:
-        """The next generation's rendezvous store is open."""
+        """The rendezvous store of the next generation is open."""
         status = self.observed.status(self.gang.store_node)
         return status.store_port > 0 and status.store_generation == self.gang.fenced_generation + 1
 
     def shards_in_memory(self) -> dict[str, tuple[Shard, ...]]:
-        """Shards in the memory of every agent that is in touch, by node; the unfit that still live among them.
+        """Shards in the memory of every attached agent, by node. Members that were removed alive count, too.
 
-        A node that fell silent has an open stream for a while, and is no source all the same.
+        A silent node has an open stream for a while, but is no source.
         """
         members = self.gang.members
         return {
