@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, help="how many seeds to run at once (default: one for each processor)")
     options = parser.parse_args()
     if options.seed is not None:
-        return _one(options.seed)
+        return _run_one_seed(options.seed)
     first = options.first
     if first is None:
         first = 0 if options.count else random.SystemRandom().randrange(10**6, 10**9)
@@ -31,7 +31,7 @@ def main() -> int:
     return 1 if outcome.failures else 0
 
 
-def _one(seed: int) -> int:
+def _run_one_seed(seed: int) -> int:
     logging.disable(logging.CRITICAL)  # the transcript shows what the parts would log
     result = seeds.run(seed, trace=True)
     print("\n".join(result.transcript))

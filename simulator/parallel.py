@@ -58,9 +58,9 @@ def run(first: int, count: int | None = None, seconds: float | None = None, proc
     Args:
         processes: how many processes work at once. None: one for each processor.
     """
-    outcome, began = Outcome(), clock.monotonic()
+    outcome, began_at = Outcome(), clock.monotonic()
     workers = processes or os.cpu_count() or 1
-    tasks = _ranges(first, count, seconds, began)
+    tasks = _ranges(first, count, seconds, began_at)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _initialize_worker) as pool:
         pending = {pool.submit(_run_seeds, numbers) for numbers in itertools.islice(tasks, 2 * workers)}
         while pending:
@@ -69,14 +69,14 @@ def run(first: int, count: int | None = None, seconds: float | None = None, proc
                 outcome.add(future.result())
             if len(outcome.failures) < MAX_FAILURES:
                 pending |= {pool.submit(_run_seeds, numbers) for numbers in itertools.islice(tasks, len(done))}
-    outcome.seconds = clock.monotonic() - began
+    outcome.seconds = clock.monotonic() - began_at
     return outcome
 
 
-def _ranges(first: int, count: int | None, seconds: float | None, began: float) -> Iterator[range]:
+def _ranges(first: int, count: int | None, seconds: float | None, began_at: float) -> Iterator[range]:
     start = first
     while count is None or start < first + count:
-        if seconds is not None and clock.monotonic() - began > seconds:
+        if seconds is not None and clock.monotonic() - began_at > seconds:
             return
         end = start + SEEDS_PER_TASK if count is None else min(start + SEEDS_PER_TASK, first + count)
         yield range(start, end)

@@ -38,10 +38,10 @@ def _limits(seed: int) -> Limits:
     return TIGHT_LIMITS if seed % 4 == 2 else NO_LIMITS
 
 
-def _step_s(seed: int, usual: float) -> float:
+def _step_s(seed: int, usual_step_s: float) -> float:
     """In most gangs a step takes less time than a round of probes; in some gangs it takes more."""
     rng = random.Random(f"long steps {seed}")  # a generator of its own leaves all other seeds as they are
-    return rng.choice([2.0, 3.0]) if rng.random() < 0.1 else usual
+    return rng.choice([2.0, 3.0]) if rng.random() < 0.1 else usual_step_s
 
 
 @dataclass(slots=True)
@@ -86,13 +86,13 @@ class SeedRun:
         self.world.rank_opens_store = rng.random() < 0.2
         self.world.jobs.kill_wait_s = rng.choice([0.0, 30.0])
         self._arm_faults(seed)
-        for phases, often in (
+        for phases, probability in (
             (injection.EARLY_PHASES, 0.8),
             (injection.EARLY_PHASES, 0.7),
             (injection.LATE_PHASES, 0.9),
             (injection.LATE_PHASES, 0.8),
         ):
-            if rng.random() < often:
+            if rng.random() < probability:
                 injection.arm_random(self.world, phases)
         for gang, spec in zip(self._gangs, specs, strict=True):
             self._submit(gang, spec)
@@ -103,11 +103,11 @@ class SeedRun:
         Each one has a random generator of its own, so that a change to one of them leaves the others as they are.
         """
         for phase, shares in injection.ARMED_FAULTS.items():
-            left = random.Random(f"{phase} {seed}").random()
+            remainder = random.Random(f"{phase} {seed}").random()
             for (fault, after_s), share in shares.items():
-                if 0 <= left < share:
+                if 0 <= remainder < share:
                     injection.arm(self.world, fault, after_s, phase)
-                left -= share
+                remainder -= share
         if len(self._gangs) > 1 and random.Random(f"row {seed}").random() < 0.7:
             injection.arm(self.world, network_faults.isolate_nodes_of_every_gang, 4.0)
         if self.world.durations.step_s() > 1.0:
@@ -155,11 +155,14 @@ class SeedRun:
         for _ in range(min(10, 2 + int(rng.expovariate(0.4)))):
             world.schedule.call_at(at, self._inject_fault)
             at += rng.choice([0.3, 2.0, 8.0, 15.0]) * rng.random()
-        for every, action, until in ((15.0, self._repair_nodes, at + 60.0), (4.0, self._submit_next_job, at + 15.0)):
-            moment = START_S + every
+        for interval_s, action, until in (
+            (15.0, self._repair_nodes, at + 60.0),
+            (4.0, self._submit_next_job, at + 15.0),
+        ):
+            moment = START_S + interval_s
             while moment < until:
                 world.schedule.call_at(moment, action)
-                moment += every
+                moment += interval_s
         self.world.run_until(at + 20.0 + 50.0 * rng.random())
         end = at + HEAL_TIME_S + SETTLE_TIMEOUT_S
         while not self._is_settled():
@@ -169,8 +172,8 @@ class SeedRun:
         world.observer.run_settled()
 
     def _inject_fault(self) -> None:
-        live = [id for id in self._gangs if (gang := self.world.gang(id)) is None or not gang.final]
-        injection.inject(self.world, self._rng.choice(live or self._gangs))
+        unfinished = [id for id in self._gangs if (gang := self.world.gang(id)) is None or not gang.final]
+        injection.inject(self.world, self._rng.choice(unfinished or self._gangs))
 
     def _submit_next_job(self) -> None:
         """If a gang has ended early, submit the next job."""
@@ -193,8 +196,8 @@ class SeedRun:
     # -- the end --
 
     def _describe(self, gang: str) -> str:
-        known = self.world.gang(gang)
-        return f"{gang} is {known.phase}" if known else f"{gang} is unknown"
+        gang_state = self.world.gang(gang)
+        return f"{gang} is {gang_state.phase}" if gang_state else f"{gang} is unknown"
 
     def _is_settled(self) -> bool:
         world = self.world
@@ -205,7 +208,7 @@ class SeedRun:
             and not world.slurm.unavailable_reason
             and not coordinator.core.state.owed
             and not coordinator.core.state.correlated_faults
-            and all(map(self._gang_settled, self._gangs))
+            and all(map(self._is_gang_settled, self._gangs))
         )
 
     def _is_healed(self) -> bool:
@@ -219,7 +222,7 @@ class SeedRun:
             and not any(p.alive and p.stopped for p in processes)
         )
 
-    def _gang_settled(self, id: str) -> bool:
+    def _is_gang_settled(self, id: str) -> bool:
         world = self.world
         gang, job = world.gang(id), world.jobs.job(id)
         if gang is None:

@@ -58,8 +58,8 @@ class Coverage:
 
     def required(self) -> Iterator[tuple[str, str, int]]:
         """Every transition of both state tables and every kind of recovery: its kind, name and count."""
-        for kind, moves in (("gang", GANG_TRANSITIONS), ("node", NODE_TRANSITIONS)):
-            for before, after in moves.items():
+        for kind, transitions in (("gang", GANG_TRANSITIONS), ("node", NODE_TRANSITIONS)):
+            for before, after in transitions.items():
                 for to in sorted(after):
                     name = f"{before} → {to}"
                     yield kind, name, self.counts[kind, name]

@@ -88,11 +88,11 @@ class TransitionRecorder:
             self._phase_entered(gang, to)
         self._phases[gang] = to
 
-    def _change_health(self, node: str, verdict: NodeHealth) -> None:
+    def _change_health(self, node: str, health: NodeHealth) -> None:
         before = self._healths.get(node, NodeHealth.FIT)
-        if before is not verdict:
-            self._coverage.count("node", f"{before} → {verdict}")
-        self._healths[node] = verdict
+        if before is not health:
+            self._coverage.count("node", f"{before} → {health}")
+        self._healths[node] = health
 
     def _count_requeue(self, fact: facts.SlurmCallOwed) -> None:
         if reason_phrases.BATCH_PROCESS_LOST in fact.text:

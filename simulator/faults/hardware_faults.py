@@ -27,11 +27,11 @@ def take_down(world: World, node: str, closes: bool) -> None:
             world.schedule.call_later(3.0 + 40.0 * world.rng.random(), _boot, world, node)
 
 
-def crash_batch_host(world: World, gang: str, tries: int = 40) -> None:
+def crash_batch_host(world: World, gang: str, attempts_left: int = 40) -> None:
     """The batch host crashes with srun as soon as its batch process was heard. It is back before Slurm notices."""
     job = world.jobs.running_job(gang)
-    if job is not None and tries and world.jobs.batch_heard_at.get(job.id, -1.0) < (job.start_time or 0.0):
-        world.schedule.call_later(0.05, crash_batch_host, world, gang, tries - 1)
+    if job is not None and attempts_left and world.jobs.batch_heard_at.get(job.id, -1.0) < (job.start_time or 0.0):
+        world.schedule.call_later(0.05, crash_batch_host, world, gang, attempts_left - 1)
     elif job is not None and world.machines[job.batch_host].powered:
         world.note(f"FAULT: {job.batch_host} crashes, and srun of {gang} with it")
         world.power_off(job.batch_host, closes=True)
@@ -53,8 +53,8 @@ def power_off_rack(world: World, gang: str) -> None:
 
 def power_off_buddies(world: World, gang: str) -> None:
     """A node and its buddy lose power at once."""
-    known, node = world.gang(gang), targets.random_node(world, gang)
-    seat = next((seat for seat in known.seats if seat.node == node), None) if known else None
+    gang_state, node = world.gang(gang), targets.random_node(world, gang)
+    seat = next((seat for seat in gang_state.seats if seat.node == node), None) if gang_state else None
     for name in dict.fromkeys((node, seat.buddy or node) if seat else (node,)):
         take_down(world, name, closes=False)
 
@@ -77,22 +77,22 @@ def unfreeze(world: World, node: str) -> None:
 def hardware_signal(world: World, gang: str) -> None:
     """A node reports a hardware signal."""
     node = targets.random_node(world, gang)
-    judgement = world.rng.choice(["unfit", "unfit", "echo", "degraded"])
-    _signal(world, node, judgement)
+    action = world.rng.choice(["unfit", "unfit", "echo", "degraded"])
+    _signal(world, node, action)
 
 
 def degraded_then_failure(world: World, gang: str) -> None:
     """A node reports a precursor, and the failure follows."""
     node = targets.random_node(world, gang)
     _signal(world, node, "degraded")
-    worse = world.rng.choice([crash_node, power_off_node, freeze_node, freeze_node, None])
+    failure = world.rng.choice([crash_node, power_off_node, freeze_node, freeze_node, None])
     delay = 1.0 + 4.0 * world.rng.random()
-    if worse is None:
+    if failure is None:
         world.schedule.call_later(delay, _signal, world, node, "unfit")
-    elif worse is freeze_node:
+    elif failure is freeze_node:
         world.schedule.call_later(delay, freeze_for_long, world, node)
     else:
-        world.schedule.call_later(delay, take_down, world, node, worse is crash_node)
+        world.schedule.call_later(delay, take_down, world, node, failure is crash_node)
 
 
 def unfit_then_failure(world: World, gang: str) -> None:
@@ -113,19 +113,19 @@ def freeze_for_long(world: World, node: str) -> None:
         world.schedule.call_later(15.0, unfreeze, world, node)
 
 
-def _signal(world: World, node: str, judgement: str) -> None:
-    world.note(f"FAULT: {node} reports a hardware signal: {judgement}")
-    if judgement in ("unfit", "echo"):
+def _signal(world: World, node: str, action: str) -> None:
+    world.note(f"FAULT: {node} reports a hardware signal: {action}")
+    if action in ("unfit", "echo"):
         world.machines[node].has_hardware_fault = True
     if world.daemons[node].alive:
-        world.daemons[node].report_signal(events.NodeSignalled(node, judgement, f"Xid ({judgement})", "NVRM: Xid"))
+        world.daemons[node].report_signal(events.NodeSignalled(node, action, f"Xid ({action})", "NVRM: Xid"))
 
 
 def correlated_signal(world: World, gang: str) -> None:
     """A node dies or freezes for long, and the hardware of a healthy peer reports a signal because of that."""
-    known = world.gang(gang)
-    if known is not None and len(known.seats) > 1:
-        dead, peer = (seat.node for seat in world.rng.sample(known.seats, 2))
+    gang_state = world.gang(gang)
+    if gang_state is not None and len(gang_state.seats) > 1:
+        dead, peer = (seat.node for seat in world.rng.sample(gang_state.seats, 2))
         world.note(f"FAULT: {dead} fails, and {peer} reports a correlated signal")
         world.correlated_signals[peer] = (gang, dead)
         if world.rng.random() < 0.3:
@@ -134,5 +134,5 @@ def correlated_signal(world: World, gang: str) -> None:
             world.set_frozen(dead, True)
             world.schedule.call_later(80.0, unfreeze, world, dead)
         if world.daemons[peer].alive:
-            told = events.NodeSignalled(peer, "echo", "Xid 74", "NVRM: Xid")
-            world.schedule.call_later(0.1 + world.rng.random(), world.daemons[peer].report_signal, told)
+            signal_event = events.NodeSignalled(peer, "echo", "Xid 74", "NVRM: Xid")
+            world.schedule.call_later(0.1 + world.rng.random(), world.daemons[peer].report_signal, signal_event)

@@ -9,8 +9,8 @@ from muster.simulator.world.world import World
 
 def cut(world: World, pairs: list[tuple[str, str]], seconds: float | None) -> None:
     """Cut links for this many seconds. None: permanently."""
-    how_long = "permanently" if seconds is None else f"for {seconds:.1f} s"
-    world.note(f"FAULT: cut {how_long}: {', '.join(f'{a} to {b}' for a, b in pairs)}")
+    duration = "permanently" if seconds is None else f"for {seconds:.1f} s"
+    world.note(f"FAULT: cut {duration}: {', '.join(f'{a} to {b}' for a, b in pairs)}")
     for src, dst in pairs:
         world.network.cut(src, dst)
     world.topology_changed()
@@ -77,8 +77,10 @@ def isolate_node(world: World, gang: str) -> None:
     """One node reaches no host, or no host reaches it, or both."""
     node = targets.random_node(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
-    out, into = [(node, host) for host in hosts], [(host, node) for host in hosts]
-    _cut_perhaps_permanently(world, world.rng.choice([out + into, out + into, out, into]), 30.0)
+    outgoing, incoming = [(node, host) for host in hosts], [(host, node) for host in hosts]
+    _cut_perhaps_permanently(
+        world, world.rng.choice([outgoing + incoming, outgoing + incoming, outgoing, incoming]), 30.0
+    )
 
 
 def isolate_node_with_resets(world: World, gang: str) -> None:
@@ -94,25 +96,33 @@ def isolate_node_with_resets(world: World, gang: str) -> None:
 
 def isolate_coordinator(world: World, gang: str) -> None:
     """Cut the coordinator's own link."""
-    out = [(COORDINATOR, node) for node in world.machines]
-    into = [(node, COORDINATOR) for node in world.machines]
-    cut(world, world.rng.choice([out + into, out + into, out, into]), 1.0 + 39.0 * world.rng.random())
+    outgoing = [(COORDINATOR, node) for node in world.machines]
+    incoming = [(node, COORDINATOR) for node in world.machines]
+    cut(
+        world,
+        world.rng.choice([outgoing + incoming, outgoing + incoming, outgoing, incoming]),
+        1.0 + 39.0 * world.rng.random(),
+    )
 
 
 def partition(world: World, gang: str) -> None:
     """Split the nodes into two parts. The coordinator is in one of them."""
     nodes = list(world.machines)
     world.rng.shuffle(nodes)
-    half = nodes[: world.rng.randint(1, max(1, len(nodes) - 1))]
-    rest = [*(n for n in nodes if n not in half), COORDINATOR]
-    cut(world, [pair for a in half for b in rest for pair in ((a, b), (b, a))], targets.random_duration_s(world, 25.0))
+    first_part = nodes[: world.rng.randint(1, max(1, len(nodes) - 1))]
+    second_part = [*(n for n in nodes if n not in first_part), COORDINATOR]
+    cut(
+        world,
+        [pair for a in first_part for b in second_part for pair in ((a, b), (b, a))],
+        targets.random_duration_s(world, 25.0),
+    )
 
 
 def isolate_spare(world: World, gang: str) -> None:
     """A spare is isolated while the other nodes train on."""
-    known = world.gang(gang)
-    if known is not None and known.spares:
-        node = world.rng.choice(known.spares).node
+    gang_state = world.gang(gang)
+    if gang_state is not None and gang_state.spares:
+        node = world.rng.choice(gang_state.spares).node
         hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
         pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
         cut(world, pairs, world.rng.choice([6.0, 10.0, 80.0]))
@@ -123,11 +133,11 @@ def flap_link(world: World, gang: str) -> None:
     node = targets.random_node(world, gang)
     hosts = [name for name in (*world.machines, COORDINATOR) if name != node]
     pairs = [pair for host in hosts for pair in ((node, host), (host, node))]
-    at = 0.0
+    starts_in_s = 0.0
     for _ in range(world.rng.randint(2, 4)):
-        down = 0.2 + 3.0 * world.rng.random()
-        world.schedule.call_later(at, cut, world, pairs, down)
-        at += down + 0.3 + 3.0 * world.rng.random()
+        down_s = 0.2 + 3.0 * world.rng.random()
+        world.schedule.call_later(starts_in_s, cut, world, pairs, down_s)
+        starts_in_s += down_s + 0.3 + 3.0 * world.rng.random()
 
 
 def isolate_nodes_of_every_gang(world: World, gang: str) -> None:

@@ -9,8 +9,8 @@ from muster.simulator.world.world import World
 
 def stop_agent_of_seat(world: World, gang: str, seconds: float) -> None:
     """Stop the agent of a node that has a seat, so that the gang's present phase lasts."""
-    known = world.gang(gang)
-    nodes = [seat.node for seat in known.seats] if known else []
+    gang_state = world.gang(gang)
+    nodes = [seat.node for seat in gang_state.seats] if gang_state else []
     agents = [agent for node in nodes if (agent := world.agents.get((gang, node))) and agent.is_running()]
     if agents:
         agent = world.rng.choice(agents)
@@ -67,14 +67,14 @@ def kill_node_daemon(world: World, gang: str) -> None:
 def kill_rank(world: World, gang: str) -> None:
     """One rank crashes."""
     agent = targets.random_agent(world, gang)
-    able = [rank for rank in agent.ranks.values() if rank.is_active] if agent else []
-    if agent is not None and able:
-        rank = world.rng.choice(able)
+    active_ranks = [rank for rank in agent.ranks.values() if rank.is_active] if agent else []
+    if agent is not None and active_ranks:
+        rank = world.rng.choice(active_ranks)
         world.note(f"FAULT: rank {rank.rank} on {agent.node} crashes")
         _crash_rank(world, rank, world.rng.choice([1, -9, -11]), "RuntimeError: CUDA error")
 
 
-def _crash_rank(world: World, rank: Rank, exit_code: int, words: str, first: str = "") -> None:
+def _crash_rank(world: World, rank: Rank, exit_code: int, stderr: str, first: str = "") -> None:
     """A rank crashes, and its kernel resets the connections to its peers.
 
     Some peers crash because of that, and their agents may report first. Ranks on the node `first` always do.
@@ -82,13 +82,13 @@ def _crash_rank(world: World, rank: Rank, exit_code: int, words: str, first: str
     training = world.newest_training(rank.agent.identity.gang)
     if training is not None and training.generation == rank.generation:
         training.reset_connections(rank.agent.node, 0.4, within_s=0.1, first=first)
-    rank.agent.crash_rank(rank, exit_code, words, 0.1 * world.rng.random() + (0.1 if first else 0.0))
+    rank.agent.crash_rank(rank, exit_code, stderr, 0.1 * world.rng.random() + (0.1 if first else 0.0))
 
 
 def crash_ranks_on_node(world: World, gang: str) -> None:
     """Ranks on one node crash in two consecutive generations, without a new step in between."""
-    known = world.gang(gang)
-    seats = [seat.node for seat in known.seats] if known else []
+    gang_state = world.gang(gang)
+    seats = [seat.node for seat in gang_state.seats] if gang_state else []
     node = world.rng.choice(seats) if seats else targets.random_node(world, gang)
     others = [other for other in seats if other != node]
     first = world.rng.choice(others) if others and world.rng.random() < 0.5 else ""
@@ -97,16 +97,16 @@ def crash_ranks_on_node(world: World, gang: str) -> None:
 
 
 def _crash_again_on_node(
-    world: World, gang: str, where: tuple[str, str], generation: int, left: int, until: float
+    world: World, gang: str, crash_nodes: tuple[str, str], generation: int, repeats_left: int, until: float
 ) -> None:
-    node, first = where
+    node, first = crash_nodes
     agent = world.agents.get((gang, node))
-    able = [r for r in agent.ranks.values() if r.is_active and r.generation > generation] if agent else []
-    if agent is not None and able:
-        _crash_rank(world, able[0], -11, "", first)
-        generation, left = able[0].generation, left - 1
-    if left and world.schedule.now < until:
-        world.schedule.call_later(0.2, _crash_again_on_node, world, gang, where, generation, left, until)
+    active_ranks = [r for r in agent.ranks.values() if r.is_active and r.generation > generation] if agent else []
+    if agent is not None and active_ranks:
+        _crash_rank(world, active_ranks[0], -11, "", first)
+        generation, repeats_left = active_ranks[0].generation, repeats_left - 1
+    if repeats_left and world.schedule.now < until:
+        world.schedule.call_later(0.2, _crash_again_on_node, world, gang, crash_nodes, generation, repeats_left, until)
 
 
 def crash_script_repeatedly(world: World, gang: str) -> None:
@@ -136,31 +136,36 @@ def hang_rank(world: World, gang: str) -> None:
 
 
 def _resume_undetected_hang(world: World, gang: str, rank: Rank) -> None:
-    known = world.gang(gang)
-    if world.limits.observe or known is None or not known.spec.hang_after_s or not known.stepped_generation:
+    gang_state = world.gang(gang)
+    if (
+        world.limits.observe
+        or gang_state is None
+        or not gang_state.spec.hang_after_s
+        or not gang_state.stepped_generation
+    ):
         for other in rank.agent.ranks.values():
             world.schedule.call_later(30.0, setattr, other, "hung", False)
 
 
 def hang_ranks_on_node(world: World, gang: str) -> None:
     """Ranks on one node hang, a step behind the others, in two consecutive generations without a step in between."""
-    known = world.gang(gang)
-    if known is not None and known.seats:
-        node = world.rng.choice(known.seats).node
+    gang_state = world.gang(gang)
+    if gang_state is not None and gang_state.seats:
+        node = world.rng.choice(gang_state.seats).node
         world.note(f"FAULT: ranks on {node} hang")
         _hang_again_on_node(world, gang, node, 0, 2, world.schedule.now + 90.0)
 
 
-def _hang_again_on_node(world: World, gang: str, node: str, generation: int, left: int, until: float) -> None:
+def _hang_again_on_node(world: World, gang: str, node: str, generation: int, repeats_left: int, until: float) -> None:
     training = world.newest_training(gang)
     if training is not None and training.began and not training.over and training.generation > generation:
-        there = [rank for rank in training.ranks.values() if rank.agent.node == node]
-        if there:
-            training.hang_rank(there[0], behind=True)
-            _resume_undetected_hang(world, gang, there[0])
-            generation, left = training.generation, left - 1
-    if left and world.schedule.now < until:
-        world.schedule.call_later(0.2, _hang_again_on_node, world, gang, node, generation, left, until)
+        ranks_there = [rank for rank in training.ranks.values() if rank.agent.node == node]
+        if ranks_there:
+            training.hang_rank(ranks_there[0], behind=True)
+            _resume_undetected_hang(world, gang, ranks_there[0])
+            generation, repeats_left = training.generation, repeats_left - 1
+    if repeats_left and world.schedule.now < until:
+        world.schedule.call_later(0.2, _hang_again_on_node, world, gang, node, generation, repeats_left, until)
 
 
 def declared_phase(world: World, gang: str) -> None:
@@ -183,10 +188,10 @@ def agent_error(world: World, gang: str) -> None:
     agent = targets.random_agent(world, gang)
     if agent is None:
         return
-    everyone = world.rng.random() < 0.5
-    world.note(f"FAULT: {'every agent' if everyone else f'the agent on {agent.node}'} of {gang} has a full disk")
+    every_agent = world.rng.random() < 0.5
+    world.note(f"FAULT: {'every agent' if every_agent else f'the agent on {agent.node}'} of {gang} has a full disk")
     for (id, node), other in sorted(world.agents.items()):
-        if id == gang and (everyone or node == agent.node) and other.alive:
+        if id == gang and (every_agent or node == agent.node) and other.alive:
             other.failure = "no space left on device"
             other.status_changed()
 

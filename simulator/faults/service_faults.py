@@ -70,10 +70,12 @@ def preempt_job(world: World, gang: str) -> None:
 
 def start_other_job(world: World, gang: str) -> None:
     """A foreign job runs on a node where the gang's agent has ended."""
-    mine = {node: agent for (id, node), agent in world.agents.items() if id == gang}
-    left = [node for node, agent in mine.items() if not agent.alive and world.machines[node].powered]
-    if left:
-        node = world.rng.choice(left)
+    gang_agents = {node: agent for (id, node), agent in world.agents.items() if id == gang}
+    nodes_without_agent = [
+        node for node, agent in gang_agents.items() if not agent.alive and world.machines[node].powered
+    ]
+    if nodes_without_agent:
+        node = world.rng.choice(nodes_without_agent)
         world.note(f"FAULT: another job has run on {node}")
         world.kept_memory.job_starts(node, _OTHER_JOB_ID)
 

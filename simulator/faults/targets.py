@@ -16,14 +16,14 @@ def random_node(world: World, gang: str) -> str:
     nodes = nodes_with_agent(world, gang)
     if not nodes:
         return world.rng.choice(list(world.machines))
-    carriers = [name for name in nodes if any(rank.alive for rank in world.agents[gang, name].ranks.values())]
-    return world.rng.choice(carriers if carriers and world.rng.random() < 0.75 else nodes)
+    nodes_with_ranks = [name for name in nodes if any(rank.alive for rank in world.agents[gang, name].ranks.values())]
+    return world.rng.choice(nodes_with_ranks if nodes_with_ranks and world.rng.random() < 0.75 else nodes)
 
 
 def random_agent(world: World, gang: str) -> Agent | None:
     """The agent on a random node of the gang. None: no agent is alive there."""
-    found = world.agents.get((gang, random_node(world, gang)))
-    return found if found is not None and found.alive else None
+    agent_there = world.agents.get((gang, random_node(world, gang)))
+    return agent_there if agent_there is not None and agent_there.alive else None
 
 
 def random_duration_s(world: World, longest: float) -> float:

@@ -64,14 +64,19 @@ class GenerationInvariant:
 
     def generation_joined(self, gang: str, generation: int, nodes: Collection[str]) -> None:
         """All ranks of a generation, which run on these nodes, have joined the rendezvous."""
-        newest, resumed_at = (
+        newest_joined, resumed_at = (
             self._newest_joined.get(gang, 0),
             max(self._resumed_at.get(node, -LATE_RANK_TIMEOUT_S) for node in nodes),
         )
-        if generation < newest and len(nodes) == 1 and self._world.schedule.now - resumed_at < RESUMED_RANK_TIMEOUT_S:
+        if (
+            generation < newest_joined
+            and len(nodes) == 1
+            and self._world.schedule.now - resumed_at < RESUMED_RANK_TIMEOUT_S
+        ):
             return  # ranks of a single node need no other host, and resumed ranks end soon
         require(
-            generation >= newest, f"invariant 1: generation {generation} joins the rendezvous after a newer generation"
+            generation >= newest_joined,
+            f"invariant 1: generation {generation} joins the rendezvous after a newer generation",
         )
         self._newest_joined[gang] = generation
 

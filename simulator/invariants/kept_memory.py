@@ -35,10 +35,12 @@ class KeptMemoryInvariant:
 
     def prolog_finished(self, node: str, job: int, kept: KeptEntry[Any] | None) -> None:
         """A job's first process is about to start on a node that keeps this memory."""
-        other = kept.gang if kept is not None and kept.owner.job != job else ""
-        require(not other, f"invariant 7: job {job} starts on {node}, which still keeps memory of {other}")
+        foreign_gang = kept.gang if kept is not None and kept.owner.job != job else ""
+        require(
+            not foreign_gang, f"invariant 7: job {job} starts on {node}, which still keeps memory of {foreign_gang}"
+        )
 
     def kept_memory_checked(self, node: str, now: float, kept: KeptEntry[Any] | None) -> None:
         """A node keeps this memory at this time."""
-        late = kept.gang if kept is not None and kept.until <= now else ""
-        require(not late, f"invariant 7: {node} keeps memory of {late} for too long")
+        expired_gang = kept.gang if kept is not None and kept.until <= now else ""
+        require(not expired_gang, f"invariant 7: {node} keeps memory of {expired_gang} for too long")

@@ -57,5 +57,5 @@ class LivenessInvariant:
         if gang.phase is not Phase.REQUEUED or job is None or job.state is not JobState.PENDING:
             return
         nodes = [state.node(name) for name in job.excluded]
-        back = [node.name for node in nodes if node.health is NodeHealth.FIT and node.judged_at > gang.phase_at]
-        require(not back, f"invariant 4: {gang.id} waits, and its job excludes {back}, which are in service")
+        returned = [node.name for node in nodes if node.health is NodeHealth.FIT and node.judged_at > gang.phase_at]
+        require(not returned, f"invariant 4: {gang.id} waits, and its job excludes {returned}, which are in service")

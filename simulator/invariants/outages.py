@@ -62,19 +62,19 @@ class OutageInvariant:
             self._silent_at.pop(fact.node, None)
 
     def _check_unkillable(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
-        known, gangs = len(core.state.nodes), core.state.gangs
-        held_s = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
+        known_nodes, gangs = len(core.state.nodes), core.state.gangs
+        waited_s = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
         unkillable = {fact.node}
         for (id, node), agent in self._world.agents.items():
-            member = id in gangs and node in gangs[id].members and (id, node) not in self._out
+            is_present = id in gangs and node in gangs[id].members and (id, node) not in self._out
             reached = agent.is_running() and not self._reachability.was_unreachable(COORDINATOR, id, node)
             # The coordinator is not told of ranks that exit by themselves, and killing a rank may take this long.
-            late = member and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > STUCK_AFTER_S
+            late = is_present and gangs[id].phase in FENCING and at - self._fenced_at.get(id, at) > STUCK_AFTER_S
             if late and reached:
                 unkillable |= {node for rank in agent.ranks.values() if rank.alive and rank.kill_sent}
         require(
-            len(unkillable) <= max(2, known // 10) or held_s >= OUTAGE_HOLD_S,
-            f"invariant 5: {fact.node} is called UNFIT after {held_s:.1f} s, and ranks on {sorted(unkillable)} can't "
+            len(unkillable) <= max(2, known_nodes // 10) or waited_s >= OUTAGE_HOLD_S,
+            f"invariant 5: {fact.node} is called UNFIT after {waited_s:.1f} s, and ranks on {sorted(unkillable)} can't "
             f"be killed",
         )
 
@@ -83,12 +83,12 @@ class OutageInvariant:
         suspected = {node for one in core.state.gangs.values() for node in self._suspected_nodes(core, one, gang, at)}
         many = len(recently_silent | suspected | {fact.node})
         since = self._reachability.unreachable_since(COORDINATOR, gang.id, fact.node)
-        held_s = at - (self._world.schedule.now if since is None else since)
-        known = max(len(core.state.nodes), len(gang.members))
+        waited_s = at - (self._world.schedule.now if since is None else since)
+        known_nodes = max(len(core.state.nodes), len(gang.members))
         require(
-            many <= max(2, known // 10) or held_s >= OUTAGE_HOLD_S,
-            f"invariant 5: {fact.node} is called {fact.health} after {held_s:.1f} s, and {many} of {known} nodes are "
-            f"silent",
+            many <= max(2, known_nodes // 10) or waited_s >= OUTAGE_HOLD_S,
+            f"invariant 5: {fact.node} is called {fact.health} after {waited_s:.1f} s, and {many} of {known_nodes} "
+            f"nodes are silent",
         )
 
     def _suspected_nodes(self, core: Core, gang: Gang, judged: Gang, at: float) -> set[str]:
@@ -100,8 +100,8 @@ class OutageInvariant:
         for node, since in seen.suspected_since.items():
             member, probe = gang.members.get(node), seen.probes.get(node)
             # A node that this turn began to suspect was unknown to it when it decided.
-            known = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
+            was_probed = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
             silent = self._reachability.unreachable_since(COORDINATOR, gang.id, node) is not None
-            if known and member is not None and not member.removed and silent:
+            if was_probed and member is not None and not member.removed and silent:
                 silent_nodes.add(node)
         return silent_nodes

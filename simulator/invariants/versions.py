@@ -50,10 +50,10 @@ class VersionInvariant:
                 for (id, node), agent in self._world.agents.items()
                 if id == gang and agent.alive and version in agent.memory.versions_of(place.rank)
             ]
-            wanted = min(2, len({p.node for p in order.places}))
-            dead = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
+            required_copies = min(2, len({p.node for p in order.places}))
+            ended_agents = sum(1 for (id, _), agent in self._world.agents.items() if id == gang and not agent.alive)
             require(
-                len(copies) + dead >= wanted,
+                len(copies) + ended_agents >= required_copies,
                 f"invariant 2: {version} is committed, but the shard of rank {place.rank} is only on {copies}",
             )
         self._committed[gang] = max(version, self._committed.get(gang, version))
@@ -61,8 +61,8 @@ class VersionInvariant:
     def check_flush(self, gang: Gang, fact: facts.FlushEnded) -> None:
         """The coordinator counts a flush as done."""
         ranks = gang.ranks_of(gang.flush.version) if gang.flush else 0
-        wrong = self._world.durable_storage.publish(gang.id, fact.serial, fact.path, ranks)
-        require(not wrong, f"invariant 2: {gang.id}: {wrong}")
+        error = self._world.durable_storage.publish(gang.id, fact.serial, fact.path, ranks)
+        require(not error, f"invariant 2: {gang.id}: {error}")
         if gang.durable_version is not None:
             self._durable[gang.id] = max(gang.durable_version, self._durable.get(gang.id, gang.durable_version))
 
@@ -75,20 +75,20 @@ class VersionInvariant:
     def check_sources(self, fact: facts.GenerationStarted) -> None:
         """Every rank of a generation starts with the state that it wrote itself, and all ranks start at one step."""
         for source in fact.sources:
-            right = digest(source.rank, fact.version) if fact.version else ""
-            require(source.digest == right, f"invariant 2: {fact.version} would be restored from {source}")
+            expected_digest = digest(source.rank, fact.version) if fact.version else ""
+            require(source.digest == expected_digest, f"invariant 2: {fact.version} would be restored from {source}")
 
     def check_restored_version(self, gang: Gang, fact: facts.GenerationStarted) -> None:
         """A generation starts with the newest version that exists."""
         committed = self._committed.get(fact.gang)
-        best = self._durable.get(fact.gang)
+        newest_available = self._durable.get(fact.gang)
         ranks = len(fact.seats) * gang.spec.ranks_per_node
         if committed is not None and self._is_available(gang, committed, ranks):
-            best = max(committed, best) if best else committed
+            newest_available = max(committed, newest_available) if newest_available else committed
         chosen = fact.version or (gang.durable_version if fact.durable_path else None)
         require(
-            best is None or (chosen is not None and chosen >= best),
-            f"invariant 2: generation {fact.generation} starts from {chosen}, though {best} is available",
+            newest_available is None or (chosen is not None and chosen >= newest_available),
+            f"invariant 2: generation {fact.generation} starts from {chosen}, though {newest_available} is available",
         )
 
     def check_saved(self, gang: Gang) -> None:

@@ -113,10 +113,10 @@ class Player:
         yield f"ranks on    {' '.join(seat.node for seat in gang.seats)}"
         spares = [seat.node for seat in gang.spares if not gang.members[seat.node].removed]
         yield f"spares      {' '.join(spares) or 'none'}"
-        blamed = sorted(
+        unhealthy = sorted(
             (n for n in world.core.state.nodes.values() if n.health is not NodeHealth.FIT), key=lambda n: n.name
         )
-        yield f"blamed      {', '.join(f'{n.name} {n.health}' for n in blamed) or 'nobody'}"
+        yield f"unhealthy   {', '.join(f'{n.name} {n.health}' for n in unhealthy) or 'none'}"
         yield f"asked Slurm {', '.join(map(call_words, world.slurm)) or 'nothing'}"
 
     @property

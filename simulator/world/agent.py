@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 IDLE_PING_INTERVAL_S, SILENCE_PING_INTERVAL_S = 5.0, 0.25
 STREAM_TIMEOUT_S = 16.0
-LEISURE_S = 0.25
 _SIGTERM_TIMEOUT_S = 8.0
 _ORPHAN_LIFETIME_S = 0.05
 """Seconds. A rank outlives its agent by this time at most."""
@@ -162,12 +161,12 @@ class Agent(Process):
         if self.stream is not None:
             self.stream.up.send((kind, body))
 
-    def status_changed(self, within: float = 0.0) -> None:
+    def status_changed(self, within_s: float = 0.0) -> None:
         """The status has changed. Send it within this time, in seconds, once for all changes until then."""
-        due = self.schedule.now + within
+        due = self.schedule.now + within_s
         if due < self._report_due:
             self._report_due = due
-            self.call_later(within, self._send_status, due)
+            self.call_later(within_s, self._send_status, due)
 
     def _send_status(self, due: float) -> None:
         if due != self._report_due:
@@ -201,10 +200,10 @@ class Agent(Process):
         """The whole status, as `convert.status` reads it from the wire."""
         ranks = []
         for r in self.ranks.values():
-            gone = not r.alive and not self.fenced_generation < r.generation <= self.killed_generation
+            has_exited = not r.alive and not self.fenced_generation < r.generation <= self.killed_generation
             ranks.append(
                 events.RankState(
-                    r.rank, r.generation, r.running and not gone, r.exit_code if gone else None, r.stderr,
+                    r.rank, r.generation, r.running and not has_exited, r.exit_code if has_exited else None, r.stderr,
                     r.step, r.progressed, r.declared_phase,
                 )
             )  # fmt: skip
@@ -311,26 +310,26 @@ class Agent(Process):
 
     # -- ranks --
 
-    def self_fence(self, why: str) -> None:
+    def self_fence(self, reason: str) -> None:
         """Kill the agent's own ranks without an order."""
         alive = [r.generation for r in self.ranks.values() if r.alive]
         if alive and max(alive) > self.killed_generation:
-            self.world.note(f"{self.node} fences itself: {why}")
+            self.world.note(f"{self.node} fences itself: {reason}")
             self._kill_ranks(max(alive))
             self.reconcile_order()
 
     def _kill_ranks(self, generation: int) -> None:
         self.killed_generation = max(self.killed_generation, generation)
-        held = max(0.0, self.machine.ranks_unkillable_until - self.schedule.now)
+        unkillable_s = max(0.0, self.machine.ranks_unkillable_until - self.schedule.now)
         for rank in self.ranks.values():
             if rank.alive and rank.generation <= generation:
                 rank.kill_sent = True
-                self.schedule.call_later(held + self.world.durations.kill_s(), self.rank_exited, rank, -9, "")
+                self.schedule.call_later(unkillable_s + self.world.durations.kill_s(), self.rank_exited, rank, -9, "")
 
-    def crash_rank(self, rank: Rank, exit_code: int, stderr: str, told_s: float) -> None:
+    def crash_rank(self, rank: Rank, exit_code: int, stderr: str, delay_s: float) -> None:
         """A rank crashes. Its agent learns of it this many seconds later."""
         rank.pending_exit_code = exit_code
-        self.schedule.call_later(told_s, self.rank_exited, rank, exit_code, stderr)
+        self.schedule.call_later(delay_s, self.rank_exited, rank, exit_code, stderr)
 
     def rank_exited(self, rank: Rank, exit_code: int, stderr: str) -> None:
         """A rank's process has ended, for any reason."""
@@ -397,16 +396,19 @@ class Agent(Process):
 
     # -- probes --
 
-    def _probe(self, ask: ProbeRequest) -> None:
+    def _probe(self, probe_request: ProbeRequest) -> None:
         """Probe for the coordinator, as the real agent does: one connection and one ping."""
-        found = self.world.reachability(self.node, ask.node, self.identity.gang)
-        if found is None or found is Silence.CLOSED:
-            self.call_later(0.003, self._answer_probe, ask, found)
+        silence = self.world.reachability(self.node, probe_request.node, self.identity.gang)
+        if silence is None or silence is Silence.CLOSED:
+            self.call_later(0.003, self._answer_probe, probe_request, silence)
         else:
-            self.call_later(ask.deadline_s, self._answer_probe, ask, found)
+            self.call_later(probe_request.deadline_s, self._answer_probe, probe_request, silence)
 
-    def _answer_probe(self, ask: ProbeRequest, found: Silence | None) -> None:
-        if found is Silence.NO_ANSWER and self.peer_monitor.was_closed(ask.node):
-            found = Silence.CLOSED
+    def _answer_probe(self, probe_request: ProbeRequest, silence: Silence | None) -> None:
+        if silence is Silence.NO_ANSWER and self.peer_monitor.was_closed(probe_request.node):
+            silence = Silence.CLOSED
         step = max((r.step for r in self.ranks.values()), default=0)
-        self.send("probed", events.ProbeAnswered(self.identity.gang, ask.probe, self.node, ask.node, found, step))
+        self.send(
+            "probed",
+            events.ProbeAnswered(self.identity.gang, probe_request.probe, self.node, probe_request.node, silence, step),
+        )

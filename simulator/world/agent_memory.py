@@ -135,9 +135,9 @@ class ShardMemory:
         agent = self._agent
         if version.generation != self._tracker.generation or version.generation <= agent.fenced_generation:
             return False
-        now = max((r.step for r in agent.ranks.values()), default=0)
+        newest_step = max((r.step for r in agent.ranks.values()), default=0)
         vote = self._tracker.record_skipped if skipped else self._tracker.record_stored
-        decision = vote(node, versions.Version(version.generation, version.step), now)
+        decision = vote(node, versions.Version(version.generation, version.step), newest_step)
         if decision is not None:
             if not decision.void:
                 agent.world.observer.version_committed(agent, self._order, version)
@@ -182,8 +182,8 @@ class ShardMemory:
     def start_flush(self, order: FlushOrder) -> None:
         """Write this node's part of a flush: hold the committed version, agree on the newest one, write it."""
         agent = self._agent
-        named = Version(order.version.generation, order.version.step)
-        held = max(named, self.committed) if self.committed is not None else named
+        ordered_version = Version(order.version.generation, order.version.step)
+        held = max(ordered_version, self.committed) if self.committed is not None else ordered_version
         self._pinned = held
         agent.world.durable_storage.join_flush(agent, order, held)
 

@@ -78,8 +78,8 @@ class Coordinator(Process):
     def __init__(self, world: World, folder: Path, lease_term: int) -> None:
         super().__init__(world.schedule, None)
         self.world = world
-        every = world.rng.choice(SNAPSHOT_INTERVALS)
-        self.journal = Journal(folder, every, snapshot_share=0.0, lease_term=lease_term)
+        snapshot_interval = world.rng.choice(SNAPSHOT_INTERVALS)
+        self.journal = Journal(folder, snapshot_interval, snapshot_share=0.0, lease_term=lease_term)
         self.core = Core(self.journal.load(), self._clock(), world.limits)
         self.agent_streams: dict[tuple[str, str], Stream] = {}
         self._daemon_streams: dict[str, Stream] = {}
@@ -129,13 +129,13 @@ class Coordinator(Process):
         except CoordinatorCrashed as crash:
             self.world.crash_coordinator(str(crash))
 
-    def _crash_point(self, where: str) -> None:
+    def _crash_point(self, crash_point: str) -> None:
         world = self.world
         if world.crash_countdown is not None:
             world.crash_countdown -= 1
             if world.crash_countdown <= 0:
                 world.crash_countdown = None
-                raise CoordinatorCrashed(where)
+                raise CoordinatorCrashed(crash_point)
 
     def die(self) -> None:
         """The process has ended; its kernel closes its connections."""
@@ -193,14 +193,16 @@ class Coordinator(Process):
                 if len(queue) == 1:
                     self.call_later(self._slurm_delay_s(), self._try_call, call, 0.25)
 
-    def start_probe(self, ask: ProbeRequest) -> None:
+    def start_probe(self, probe_request: ProbeRequest) -> None:
         """See event_processing.Executor."""
-        self._crash_point(f"before probe {ask.probe}")
-        for witness in ask.witnesses:
+        self._crash_point(f"before probe {probe_request.probe}")
+        for witness in probe_request.witnesses:
             if witness in (AGENT, MUSTERD):
-                self.call_later(0.002, self._probe, ask, witness, self.schedule.now + ask.deadline_s, False)
-            elif stream := self.agent_streams.get((ask.gang, witness)):
-                stream.down.send((self.journal.term, "probe", ask))
+                self.call_later(
+                    0.002, self._probe, probe_request, witness, self.schedule.now + probe_request.deadline_s, False
+                )
+            elif stream := self.agent_streams.get((probe_request.gang, witness)):
+                stream.down.send((self.journal.term, "probe", probe_request))
 
     def set_timer(self, due: float | None, now: float) -> None:
         """See event_processing.Executor."""
@@ -255,19 +257,21 @@ class Coordinator(Process):
             self.call_later(self._slurm_delay_s(), self._try_call, queue[0], 0.25)
         self.post_event(events.SlurmAnswered(call.gang, call.call, error))
 
-    def _start_lookup(self, ask: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> None:
-        self._continue_lookup(ask(), ask, every_s)
+    def _start_lookup(self, probe_request: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> None:
+        self._continue_lookup(probe_request(), probe_request, every_s)
 
     def _continue_lookup(
-        self, lookup: Coroutine[Any, Any, None], ask: Callable[[], Coroutine[Any, Any, None]], every_s: float
+        self, lookup: Coroutine[Any, Any, None], probe_request: Callable[[], Coroutine[Any, Any, None]], every_s: float
     ) -> None:
         """Ask Slurm, or process its answer, however old the answer is."""
         try:
             lookup.send(None)
         except StopIteration:
-            self.call_later(every_s, self._start_lookup, ask, every_s)
+            self.call_later(every_s, self._start_lookup, probe_request, every_s)
         else:
-            self.call_later(min(self._slurm_delay_s(), DEFAULT_TIMEOUT_S), self._continue_lookup, lookup, ask, every_s)
+            self.call_later(
+                min(self._slurm_delay_s(), DEFAULT_TIMEOUT_S), self._continue_lookup, lookup, probe_request, every_s
+            )
 
     # -- agents --
 
@@ -351,25 +355,29 @@ class Coordinator(Process):
 
     # -- probes --
 
-    def _probe(self, ask: ProbeRequest, witness: str, until: float, accepted: bool) -> None:
+    def _probe(self, probe_request: ProbeRequest, witness: str, until: float, accepted: bool) -> None:
         """Probe like the coordinator's probe client: retry until an answer, a refusal by the kernel, or the
         deadline."""
         world = self.world
-        gang = ask.gang if witness == AGENT else None
-        address = ask.peer_address if witness == AGENT else ask.probe_address
-        found = world.reachability(COORDINATOR, ask.node, gang) if address else Silence.NO_ANSWER
-        if found is None or found is Silence.CLOSED:
-            self._probe_answered(ask, witness, found)
+        gang = probe_request.gang if witness == AGENT else None
+        address = probe_request.peer_address if witness == AGENT else probe_request.probe_address
+        silence = world.reachability(COORDINATOR, probe_request.node, gang) if address else Silence.NO_ANSWER
+        if silence is None or silence is Silence.CLOSED:
+            self._probe_answered(probe_request, witness, silence)
             return
-        accepted |= found is Silence.KERNEL_ONLY
+        accepted |= silence is Silence.KERNEL_ONLY
         now = self.schedule.now
         if now >= until or not address:
-            self._probe_answered(ask, witness, Silence.KERNEL_ONLY if accepted else Silence.NO_ANSWER)
+            self._probe_answered(probe_request, witness, Silence.KERNEL_ONLY if accepted else Silence.NO_ANSWER)
         else:
-            self.call_later(min(_PROBE_RETRY_S, until - now + 0.001), self._probe, ask, witness, until, accepted)
+            self.call_later(
+                min(_PROBE_RETRY_S, until - now + 0.001), self._probe, probe_request, witness, until, accepted
+            )
 
-    def _probe_answered(self, ask: ProbeRequest, witness: str, found: Silence | None) -> None:
-        self.post_event(events.ProbeAnswered(ask.gang, ask.probe, witness, ask.node, found))
+    def _probe_answered(self, probe_request: ProbeRequest, witness: str, silence: Silence | None) -> None:
+        self.post_event(
+            events.ProbeAnswered(probe_request.gang, probe_request.probe, witness, probe_request.node, silence)
+        )
 
     # -- standing still --
 

@@ -34,8 +34,8 @@ class DurableStorage:
 
     def join_flush(self, agent: Agent, order: FlushOrder, held: Version) -> None:
         """`agent` holds version `held` for this flush. It writes once all writers have joined."""
-        named = Version(order.version.generation, order.version.step)
-        flush = self._flushes.setdefault((agent.identity.gang, order.serial), _Flush(named))
+        ordered_version = Version(order.version.generation, order.version.step)
+        flush = self._flushes.setdefault((agent.identity.gang, order.serial), _Flush(ordered_version))
         flush.held_versions[agent.node] = held
         agent.call_later(self._world.durations.flush_s(), self._write, agent, order, flush)
 
@@ -45,13 +45,13 @@ class DurableStorage:
         if now < self.hangs_until or not writers <= flush.held_versions.keys():
             agent.call_later(0.5, self._write, agent, order, flush)
             return
-        mine = [source.rank for source in order.sources if source.node == agent.node]
+        own_ranks = [source.rank for source in order.sources if source.node == agent.node]
         newest = max(flush.held_versions.values())
         error = "no space left on device" if now < self.fails_until else ""
-        if any(newest not in agent.memory.versions_of(rank) for rank in mine):
+        if any(newest not in agent.memory.versions_of(rank) for rank in own_ranks):
             error = error or f"no shard of step {newest.step} stands here"
         if not error:
-            flush.written_shards.update(dict.fromkeys(mine, newest))
+            flush.written_shards.update(dict.fromkeys(own_ranks, newest))
             flush.version = newest
         agent.flushed_serial, agent.flush_error = order.serial, error
         agent.memory.flush_finished()

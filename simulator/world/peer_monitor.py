@@ -55,11 +55,11 @@ class PeerMonitor:
             self._run_started_at = self._now
         self._generation = order.generation
         members = frozenset(member.node for member in order.members)
-        me = next((member for member in order.members if member.node == self._agent.node), None)
-        near = frozenset(me.neighbours if me is not None else ()) & members
+        own_entry = next((member for member in order.members if member.node == self._agent.node), None)
+        neighbours = frozenset(own_entry.neighbours if own_entry is not None else ()) & members
         for node in sorted(self._membership.members - members):
             self._record_last_answer(node)
-        self._membership = silence_rules.PeerGroup(self._agent.node, members, near - {self._agent.node})
+        self._membership = silence_rules.PeerGroup(self._agent.node, members, neighbours - {self._agent.node})
         self._accused_at = {node: at for node, at in self._accused_at.items() if node in members}
         self.start_checking()
 
@@ -109,13 +109,13 @@ class PeerMonitor:
 
     def heard_s(self) -> dict[str, float]:
         """Seconds since each frequently pinged peer last answered."""
-        often = (
+        frequent_peers = (
             self._membership.neighbours
             if self.suspicion_since is None
             else self._membership.members - {self._agent.node}
         )
         now = self._now
-        return {node: now - self.last_contact(node) for node in sorted(often)}
+        return {node: now - self.last_contact(node) for node in sorted(frequent_peers)}
 
     def _record_last_answer(self, node: str) -> None:
         """`node` is no longer a member. From now on the answer to its pings says so."""
@@ -150,19 +150,19 @@ class PeerMonitor:
         ):
             return
         judged = silence_rules.evaluate(now, self._membership, self._heard())
-        began = self.suspicion_since is None and judged.suspicion_since is not None
+        suspicion_began = self.suspicion_since is None and judged.suspicion_since is not None
         self.suspicion_since = judged.suspicion_since
-        if began:
+        if suspicion_began:
             agent.ping_now()
         for node in sorted(judged.accuse):
             self._accuse(node, Silence.CLOSED if node in self._closed else Silence.NO_ANSWER)
         if judged.self_fence_reason and now - self._run_started_at >= SELF_FENCE_AFTER_S:
             agent.self_fence(judged.self_fence_reason)
         # Only self-fencing needs a resolution of a tenth of a second.
-        near_end = self.suspicion_since is None or now - agent.coordinator_contact > 1.0
+        precise = self.suspicion_since is None or now - agent.coordinator_contact > 1.0
         self._is_checking = True
         self._last_check_at = now
-        agent.call_later(CHECK_INTERVAL_S if near_end else SLOW_CHECK_INTERVAL_S, self._check)
+        agent.call_later(CHECK_INTERVAL_S if precise else SLOW_CHECK_INTERVAL_S, self._check)
 
     def _heard(self) -> silence_rules.LastContacts:
         others = self._membership.members - {self._agent.node}
@@ -173,12 +173,12 @@ class PeerMonitor:
             contacts, self._agent.coordinator_contact, self.suspicion_since, self._stalled_until
         )
 
-    def _accuse(self, node: str, how: Silence) -> None:
+    def _accuse(self, node: str, silence: Silence) -> None:
         if self._now - self._accused_at.get(node, float("-inf")) < ACCUSATION_INTERVAL_S:
             return
         self._accused_at[node] = self._now
         agent = self._agent
-        agent.send("accusation", NeighbourAccused(agent.identity.gang, agent.node, node, how))
+        agent.send("accusation", NeighbourAccused(agent.identity.gang, agent.node, node, silence))
 
     def accuse_again(self) -> None:
         """Repeat every accusation that still holds."""

@@ -63,8 +63,8 @@ class SlurmJobs:
     def submit(self, submission: JobSubmission) -> None:
         """Put a job into the queue."""
         spec = submission.spec
-        number = len(self._submissions) + 1
-        self._submissions[number], self.job_ids[submission.gang] = submission, number
+        job_id = len(self._submissions) + 1
+        self._submissions[job_id], self.job_ids[submission.gang] = submission, job_id
         self._world.cluster.submit(
             JobRequest(
                 nodes=spec.nodes + spec.spares, name=submission.gang, no_kill=True, requeue=spec.requeue,
@@ -76,13 +76,13 @@ class SlurmJobs:
         """An agent asks for a node of the shared pool, which is the whole cluster."""
         if self._world.slurm.unavailable_reason or self._world.rng.random() < self.sbatch_failure_rate:
             return events.PoolAnswer(serial, 0, "sbatch: error: Batch job submission failed")
-        number = len(self._submissions) + 1
-        self._submissions[number] = JobSubmission(
+        job_id = len(self._submissions) + 1
+        self._submissions[job_id] = JobSubmission(
             identity.gang, self._submissions[identity.job].spec, None, serial, identity.restarts
         )
         exclude = read_request("", options, "").exclude
         self._world.cluster.submit(JobRequest(nodes=1, name=identity.gang, requeue=False, exclude=exclude))
-        return events.PoolAnswer(serial, number)
+        return events.PoolAnswer(serial, job_id)
 
     def pool_jobs(self, gang: str) -> list[Job]:
         """The gang's small pool jobs, as Slurm has them."""
@@ -100,17 +100,19 @@ class SlurmJobs:
     def job_changed(self, job: Job) -> None:
         """Slurm has changed a job."""
         before, self._jobs[job.id] = self._jobs.get(job.id), job
-        ran = before if before is not None and before.state is JobState.RUNNING else None
-        runs = job.state is JobState.RUNNING
-        if runs and (ran is None or ran.restart_count != job.restart_count):
+        earlier_run = before if before is not None and before.state is JobState.RUNNING else None
+        is_running_now = job.state is JobState.RUNNING
+        if is_running_now and (earlier_run is None or earlier_run.restart_count != job.restart_count):
             self._start_job(job)
-        for node in ran.nodes if ran else ():
-            if not runs:
-                self._world.schedule.call_later(self._world.rng.random(), self._end_agent, ran, node, _SIGTERM_NOTICE)
+        for node in earlier_run.nodes if earlier_run else ():
+            if not is_running_now:
+                self._world.schedule.call_later(
+                    self._world.rng.random(), self._end_agent, earlier_run, node, _SIGTERM_NOTICE
+                )
             elif node not in job.nodes:
-                self._world.schedule.call_later(2 * self._world.rng.random(), self._end_agent, ran, node, "")
-        if ran and not runs:
-            self._world.schedule.call_later(self.kill_wait_s, self._kill_batch_process, ran)
+                self._world.schedule.call_later(2 * self._world.rng.random(), self._end_agent, earlier_run, node, "")
+        if earlier_run and not is_running_now:
+            self._world.schedule.call_later(self.kill_wait_s, self._kill_batch_process, earlier_run)
 
     def running_job(self, gang: str) -> Job | None:
         """The gang's job, if it runs."""
@@ -164,7 +166,7 @@ class SlurmJobs:
     def _has_node(self, job: Job, node: str) -> bool:
         return self._is_current_run(job) and node in self._jobs[job.id].nodes
 
-    def _launch_agent(self, job: Job, node: str, tries: int) -> None:
+    def _launch_agent(self, job: Job, node: str, attempts: int) -> None:
         """srun starts the agent once no process of an earlier run is left on any node.
 
         Until then Slurm shows the job as completing.
@@ -174,10 +176,10 @@ class SlurmJobs:
             return
         submission, machine = self._submissions[job.id], world.machines[node]
         gang = submission.gang
-        left = not submission.pool_request and self._is_completing(job, gang)
-        if left or not (machine.powered and not machine.frozen) or world.machines[job.batch_host].frozen:
-            if tries < 180:
-                world.schedule.call_later(_LAUNCH_RETRY_S, self._launch_agent, job, node, tries + 1)
+        must_wait = not submission.pool_request and self._is_completing(job, gang)
+        if must_wait or not (machine.powered and not machine.frozen) or world.machines[job.batch_host].frozen:
+            if attempts < 180:
+                world.schedule.call_later(_LAUNCH_RETRY_S, self._launch_agent, job, node, attempts + 1)
             return
         identity = AgentIdentity(
             gang, job.id, job.restart_count, node == job.batch_host, f"{node}-r{job.restart_count}"
@@ -263,9 +265,11 @@ class SlurmJobs:
         """The batch script of a small pool job ends with its agent."""
         world, node = self._world, job.batch_host
         agent = world.agents.get((self._submissions[job.id].gang, node))
-        mine = agent if agent is not None and agent.identity.job == job.id else None
-        waits = world.schedule.now - (job.start_time or 0.0) < _LAUNCH_TIMEOUT_S and node not in self.unstartable_nodes
-        if world.machines[node].powered and not (mine.alive if mine else waits):
+        own_agent = agent if agent is not None and agent.identity.job == job.id else None
+        may_still_start = (
+            world.schedule.now - (job.start_time or 0.0) < _LAUNCH_TIMEOUT_S and node not in self.unstartable_nodes
+        )
+        if world.machines[node].powered and not (own_agent.alive if own_agent else may_still_start):
             world.cluster.end_batch_script(job.id, 0)
         world.schedule.call_later(_POLL_INTERVAL_S, self._poll_gang, job)
 
@@ -288,7 +292,7 @@ class SlurmJobs:
             return ""
         if self._world.slurm.unavailable_reason:
             return None
-        found = self._world.cluster.jobs()[job]
-        if restarts < found.restart_count or node not in found.nodes:
+        slurm_job = self._world.cluster.jobs()[job]
+        if restarts < slurm_job.restart_count or node not in slurm_job.nodes:
             return f"{node} does not belong to job {job}"
         return ""

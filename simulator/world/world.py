@@ -202,8 +202,8 @@ class World:
                 other.call_later(self.network.message_delay_s(), other.peer_monitor.connection_closed, agent.node)
 
     def _start_daemon(self, machine: Machine) -> None:
-        life = self._daemon_lives[machine.name] = self._daemon_lives.get(machine.name, 0) + 1
-        daemon = self.daemons[machine.name] = NodeDaemon(self, machine, f"d{life}")
+        life_number = self._daemon_lives[machine.name] = self._daemon_lives.get(machine.name, 0) + 1
+        daemon = self.daemons[machine.name] = NodeDaemon(self, machine, f"d{life_number}")
         daemon.attach()
 
     def end_daemon(self, node: str) -> None:
@@ -220,8 +220,8 @@ class World:
     def power_off(self, node: str, closes: bool) -> None:
         """The node goes down. `closes`: its kernel closes every connection first."""
         machine = self.machines[node]
-        mine = [agent for (_, name), agent in self.agents.items() if name == node and agent.alive]
-        for agent in mine:
+        node_agents = [agent for (_, name), agent in self.agents.items() if name == node and agent.alive]
+        for agent in node_agents:
             agent.end(closes)
             if closes:
                 self._report_closed_connections(agent)
@@ -293,11 +293,11 @@ class World:
 
     # -- the coordinator --
 
-    def crash_coordinator(self, where: str) -> None:
+    def crash_coordinator(self, crash_point: str) -> None:
         """The coordinator's process ends. Another coordinator starts after `coordinator_restart_s`."""
-        self.note(f"the coordinator crashes {where}")
+        self.note(f"the coordinator crashes {crash_point}")
         self.coverage.count("fault", "coordinator crashed")
-        self.observer.coordinator_crashed(self.coordinator.core.state, not where.startswith("before the journal"))
+        self.observer.coordinator_crashed(self.coordinator.core.state, not crash_point.startswith("before the journal"))
         self.coordinator.die()
         self.schedule.call_later(self.coordinator_restart_s, self._restart_coordinator)
 
@@ -322,9 +322,9 @@ class World:
 
     def phase_entered(self, gang: str, phase: Phase) -> None:
         """A gang has entered a phase: inject every fault that is armed for this phase."""
-        for waiting in [waiting for waiting in self.armed_faults if waiting[0] is phase]:
-            self.armed_faults.remove(waiting)
-            self.schedule.call_later(0.0, waiting[1], gang)
+        for armed_fault in [armed_fault for armed_fault in self.armed_faults if armed_fault[0] is phase]:
+            self.armed_faults.remove(armed_fault)
+            self.schedule.call_later(0.0, armed_fault[1], gang)
 
     def gang(self, id: str) -> Gang | None:
         """The gang in the coordinator's durable state."""
