@@ -1,5 +1,5 @@
-"""The core: one event in, what follows from it out. See the package's docstring for the shape, ARCHITECTURE.md for the
-steps of a recovery."""
+"""The core: it takes one event, and returns the decisions that follow. The package's docstring gives the shape,
+ARCHITECTURE.md the steps of a recovery."""
 
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector
@@ -15,11 +15,12 @@ from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, RE
 from muster.daemon.coordinator.core.state.turn import GangTurn, Outcome, Turn
 
 GANG_KEPT_S, GANGS_KEPT = 7 * 86400.0, 1000
-"""A gang that is over stays in the durable state for so long (seconds), while not so many newer ones are."""
+"""A gang that is over stays in the durable state for GANG_KEPT_S seconds, and while fewer than GANGS_KEPT newer gangs
+are over. Views and snapshots hold every gang, so old ones must go."""
 CANCELLED = "Job is cancelled"
-"""What the Slurm client says (refusals.CANCELLED) to a requeue where a user's scancel came between."""
+"""The words of the Slurm client (refusals.CANCELLED) for a requeue that came after a user's scancel."""
 CORRELATED_FAULTS = ""
-"""Key of the deadlines that belong to no gang."""
+"""Key of the deadline of undecided correlated faults, which belongs to no gang."""
 
 _MOVES_NOBODY = events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat | events.NodeDisconnected
 _ABOUT_A_NODE = (
@@ -36,7 +37,7 @@ class Core:
     """Durable state and observed state, and the decisions on them."""
 
     def __init__(self, state: DurableState, now: float, limits: Limits | None = None) -> None:
-        """Take up where `state` ends, at time `now` (seconds); nothing is seen yet."""
+        """Continue from `state` at time `now` (seconds). Nothing is observed yet."""
         self.state = state
         self._limits = limits or Limits()
         self.observed = ObservedState(observing_since=now)
@@ -44,16 +45,18 @@ class Core:
         self._due = Deadlines()
         for gang in state.gangs.values():
             if not gang.final or gang.pool:
-                self._due.set(gang.id, now)  # who does not come back after a restart has to be missed
+                self._due.set(gang.id, now)  # after a restart, an agent that does not attach again must be detected
         self._due.set(CORRELATED_FAULTS, correlated_faults.next_deadline(state, self.observed, now))
 
     def decide(self, event: events.Event, now: float) -> Outcome:
-        """Note `event`, decide what follows, apply it to the durable state.
+        """Observe `event`, decide what follows, and apply the decisions to the durable state.
 
-        Returns: the facts, to be journaled before anything is done about them; the probes to make; when to tick.
+        Returns: the facts, to be journaled before anyone acts on them; the probes to make; when to send a Tick.
         """
         if isinstance(event, events.NeighbourAccused) and not self._is_member(event):
-            return Outcome(next_tick_at=self._due.nearest)  # whom nobody knows nobody would ever forget
+            return Outcome(
+                next_tick_at=self._due.nearest
+            )  # a suspicion of a node that is no member would never be dropped
         observe(self.observed, event, now)
         if isinstance(event, _MOVES_NOBODY) and not _returns(self.state, event):
             return Outcome(next_tick_at=self._due.nearest)
@@ -73,9 +76,12 @@ class Core:
         return turn.outcome
 
     def batch_may_end(self, gang: Gang, job: int, restarts: int) -> bool:
-        """The batch process of `job`, started when Slurm had restarted that so often, may end: its end is no reason to
-        start the job again, or Slurm has put that run back into the queue and nobody needs it any more. One that stayed
-        would hold its node, and so the next run, until Slurm kills it (KillWait, 30 s by default)."""
+        """The batch process of `job`, started after `restarts` restarts, may end.
+
+        Its end must not end a job that goes on: either the gang is over, or Slurm has put this run back into the queue.
+        A batch process that stays longer than that holds its node until Slurm kills it (KillWait, 30 s by default), and
+        so delays the next run.
+        """
         if gang.run_is_over(job, restarts):
             return True
         if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED):
@@ -91,9 +97,11 @@ class Core:
     def _arm(self, gang: Gang, turn: Turn) -> None:
         due, before = turn.outcome.next_tick_at, self._due.get(gang.id)
         if due is not None:
-            due = max(due, turn.now + 0.005)  # a deadline of the past is due at the next turn
+            due = max(due, turn.now + 0.005)  # a deadline in the past means: at the next turn
         if turn.changed_node is not None and before is not None:
-            due = before if due is None else min(due, before)  # only one node was looked at: the others' deadlines hold
+            due = (
+                before if due is None else min(due, before)
+            )  # only one node was examined: the deadlines of the others hold
         self._due.set(gang.id, due)
 
     def _touched(self, turn: Turn, event: events.Event, now: float) -> list[Gang]:
@@ -114,7 +122,7 @@ class Core:
 
 
 def _consequences(turn: Turn, event: events.Event) -> None:
-    """Facts that follow from the event itself, whatever else is seen."""
+    """Decide the facts that follow from the event itself, whatever else is observed."""
     match event:
         case events.GangSubmitted():
             _submitted(turn, event)
@@ -142,7 +150,7 @@ def _submitted(turn: Turn, event: events.GangSubmitted) -> None:
 
 
 def _forget(turn: Turn) -> None:
-    """Let old gangs go. The durable state grows by submissions alone, so that is when."""
+    """Let old gangs go. Only submissions make the durable state grow, so each submission removes old gangs."""
     owing = {call.gang for call in turn.state.owed.values()}
     over = [g for g in turn.state.gangs.values() if g.final and g.job_over and g.id not in owing]
     over.sort(key=lambda gang: gang.phase_at, reverse=True)
@@ -170,21 +178,21 @@ def _attached(turn: Turn, event: events.AgentAttached) -> None:
         _joins_from_pool(turn, gang, event)
         return
     if gang.run_is_over(event.job, event.restart_count):
-        return  # an agent of a run that is over, whose admission took longer than the new run's first one
+        return  # an agent of an earlier run, whose authentication took longer than that of the new run's first agent
     if event.restart_count > gang.restart_count or event.job != gang.job:
         if gang.phase not in (Phase.REQUEUED, Phase.SUBMITTED):
             turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, "Slurm started the job again"))
         gathering.begin_gathering(GangTurn(turn, gang), event.job, event.restart_count)
     elif gang.phase is Phase.REQUEUED:
-        return  # an agent of the run that is being ended
+        return  # an agent of the run that ends
     _join(turn, gang, event)
 
 
 def _joins_from_pool(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
-        return  # it will be cancelled
+        return  # the small job will be cancelled
     if event.node in turn.index.out_of_service or gang.phase is Phase.REQUEUED:
-        return  # the shell lets it in once Slurm is seen to have it in service
+        return  # the agent attaches again once Slurm has the node in service
     if not gang.pool[event.pool].job:
         turn.record(facts.PoolJobQueued(gang.id, event.pool, event.job))
     _join(turn, gang, event)
@@ -197,7 +205,7 @@ def _join(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     seen.first_attach_at = seen.first_attach_at or turn.now
     member = gang.members.get(event.node)
     if member is not None and member.job != event.job:
-        member = None  # it comes back from the pool, repaired
+        member = None  # the node comes back from the pool, repaired
     if member is not None and (member.removed or member.incarnation == event.incarnation):
         return
     if member is not None:
@@ -234,14 +242,14 @@ def _answered(turn: Turn, event: events.SlurmAnswered) -> None:
 
 
 def _waits_for_requeue(turn: Turn, gang: Gang) -> bool:
-    """Nothing but Slurm's answer brings its job back. Somebody else may have had it requeued meanwhile, or it may run
-    again: then a refusal is of yesterday."""
+    """Only Slurm's answer brings the job back. Otherwise the refusal is of no account: somebody else had the job
+    requeued meanwhile, or it runs again."""
     again = any(owed.gang == gang.id and owed.verb == "requeue" for owed in turn.state.owed.values())
     return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).job_requeued and not again
 
 
 def _returns(state: DurableState, event: events.Event) -> bool:
-    """The event is a sign of life of a node that was given up. Its stream may have outlived a short silence."""
+    """The event is a sign of life of a node that was LOST or HUNG. Its stream may have outlived a short silence."""
     if not isinstance(event, events.NodeAttached | events.NodeHeartbeat):
         return False
     return state.node(event.node).health in UNRESPONSIVE

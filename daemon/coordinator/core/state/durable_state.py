@@ -1,6 +1,6 @@
-"""The durable state and its one fold: `apply(state, fact, at)` changes the ledger in place and does no I/O.
+"""The durable state, and its fold: `apply(state, fact, at)` changes the state in place and does no I/O.
 
-Whoever folds the same facts gets the same durable state; the journal's snapshot is this durable state as JSON.
+The fold of the same facts always gives the same durable state. A snapshot of the journal is this state as JSON.
 """
 
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ from muster.daemon.coordinator.core.state.state_tables import (
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 
 LIMIT_WINDOW_S = 3600.0
-"""Limits count what happened within so many seconds."""
+"""Seconds over which the hourly limits count."""
 RECOVERIES_KEPT = 500
-"""So many of a gang's newest recoveries are kept, for each snapshot and each view holds them. Its history has all."""
+"""Number of a gang's newest recoveries that are kept: each snapshot and each view holds them. The journal has all."""
 LONG_RUN_S = 3600.0
-"""A generation of a script that never declares a step has come further where it ran for so long."""
+"""Seconds after which a generation counts as progress although its script never declares a step."""
 
 
 @keeps_stored_names
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(slots=True)
 class CorrelatedFault:
-    """A signal that may be the echo of a peer's loss (see CorrelatedFaultSuspected), heard at `at`."""
+    """An undecided signal that the loss of a peer may explain (see CorrelatedFaultSuspected). `at`: when it came."""
 
     reason: str
     at: float
@@ -75,13 +75,13 @@ class Member:
 
     @property
     def gone(self) -> bool:
-        """It is out, and its processes can't be told anything any more."""
+        """The member is removed, and its processes can't be told anything."""
         return self.removed and not self.alive
 
 
 @dataclass(slots=True)
 class Recovery:
-    """How one generation came to be; times are the coordinator's wall clock, 0 where not reached."""
+    """How one generation came to be. Times are seconds of the coordinator's wall clock; 0 where not reached."""
 
     generation: int
     cause: str
@@ -97,7 +97,7 @@ class Recovery:
     step_before: int = 0
     step_restored: int = 0
     crashed_on: str = ""
-    """Node of the rank that ended the generation before by itself; empty where no single one can be named."""
+    """The node whose rank crashed and ended the generation before; empty where no single node can be named."""
     hung: bool = False
     """The generation before was ended because it hung."""
 
@@ -118,7 +118,7 @@ class Flush:
 @keeps_stored_names
 @dataclass(slots=True)
 class Stop:
-    """A planned stop: why, what follows it, and when it was planned."""
+    """A planned stop: why, which phase follows, and when it was planned."""
 
     reason: str
     next_phase: Phase
@@ -127,7 +127,7 @@ class Stop:
 
 @dataclass(slots=True)
 class Hang:
-    """The running generation hangs (see HangDetected); found at `at`."""
+    """The running generation hangs (see HangDetected). `at`: when that was detected."""
 
     reason: str
     suspected_at: float
@@ -154,7 +154,7 @@ class PoolRequest:
 @keeps_stored_names
 @dataclass(slots=True)
 class Gang:
-    """One training job. `stop`: in this run of the job its ranks start no more."""
+    """One training job. `stop`: no rank starts again in this run of the job."""
 
     id: str
     job: int
@@ -172,19 +172,20 @@ class Gang:
     restart_count: int = 0
     job_nodes: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
-    """Nodes that the job was ever requeued without: an admission may come too late for a start, and change nothing."""
+    """Nodes that the job was ever requeued without. A node stays in the list when it is admitted: the admission may
+    come too late for a start, and then changes nothing."""
     admitted: tuple[str, ...] = ()
-    """Of these, who may be started on again since the last requeue."""
+    """Nodes of `excluded` on which the job may start again since the last requeue."""
     members: dict[str, Member] = field(default_factory=dict)
     seats: tuple[facts.Seat, ...] = ()
     spares: tuple[facts.Seat, ...] = ()
     rank_counts: dict[int, int] = field(default_factory=dict)
-    """Number of ranks, by the first generation that had another number than those before; all nodes carry ranks at
-    first."""
+    """Number of ranks, by the first generation that had another number than those before. At first all nodes carry
+    ranks."""
     store_node: str = ""
     store_at: float = 0.0
     stores_missed: int = 0
-    """So many nodes in a row have opened no store for the next generation, each in its time."""
+    """Nodes in a row that have not opened a store for the next generation in time."""
     master_node: str = ""
     master_port: int = 0
     restored_version: Version | None = None
@@ -192,30 +193,31 @@ class Gang:
     durable_path: str = ""
     durable_version: Version | None = None
     recoveries: list[Recovery] = field(default_factory=list)
-    """The newest, the last one last."""
+    """The newest recoveries, the last one last."""
     failures_in_a_row: int = 0
-    """Generations in a row that the software ended and that came no further than those before."""
+    """Generations in a row that the software ended without progress."""
     runs_without_start: int = 0
     """Runs of the job in a row that were given up while the gang gathered."""
     furthest_step: int = 0
     """The newest step that any generation of this run of the job had finished when it was fenced."""
     stepped_generation: int = 0
+    """The newest generation that has finished a step; 0: none has."""
     first_step_s: float = 0.0
-    """The longest that a generation was seen to take to its first step."""
+    """The longest time (seconds) that a generation was observed to take to its first step."""
     hang: Hang | None = None
     unattributed_node: str = ""
-    """A node that is out because ranks crashed on it twice running; whether it is to blame is not known yet."""
+    """A node that was removed because ranks crashed on it twice in a row; not known yet whether it is the cause."""
     group_ranks_swapped_once: tuple[int, ...] = ()
-    """Group ranks whose node was doubted once: what crashes there again is no node's fault."""
+    """Group ranks whose node was swapped for crashes once. Another crash there is not the fault of a node."""
     flush: Flush | None = None
     stop: Stop | None = None
     pool: dict[int, PoolRequest] = field(default_factory=dict)
-    """Requests for nodes of the shared pool that are not over, by serial."""
+    """Open requests for nodes of the shared pool, by serial."""
     pool_serial: int = 0
     pool_requested_at: float = 0.0
-    """When this recovery first asked for one; 0: it has not."""
+    """When this recovery first requested a node of the pool; 0: it has not."""
     pool_refused: str = ""
-    """Why this recovery asks for no more of them."""
+    """Why this recovery requests no more of them."""
     phase_after_drain: Phase | None = None
     completion_owed: bool = False
     job_over: bool = False
@@ -224,11 +226,11 @@ class Gang:
 
     @property
     def final(self) -> bool:
-        """Nothing will happen to it again."""
+        """The gang is over: no phase follows."""
         return self.phase in FINAL
 
     def run_is_over(self, job: int, restarts: int) -> bool:
-        """The run of `job` that began when Slurm had restarted it so often is over: a later one is known."""
+        """A later run of `job` is known than the one that Slurm started after `restarts` restarts."""
         return job == self.job and restarts < self.restart_count
 
     def present(self) -> list[Member]:
@@ -236,7 +238,7 @@ class Gang:
         return [m for _, m in sorted(self.members.items()) if not m.removed]
 
     def needs_memory_of(self, node: str) -> bool:
-        """An outgoing node's memory is still a source of the running generation's state."""
+        """The memory of a removed node is still a source of the running generation's state."""
         started = self.recoveries and self.recoveries[-1].first_step_at > 0
         return not started and any(source.node == node for source in self.restore_sources)
 
@@ -254,7 +256,7 @@ class Gang:
 
     @property
     def batch_host(self) -> Member | None:
-        """The member that holds the batch script, if it has attached in this run of the job."""
+        """The member on whose node the batch script runs, if it has attached in this run of the job."""
         return next((m for m in self.members.values() if m.batch_host), None)
 
 
@@ -268,16 +270,16 @@ class DurableState:
     owed: dict[int, facts.SlurmCallOwed] = field(default_factory=dict)
     last_call: int = 0
     taken_out_at: dict[str, float] = field(default_factory=dict)
-    """Nodes that Slurm was told to take out of service within the hour before the last one, and when."""
+    """Node → when Slurm was told to take it out of service; entries of the hour before the newest one."""
     correlated_faults: dict[str, CorrelatedFault] = field(default_factory=dict)
-    """By node, what is not decided yet."""
+    """Node → its undecided signal."""
 
     def node(self, name: str) -> Node:
-        """The node of that name; one that was never heard of is FIT."""
+        """The node of that name; a node that was never heard of is FIT."""
         return self.nodes.get(name) or Node(name)
 
     def dump(self) -> str:
-        """The durable state as JSON."""
+        """The durable state as JSON, with stored names."""
         return _STORED_STATE.dump_json(self, by_alias=True).decode()
 
     @staticmethod
@@ -326,7 +328,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
         case facts.SlurmCallSettled():
             state.owed.pop(fact.call, None)
         case facts.ActionWithheld():
-            pass  # nothing was done
+            pass  # no call was made
         case facts.GangRegistered():
             state.gangs.setdefault(
                 fact.gang,
@@ -358,7 +360,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
         case facts.PhaseChanged():
             _phase(gang, fact.phase, at)
             gang.reason, gang.phase_after_drain = fact.reason, fact.next_phase
-            gang.order_serial += fact.phase is Phase.REQUEUED  # its agents are told to leave
+            gang.order_serial += fact.phase is Phase.REQUEUED  # the agents are told to leave
         case facts.GenerationFenced():
             _fence(gang, fact, at)
         case facts.HangDetected():
@@ -426,10 +428,10 @@ def _out(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     if not gang.recoveries or gang.phase is not Phase.RECOVERING:
         return
     recovery = gang.recoveries[-1]
-    if fact.node not in recovery.nodes_out:  # it may go out alive, and die on the way
+    if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
         recovery.nodes_out.append(fact.node)
     if not recovery.hardware and fact.attributed:
-        # What looked like a rank's failure was its node's: the software is not to blame.
+        # The rank failed because of its node, so the failure does not count against the software.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
         gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)
 
@@ -464,7 +466,9 @@ def _fence(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
         if not fact.hardware:
             came_further = fact.step_before > gang.furthest_step or _ran_long(gang, at)
             gang.failures_in_a_row = 1 if came_further else gang.failures_in_a_row + 1
-            gang.unattributed_node = gang.unattributed_node if came_further else ""  # ranks crash elsewhere as well
+            gang.unattributed_node = (
+                gang.unattributed_node if came_further else ""
+            )  # ranks crash elsewhere, too: the node was not the cause
         gang.furthest_step = max(gang.furthest_step, fact.step_before)
         recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
         recovery.crashed_on, recovery.hung = fact.crashed_on, hung
@@ -473,7 +477,8 @@ def _fence(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
 
 
 def _ran_long(gang: Gang, at: float) -> bool:
-    """A script that never declares a step: nothing else tells whether it came further."""
+    """The script never declares a step, and the generation ran for long. Nothing else tells whether it made
+    progress."""
     return gang.stepped_generation == 0 and at - gang.started_at >= LONG_RUN_S
 
 
@@ -486,7 +491,7 @@ def _start(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
         gang.rank_counts[fact.generation] = gang.ranks
     gang.master_node, gang.master_port = fact.master_node, fact.master_port
     gang.restored_version, gang.restore_sources = fact.version, fact.sources
-    gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory leaves it be
+    gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory does not change it
     gang.order_serial += 1
     if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
         recovery = gang.recoveries[-1]
@@ -512,6 +517,6 @@ def _restart(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job_nodes = ()
     gang.restored_version = gang.stop = gang.hang = None
     gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
-    gang.furthest_step = 0  # it may have to go back a long way
+    gang.furthest_step = 0  # the new run may start from an old checkpoint
     gang.fenced_generation = -1
     gang.order_serial += 1

@@ -1,4 +1,7 @@
-"""What the world tells the core. Events are plain data; times are seconds on the coordinator's own clock."""
+"""Events: what the core is told. Events are plain data. Times are seconds on the coordinator's own clock.
+
+The journal stores an event as the cause of a decision, under the names of `stored_names`.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,14 +14,14 @@ from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 class Silence(StrEnum):
     """How a node failed to answer one witness."""
 
-    NO_ANSWER = "no answer"  # nothing came back: power, network or kernel gone
-    KERNEL_ONLY = "kernel only"  # the kernel accepts a connection, the process is mute
-    CLOSED = "closed"  # the kernel refuses or reset the connection: the process has ended
+    NO_ANSWER = "no answer"  # nothing came back: power, network or kernel is gone
+    KERNEL_ONLY = "kernel only"  # the kernel accepts a connection, the process does not answer
+    CLOSED = "closed"  # the kernel refuses or resets the connection: the process has ended
 
 
 @dataclass(frozen=True, slots=True)
 class GangSpec:
-    """What the core needs of a job spec; `muster.v1.JobSpec` has the whole."""
+    """The part of a job spec that the core needs; `muster.v1.JobSpec` is the whole."""
 
     nodes: int
     spares: int
@@ -32,19 +35,19 @@ class GangSpec:
     stop_before_s: float = 120.0
     requeue_at_limit: bool = False
     pool_nodes: int = 0
-    """So many nodes of the shared pool at once, at most."""
+    """Nodes of the shared pool that the gang may hold at the same time."""
     hang_after_s: float = 0.0
-    """A generation that finishes no step hangs no sooner than after so long; 0: it is not looked for."""
+    """Seconds without a step before a generation may hang; 0: hangs are not looked for."""
 
     @property
     def fewest(self) -> int:
-        """The fewest nodes that it trains on."""
+        """The fewest nodes that the gang trains on."""
         return self.min_nodes or self.nodes
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """State after `step` finished steps, written by `generation`; ordered."""
+    """The state after `step` finished steps, written by `generation`. Versions are ordered."""
 
     generation: int
     step: int
@@ -53,7 +56,8 @@ class Version:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One whole, checksummed shard in a node's memory. `primary`: written there by its rank; else a buddy's copy."""
+    """One whole, checksummed shard in the memory of a node. `primary`: its own rank wrote it there; otherwise it is the
+    buddy's replica."""
 
     rank: int
     version: Version
@@ -63,7 +67,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank as its agent reports it. `exit_code` is None while it runs, negative for a signal."""
+    """One rank as its agent reports it. `exit_code`: None while the rank runs; negative for a signal."""
 
     rank: int
     generation: int
@@ -73,12 +77,12 @@ class RankState:
     step: int = 0
     progressed: bool = False
     declared: str = ""
-    """The phase that it has declared to be in, in which it finishes no step."""
+    """The phase that the rank has declared, in which it finishes no step; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAnswer:
-    """What Slurm said to the agent that asked for a node of the pool: the number of the job, or an error."""
+    """Slurm's answer to the agent that requested a node of the pool: the number of the job, or an error."""
 
     serial: int
     job: int
@@ -88,8 +92,11 @@ class PoolAnswer:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """An agent's whole status (see AgentStatus in agent.proto). `heard_s`: seconds since each node last answered it;
-    `answered_s`: seconds since it last answered each node that is no member any more, as a member."""
+    """The whole status of an agent (AgentStatus in agent.proto).
+
+    `heard_s`: node → seconds since that node last answered this agent. `answered_s`: removed node → seconds since this
+    agent last answered it as a member.
+    """
 
     fenced_generation: int = 0
     ranks: tuple[RankState, ...] = ()
@@ -107,14 +114,15 @@ class AgentStatus:
     sigterm_notice: str = ""
     pool: tuple[PoolAnswer, ...] = ()
     store_reserved: bool = False
-    """The store's port is only kept free, for rank 0 to open it on this node."""
+    """The agent only keeps the port free: rank 0 opens the store itself, and must run on this node."""
     stacks_generation: int = 0
-    """The newest generation whose ranks' stacks it has written."""
+    """The newest generation whose ranks' stacks are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangSubmitted:
-    """A job was registered, by `muster submit` or by its first agent. `spec_json` is the whole JobSpec, opaque here."""
+    """A job was registered by `muster submit`, or by its first agent. `spec_json`: the whole JobSpec, opaque to the
+    core."""
 
     gang: str
     job: int
@@ -126,8 +134,11 @@ class GangSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class AgentAttached:
-    """An agent opened its stream; the shell has checked who it is. `pool`: the request for a node of the shared pool
-    that it comes of, in a job of its own; 0: it is of the gang's job."""
+    """An agent opened its stream. The shell has authenticated it.
+
+    `pool`: the request for a node of the shared pool from which the agent comes, in a job of its own; 0: it comes from
+    the gang's job.
+    """
 
     gang: str
     node: str
@@ -143,7 +154,7 @@ class AgentAttached:
 
 @dataclass(frozen=True, slots=True)
 class AgentDisconnected:
-    """An agent's stream ended (its kernel closed it, or the agent left)."""
+    """The stream of an agent ended: the node's kernel closed it, or the agent left."""
 
     gang: str
     node: str
@@ -152,7 +163,7 @@ class AgentDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class AgentHeartbeat:
-    """A ping of an agent arrived."""
+    """An agent sent a heartbeat."""
 
     gang: str
     node: str
@@ -160,7 +171,7 @@ class AgentHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeartbeat:
-    """The batch process of a run of the gang's job has asked after its gang."""
+    """The batch process of a run of the job has asked the coordinator about its gang."""
 
     gang: str
     job: int
@@ -169,7 +180,7 @@ class BatchHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class AgentReported:
-    """An agent's new status."""
+    """An agent sent a new status."""
 
     gang: str
     node: str
@@ -179,7 +190,7 @@ class AgentReported:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourAccused:
-    """Agent `witness` no longer hears `node`."""
+    """The agent `witness` gets no answer from `node`."""
 
     gang: str
     witness: str
@@ -189,8 +200,11 @@ class NeighbourAccused:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswered:
-    """One witness's answer to an Ask. `witness` is a node, or "agent"/"musterd" for the coordinator's own two probes
-    of those processes on `node`. `silence` is None when it answered."""
+    """The answer of one witness to a ProbeRequest.
+
+    `witness`: a node, or "agent" or "musterd" for the coordinator's own probes of those processes on `node`. `silence`:
+    None where the node answered.
+    """
 
     gang: str
     probe: int
@@ -202,7 +216,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Someone entitled wants the gang ended."""
+    """An authorised user wants the gang to end."""
 
     gang: str
     by: str
@@ -210,7 +224,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequested:
-    """Someone entitled wants a durable checkpoint now."""
+    """An authorised user wants a durable checkpoint now."""
 
     gang: str
     by: str
@@ -238,7 +252,7 @@ class SlurmJobChanged:
 
 @dataclass(frozen=True, slots=True)
 class SlurmAnswered:
-    """An owed Slurm call was carried out (`error` None), or refused for good."""
+    """Slurm carried out an owed call (`error` is None), or refused it for good."""
 
     gang: str
     call: int
@@ -257,7 +271,7 @@ class NodeAttached:
 
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """A node daemon's stream ended."""
+    """The stream of a node's daemon ended."""
 
     node: str
     incarnation: str
@@ -265,14 +279,15 @@ class NodeDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
-    """A heartbeat of a node's daemon arrived."""
+    """A node's daemon sent a heartbeat."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
-    """A hardware signal, already judged by the policy table: "unfit", "echo", "degraded", "rank" or "ignore"."""
+    """A node's hardware reported a signal. `judgement` is the policy's signal action: "unfit", "echo", "degraded",
+    "rank" or "ignore"."""
 
     node: str
     judgement: str
@@ -282,8 +297,8 @@ class NodeSignalled:
 
 @dataclass(frozen=True, slots=True)
 class SlurmNodeChanged:
-    """Slurm's view of a node, when it changed: is it usable again (resumed, answering, not drained)? `down`: Slurm has
-    given it up, with what ran there."""
+    """What Slurm says about a node has changed. `in_service`: the node is usable (it answers, and is not drained).
+    `down`: Slurm has the node DOWN and has ended what ran there."""
 
     node: str
     in_service: bool
@@ -293,7 +308,7 @@ class SlurmNodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: a deadline that the core named is due."""
+    """Time has passed: a deadline that the core named has come."""
 
 
 GangEvent = (

@@ -1,7 +1,7 @@
-"""What the core has decided: the journal's records. The durable state is the fold of these and of nothing else.
+"""Facts: what the core has decided. Facts are the records of the journal, and the durable state is their fold alone.
 
-Each fact carries its reason in words where there is one to give. `FACTS` names them for the journal's codec; a
-fact's fields may grow defaults, never lose a name.
+A fact carries its reason in words wherever there is one. `FACTS` has each kind under its stored name. A fact may get
+new fields with defaults; it never loses a stored name (`stored_names`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A node that carries ranks in a generation, at position `group_rank`."""
+    """A node that carries ranks in a generation, with its group rank; a spare has group rank -1."""
 
     node: str
     group_rank: int
@@ -27,7 +27,7 @@ class Seat:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class ShardSource:
-    """Where one rank's shard is taken from."""
+    """Where one rank's shard is read from: the memory of `node`. `primary` as in Shard."""
 
     rank: int
     node: str
@@ -59,8 +59,11 @@ class MemberJoined:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class MemberRemoved:
-    """The node carries no rank of this gang again. `alive`: its processes can be told to leave; `attributed`: it is to
-    blame, else it may be the software."""
+    """The node carries no rank of this gang again.
+
+    `alive`: its processes can still be told to leave. `attributed`: the node is known to be the cause; otherwise the
+    software may be.
+    """
 
     gang: str
     node: str
@@ -76,13 +79,15 @@ class PhaseChanged:
     phase: Phase
     reason: str
     next_phase: Phase | None = None
-    """With DRAINING: what follows once the checkpoint is durable."""
+    """With DRAINING: the phase that follows once the checkpoint is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFenced:
-    """Every rank up to `generation` shall end. `store_node` opens the next generation's rendezvous store; on
-    `crashed_on` a rank has ended by itself."""
+    """Every rank up to `generation` must end. `store_node` opens the rendezvous store of the next generation.
+
+    `crashed_on`: the node where a rank ended by itself; empty where none did.
+    """
 
     gang: str
     generation: int
@@ -96,8 +101,8 @@ class GenerationFenced:
 
 @dataclass(frozen=True, slots=True)
 class HangDetected:
-    """`generation` hangs: the stacks of its ranks are kept, then it is fenced. On `node`, where one is named, ranks are
-    a step behind all others."""
+    """`generation` hangs: the stacks of its ranks are written, then it is fenced. `node`: the only node whose ranks are
+    a step behind all others; empty where no single node is."""
 
     gang: str
     generation: int
@@ -108,8 +113,8 @@ class HangDetected:
 
 @dataclass(frozen=True, slots=True)
 class StoreMoved:
-    """The node that should have opened the store is out of the gang, or carries no ranks; `missed`: it is there, and
-    has opened none in its time."""
+    """Another node opens the rendezvous store. The former one is removed or carries no ranks; or (`missed`) it has not
+    opened a store in time."""
 
     gang: str
     store_node: str
@@ -118,8 +123,11 @@ class StoreMoved:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """`crashed_on`: where ranks had ended the generation before by themselves, now that all have told how theirs ended;
-    None: as its fence says."""
+    """The agents are ordered to run this generation.
+
+    `crashed_on`: the node where ranks crashed the generation before, known now that all ranks have reported their end;
+    None: the node that the fence names.
+    """
 
     gang: str
     generation: int
@@ -163,7 +171,7 @@ class FlushOrdered:
 
 @dataclass(frozen=True, slots=True)
 class FlushEnded:
-    """A flush ended: `path` is its folder, or `error` says why there is none."""
+    """A flush ended. `path`: its folder; or `error`: why there is none."""
 
     gang: str
     serial: int
@@ -182,7 +190,7 @@ class GangEnded:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class StopPlanned:
-    """The job is about to be ended: the ranks are asked to stop, their state is saved, then `next_phase` follows."""
+    """The job is about to end: the ranks are asked to stop, their state is saved, and then `next_phase` follows."""
 
     gang: str
     reason: str
@@ -191,7 +199,7 @@ class StopPlanned:
 
 @dataclass(frozen=True, slots=True)
 class JobRestarted:
-    """Slurm started the job again: members and fences of the run before are void."""
+    """Slurm started the job again: members and fences of the earlier run are void."""
 
     gang: str
     job: int
@@ -200,7 +208,7 @@ class JobRestarted:
 
 @dataclass(frozen=True, slots=True)
 class JobChanged:
-    """The nodes that Slurm says the job holds."""
+    """The nodes that the job holds, as Slurm says."""
 
     gang: str
     nodes: tuple[str, ...]
@@ -208,7 +216,7 @@ class JobChanged:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """Slurm has ended the job, with its own word for how."""
+    """Slurm has ended the job. `state`: Slurm's own word for how."""
 
     gang: str
     state: str
@@ -227,7 +235,7 @@ class PoolNodeRequested:
 
 @dataclass(frozen=True, slots=True)
 class PoolJobQueued:
-    """Slurm has taken the request: `job` is the small job whose node will join."""
+    """Slurm has accepted the request. `job`: the small job whose node will join."""
 
     gang: str
     serial: int
@@ -236,7 +244,8 @@ class PoolJobQueued:
 
 @dataclass(frozen=True, slots=True)
 class PoolRequestClosed:
-    """The request is over, and the node that came of it is wanted no more. `refused`: the recovery goes on without."""
+    """The request is over, and a node that came from it is no longer wanted. `refused`: this recovery requests no
+    more."""
 
     gang: str
     serial: int
@@ -246,7 +255,7 @@ class PoolRequestClosed:
 
 @dataclass(frozen=True, slots=True)
 class GangForgotten:
-    """The gang is over, with its job: it leaves the durable state, its history stays."""
+    """The gang and its job are over: the gang leaves the durable state. Its history stays in the journal."""
 
     gang: str
 
@@ -268,7 +277,8 @@ class NodeJudged:
 
 @dataclass(frozen=True, slots=True)
 class CorrelatedFaultSuspected:
-    """A signal that may be the echo of a peer's loss, which is waited for; `reason`: why it is fatal if it is none."""
+    """A node reported a signal that the loss of a peer may explain. The core waits for that loss. `reason`: why the
+    signal is fatal if no peer is lost."""
 
     node: str
     reason: str
@@ -276,7 +286,7 @@ class CorrelatedFaultSuspected:
 
 @dataclass(frozen=True, slots=True)
 class CorrelatedFaultResolved:
-    """It is waited for no more: `peer` is the node whose loss explains it; empty: it is the node's own."""
+    """The wait is over. `peer`: the node whose loss explains the signal; empty: the signal is the node's own."""
 
     node: str
     peer: str = ""
@@ -287,8 +297,11 @@ SlurmVerb = Literal["drain", "down", "let_go", "requeue", "admit", "requeue_off"
 
 @dataclass(frozen=True, slots=True)
 class SlurmCallOwed:
-    """A call to Slurm that has to be made; owed until SlurmCallSettled. `call` is its number in the durable state. A
-    requeued job starts on none of `exclude`, and may start again on `admit`, which were excluded before."""
+    """A call to Slurm that must be made. It is owed until SlurmCallSettled.
+
+    `call`: its number in the durable state. `exclude`: nodes on which the requeued job may not start. `admit`: nodes
+    that were excluded before, and on which it may start again.
+    """
 
     gang: str
     call: int
@@ -310,7 +323,7 @@ class SlurmCallSettled:
 
 @dataclass(frozen=True, slots=True)
 class ActionWithheld:
-    """What was not done, for a limit or in observe mode: a call to Slurm for `node`."""
+    """A call to Slurm for `node` that was not made, because of a limit or of observe mode."""
 
     gang: str
     node: str
