@@ -47,7 +47,7 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "empty-the-pool": PlantedBug(
         "A gang takes more nodes of the shared pool than its job may.",
         module=f"{_ROOM}.shared_pool",
-        code="    room = gang.spec.pool_nodes - len(_joined(gang))",
+        code="    room = gang.spec.pool_nodes - len(_pool_members(gang))",
         bug="    room = missing",
     ),
     "flush-half": PlantedBug(

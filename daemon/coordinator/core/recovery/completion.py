@@ -1,4 +1,5 @@
-"""The way out of training: every rank has exited, or was stopped by plan; what they have kept is saved first."""
+"""The regular ends of training: every rank has exited, or the ranks were stopped by plan. What they kept is saved
+first."""
 
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, requeueing
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -6,7 +7,7 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
 def complete(gang_turn: GangTurn) -> None:
-    """Every rank has exited with 0."""
+    """Every rank has exited with 0: write the last checkpoint, then end the gang."""
     if gang_turn.gang.stop is not None:
         save_and_leave(gang_turn)
     elif not flushing.start_final_flush(gang_turn, "the job is done", Phase.DONE):
@@ -14,15 +15,15 @@ def complete(gang_turn: GangTurn) -> None:
 
 
 def save_and_leave(gang_turn: GangTurn) -> None:
-    """No rank runs any more: save what they have kept, then go on as the stop was planned."""
+    """No rank runs after a planned stop: save what the ranks kept, then enter the phase that the stop names."""
     gang, stop = gang_turn.gang, gang_turn.gang.stop
     assert stop is not None
     kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)
     if not kept or not flushing.start_final_flush(gang_turn, stop.reason, stop.next_phase):
-        _go_on(gang_turn, stop.next_phase, stop.reason)
+        _enter_next_phase(gang_turn, stop.next_phase, stop.reason)
 
 
-def _go_on(gang_turn: GangTurn, after: Phase | None, reason: str) -> None:
+def _enter_next_phase(gang_turn: GangTurn, after: Phase | None, reason: str) -> None:
     if gang_turn.job_ended:
         gang_end.end_gang_as_slurm(gang_turn, gang_turn.job_ended)
     elif after is Phase.REQUEUED:
@@ -32,14 +33,14 @@ def _go_on(gang_turn: GangTurn, after: Phase | None, reason: str) -> None:
 
 
 def continue_drain(gang_turn: GangTurn) -> None:
-    """The last checkpoint is being written; go on as planned once it is, or can't be."""
+    """The last checkpoint is being written. Once it is written, or can't be, enter the next phase."""
     gang = gang_turn.gang
     if (gang.flush is not None and not flushing.is_over(gang)) or flushing.flush_newer_version(gang_turn):
         return
     error = gang.flush.error if gang.flush else ""
     words = f"the last checkpoint could not be written: {error}"
     if gang.phase_after_drain is not Phase.DONE:
-        _go_on(gang_turn, gang.phase_after_drain, f"{gang.reason} ({words})" if error else gang.reason)
+        _enter_next_phase(gang_turn, gang.phase_after_drain, f"{gang.reason} ({words})" if error else gang.reason)
     elif error:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NOT_DURABLE, f"every rank exited with 0, but {words}")
     else:

@@ -1,4 +1,4 @@
-"""Flushes: which version goes to durable storage, who writes it, and when that is over."""
+"""Flushes to durable storage: which version, who writes it, and when it is written."""
 
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import facts
@@ -8,11 +8,11 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 FLUSH_TIMEOUT_S = 120.0
-"""A flush that takes longer is given up."""
+"""Seconds after which a flush that is not complete has failed."""
 
 
 def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
-    """Order the last checkpoint written before `after`. False: there is nothing newer than what is durable."""
+    """Order the last checkpoint, to be written before `after`. False: nothing is newer than the durable checkpoint."""
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None:
         return False
@@ -22,7 +22,7 @@ def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
 
 
 def flush_newer_version(gang_turn: GangTurn) -> bool:
-    """What was written had been the newest, and another copy of a newer one has arrived since: that is written too."""
+    """Order another flush where a newer version has become whole since the last one. True: it was ordered."""
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None or gang.flush is None or not gang.flush.path:
         return False
@@ -31,7 +31,7 @@ def flush_newer_version(gang_turn: GangTurn) -> bool:
 
 
 def unsaved_version(gang_turn: GangTurn) -> Version | None:
-    """The newest version that stands whole, where it can be written and is newer than what is durable."""
+    """The newest whole version, where it can be written and is newer than the durable one; else None."""
     if not gang_turn.gang.spec.durable_dir:
         return None
     version, durable = (
@@ -57,7 +57,7 @@ def _order(gang_turn: GangTurn, version: Version, reason: str) -> None:
 
 
 def start_requested_flush(gang_turn: GangTurn) -> None:
-    """Order what a user has asked for, once nothing else is being written."""
+    """Order the flush that a user has requested, once no other flush runs."""
     gang = gang_turn.gang
     if (
         not gang_turn.observed.flush_requested_by
@@ -77,7 +77,7 @@ def is_over(gang: Gang) -> bool:
 
 
 def check_flush(gang_turn: GangTurn) -> None:
-    """The flush is over when every agent that writes a part of it has said so."""
+    """Record the end of the flush: every writer has reported its part, one has failed, or the timeout has passed."""
     gang = gang_turn.gang
     flush = gang.flush
     if flush is None or is_over(gang):
@@ -86,12 +86,12 @@ def check_flush(gang_turn: GangTurn) -> None:
     if lost := sorted(
         node for node in index.flush_pending if (member := gang.members.get(node)) is None or member.gone
     ):
-        _anew(gang_turn, flush, f"{', '.join(lost)} went while it was written")
+        _order_again(gang_turn, flush, f"{', '.join(lost)} went while it was written")
         return
-    error = _error(gang_turn, flush) if index.flush_failed else ""
+    error = _flush_error(gang_turn, flush) if index.flush_failed else ""
     late_at = (
         max(flush.asked_at, gang_turn.turn.observed.observing_since) + FLUSH_TIMEOUT_S
-    )  # after a restart its writers have to tell anew
+    )  # after a restart the writers report again
     if not error and gang_turn.now > late_at:
         error = f"not written within {FLUSH_TIMEOUT_S:.0f} s"
     if error:
@@ -102,8 +102,9 @@ def check_flush(gang_turn: GangTurn) -> None:
         gang_turn.turn.tick_at(late_at + 0.01)
 
 
-def _anew(gang_turn: GangTurn, flush: Flush, why: str) -> None:
-    """Writers are gone: have those write who hold the last checkpoint now. Nobody may: then it has failed."""
+def _order_again(gang_turn: GangTurn, flush: Flush, why: str) -> None:
+    """Writers are gone: have the nodes write that hold the last checkpoint now. Where no node can, the flush has
+    failed."""
     gang = gang_turn.gang
     version = unsaved_version(gang_turn) if gang.phase is Phase.DRAINING else None
     if version is None:
@@ -112,7 +113,7 @@ def _anew(gang_turn: GangTurn, flush: Flush, why: str) -> None:
         _order(gang_turn, version, f"{flush.reason}; {why}")
 
 
-def _error(gang_turn: GangTurn, flush: Flush) -> str:
+def _flush_error(gang_turn: GangTurn, flush: Flush) -> str:
     node = next(source.node for source in flush.sources if source.node in gang_turn.index.flush_failed)
     return f"{node}: {gang_turn.observed.status(node).flush_error}"
 

@@ -1,4 +1,4 @@
-"""How a gang ends: by decision, by a user's cancel, or with its Slurm job; and how the job is seen out after it."""
+"""The end of a gang: by decision, by a user's cancel, or with its Slurm job; and the end of the job after it."""
 
 from muster.daemon.coordinator.core.recovery import planned_stop, shared_pool
 from muster.daemon.coordinator.core.state import facts
@@ -7,27 +7,27 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 EXIT_NO_REQUEUE = 93
-"""Decided: the software fails again and again, do not requeue."""
+"""Exit code: the software fails again and again. The job is not requeued."""
 EXIT_NO_NODES = 94
-"""No node is left to go on with, and the job may not be requeued."""
+"""Exit code: too few nodes are left, and the job may not be requeued."""
 EXIT_NEVER_GATHERED = 95
-"""The nodes did not all report in time."""
+"""Exit code: not all nodes attached in time."""
 EXIT_AGENT = 96
-"""Most agents met an error that no other node would mend."""
+"""Exit code: most agents met an error that another node would not mend."""
 EXIT_NOT_DURABLE = 97
-"""Every rank has ended well, but the last checkpoint could not be written."""
+"""Exit code: every rank exited with 0, but the last checkpoint could not be written."""
 EXIT_STOPPED = 98
-"""Stopped by plan and saved, and not to be requeued: submit it again to go on."""
+"""Exit code: stopped by plan and saved, not to be requeued. Submit the job again to continue."""
 EXIT_OBSERVED = 99
-"""In observe mode: what would have been a recovery ends the job, as it does without Muster."""
+"""Exit code in observe mode: a recovery would follow. The job ends, as it does without Muster."""
 EXIT_CANCELLED = 130
-"""A user wanted it so."""
+"""Exit code: a user cancelled the job."""
 JOB_ENDS_S = 15.0
-"""A batch script leaves within seconds of the gang's end."""
+"""Seconds after the gang's end within which a batch script ends its job."""
 
 
 def end_if_cancelled_or_ended(gang_turn: GangTurn) -> bool:
-    """A user's cancel, or Slurm's own end of the job."""
+    """End the gang after a user's cancel, or after Slurm's own end of the job. True: it has ended, or was requeued."""
     state = gang_turn.job_ended
     if gang_turn.observed.cancel_requested_by:
         end_gang(gang_turn, Phase.CANCELLED, EXIT_CANCELLED, f"cancelled by {gang_turn.observed.cancel_requested_by}")
@@ -38,13 +38,13 @@ def end_if_cancelled_or_ended(gang_turn: GangTurn) -> bool:
 
 
 def _ended_before_the_requeue(gang_turn: GangTurn, state: str) -> bool:
-    """The end that Slurm tells of is that of the run which is being requeued."""
+    """The end that Slurm reports is the end of the run that is being requeued."""
     older = gang_turn.observed.job_restarts <= gang_turn.gang.restart_count
     return gang_turn.gang.phase is Phase.REQUEUED and older and state not in ("CANCELLED", "GONE")
 
 
 def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
-    """End the gang, and its job where its batch script can't."""
+    """End the gang, and its job where the job's batch script can't."""
     gang, job_ended = gang_turn.gang, gang_turn.job_ended
     gang_turn.turn.record(facts.GangEnded(gang.id, phase, exit_code, reason))
     shared_pool.close_all(gang_turn, reason, joined=phase is Phase.CANCELLED)
@@ -61,7 +61,7 @@ def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> 
 
 
 def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
-    """End the gang as Slurm has ended its job."""
+    """End the gang in the way in which Slurm ended its job."""
     phase = Phase.CANCELLED if state == "CANCELLED" else Phase.FAILED
     end_gang(
         gang_turn,
@@ -72,14 +72,15 @@ def end_gang_as_slurm(gang_turn: GangTurn, state: str) -> None:
 
 
 def batch_host_dead(gang: Gang) -> bool:
-    """Nobody is left who would report the job's end to Slurm."""
+    """No process is left that would report the job's end to Slurm."""
     host = gang.batch_host
     left = host is not None and bool(gang.job_nodes) and host.node not in gang.job_nodes
     return host is None or left or host.gone
 
 
 def complete_job(gang_turn: GangTurn) -> None:
-    """A final gang's job ends with its batch script; where that does not happen, its host has died unseen."""
+    """End the job of a final gang. Its batch script normally does; where that does not happen, the script's host is
+    dead."""
     gang = gang_turn.gang
     if gang_turn.observed.cancel_requested_by and not gang.job_over:
         gang_turn.turn.owe(

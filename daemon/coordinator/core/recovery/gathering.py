@@ -1,4 +1,5 @@
-"""From Slurm's start of the job to the gang's: its agents attach, and who of them is waited for."""
+"""Gathering: from Slurm's start of the job to the start of the gang. The agents attach; here it is decided which of
+them to wait for, and for how long."""
 
 from collections.abc import Collection
 
@@ -10,25 +11,27 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 SPARE_WAIT_S = 30.0
-"""How long a complete set of rank nodes waits for its spares before it starts without."""
+"""Seconds that a complete set of rank nodes waits for spares before it starts without them."""
 SRUN_LAUNCH_S = 120.0
-"""srun has given up a node that does not answer by then: in 40 s with a MessageTimeout of 10 s, Slurm's default."""
+"""Seconds within which srun has given up a node that does not answer (40 s with Slurm's default MessageTimeout of 10
+s)."""
 BATCH_TIMEOUT_S = 15.0
-"""A batch process asks after its gang every other second, or oftener; it is gone where it has not for so long."""
+"""Seconds without a heartbeat after which the batch process counts as dead. It sends one every 2 s or more often."""
 RUNS_WITHOUT_START = 2
-"""After so many runs of a job in a row that never came to a start, a further one is held to mend nothing."""
+"""Runs of a job in a row without a start after which another run is expected to mend nothing."""
 BATCH_SILENCE_S = 6.0
-"""One that lives has asked within so long, if it reaches the coordinator."""
+"""Seconds within which a live batch process, if it reaches the coordinator, has sent a heartbeat."""
 REQUEUE_PAUSE_S = 2.0
-"""A gang that was requeued stays so for so long: agents that Slurm has not ended yet are told to leave."""
+"""Seconds that a gang stays REQUEUED at least. Agents that Slurm has not ended yet are told to leave meanwhile."""
 REPAIR_SEEN_S = 12.0
-"""Slurm's nodes are looked at every 5 s, and it may be slow to answer."""
+"""Seconds within which the repair of a node is observed: Slurm's nodes are read every 5 s, and Slurm may answer
+slowly."""
 RECHECK_S = 1.0
-"""So often it is looked who is silent, while a complete set of nodes waits."""
+"""Seconds between two looks at silent nodes while a complete set of nodes waits."""
 
 
 def look_for_job(gang_turn: GangTurn) -> None:
-    """Where Slurm has started the job, its agents are expected from now on, though none may ever come."""
+    """If Slurm has started the job, expect its agents from now on, even if none ever comes."""
     gang = gang_turn.gang
     if gang_turn.observed.job_running is None:
         return
@@ -36,7 +39,7 @@ def look_for_job(gang_turn: GangTurn) -> None:
     if gang.phase is Phase.SUBMITTED:
         begin_gathering(gang_turn, gang.job, max(restarts, gang.restart_count))
     elif restarts <= gang.restart_count:
-        return  # it is the run before that Slurm tells of
+        return  # Slurm reports the earlier run
     elif gang_turn.now < gang.phase_at + REQUEUE_PAUSE_S:
         gang_turn.turn.tick_at(gang.phase_at + REQUEUE_PAUSE_S)
     else:
@@ -51,21 +54,21 @@ def begin_gathering(gang_turn: GangTurn, job: int, restarts: int) -> None:
         if seen.job_nodes and seen.job_restarts == restarts:
             gang_turn.turn.record(
                 facts.JobChanged(gang.id, seen.job_nodes)
-            )  # Slurm told of them before anybody attached
+            )  # Slurm reported the nodes before any agent attached
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.GATHERING, ""))
     seen.first_attach_at = 0.0
 
 
 def gather(gang_turn: GangTurn) -> None:
-    """Start the gang once all have attached whom it waits for; see that it does not wait in vain."""
+    """Start the gang once all awaited agents are attached. Requeue or end a gang that waits in vain."""
     gang, spec = gang_turn.gang, gang_turn.gang.spec
     if gang.stop is not None:
         completion.save_and_leave(gang_turn)
         return
     here = len(gang_turn.index.in_service)
     if gang_turn.observed.job_pending and not here:
-        return  # Slurm has gone back on its word, and will start it yet
-    since = _since(gang_turn)
+        return  # Slurm has put the job back, and will start it again
+    since = _waiting_since(gang_turn)
     waited = gang_turn.now - since
     if _never_enough(gang_turn):
         requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
@@ -74,7 +77,7 @@ def gather(gang_turn: GangTurn) -> None:
             gang_turn, f"{here} of {spec.nodes} nodes are here, and their batch script is heard no more"
         )
     elif here >= _awaited_nodes(gang_turn, waited):
-        _call_roll(gang_turn)
+        _start_preflight(gang_turn)
     elif waited > spec.gather_timeout_s:
         _give_up(gang_turn)
     else:
@@ -82,9 +85,9 @@ def gather(gang_turn: GangTurn) -> None:
         gang_turn.turn.tick_at(gang_turn.now + RECHECK_S if complete else since + spec.gather_timeout_s)
 
 
-def _since(gang_turn: GangTurn) -> float:
-    """The nodes have their time from the first of them on, for Slurm may take long to start that one; and after a
-    coordinator's restart every agent has to attach anew."""
+def _waiting_since(gang_turn: GangTurn) -> float:
+    """When the wait for agents began (seconds). Slurm may need long to start the job, so the wait begins with the first
+    agent; after a coordinator's restart every agent must attach again."""
     _, granted_at = gang_turn.observed.job_running or (0, 0.0)
     return max(
         gang_turn.gang.phase_at, granted_at, gang_turn.observed.first_attach_at, gang_turn.turn.observed.observing_since
@@ -92,7 +95,7 @@ def _since(gang_turn: GangTurn) -> float:
 
 
 def _give_up(gang_turn: GangTurn) -> None:
-    """The nodes have had their time. What another start of the job may mend goes back into the queue."""
+    """The timeout has passed. Requeue the job where another start may help, else end the gang."""
     gang, dead = gang_turn.gang, requeueing.dead_nodes(gang_turn)
     why = _may_mend(gang_turn, dead)
     if why and gang.spec.requeue and not gang_turn.turn.limits.observe:
@@ -104,7 +107,7 @@ def _give_up(gang_turn: GangTurn) -> None:
 
 
 def _may_mend(gang_turn: GangTurn, dead: list[str]) -> str:
-    """What has happened to those who have not come, where they may come next time; else empty."""
+    """Why the missing agents may come at the next start of the job; empty where another start would not help."""
     gang = gang_turn.gang
     gone = [member.node for member in gang.present() if not gang_turn.observed.is_attached(member.node)]
     if dead:
@@ -122,7 +125,7 @@ def _may_mend(gang_turn: GangTurn, dead: list[str]) -> str:
 
 
 def _awaited_nodes(gang_turn: GangTurn, waited: float) -> int:
-    """So many nodes start the gang after `waited` seconds."""
+    """Number of nodes that start the gang after `waited` seconds."""
     spec = gang_turn.gang.spec
     if waited > spec.gather_timeout_s and not gang_turn.turn.limits.observe:
         return spec.fewest
@@ -132,8 +135,11 @@ def _awaited_nodes(gang_turn: GangTurn, waited: float) -> int:
 
 
 def _srun_waits(gang_turn: GangTurn) -> bool:
-    """A node hangs that srun still tries to reach, whatever Slurm makes of the node meanwhile. When srun gives up, it
-    ends all agents that it has started. They come back without that node; what had begun meanwhile would be lost."""
+    """srun still tries to reach a dead node, whatever Slurm makes of that node.
+
+    When srun gives up, it ends all agents that it has started. They are launched again without the dead node. A
+    generation that had started meanwhile would be lost.
+    """
     seen, since = gang_turn.observed, gang_turn.gang.phase_at
     if requeueing.dead_nodes(gang_turn):
         seen.dead_node_seen_at = gang_turn.now
@@ -141,43 +147,41 @@ def _srun_waits(gang_turn: GangTurn) -> bool:
 
 
 def _never_enough(gang_turn: GangTurn) -> bool:
-    """Of the job's nodes too few are in service: Slurm, or their hardware, has taken the others."""
+    """Too few of the job's nodes are in service: Slurm, or a hardware fault, has taken the others."""
     gang, out = gang_turn.gang, gang_turn.turn.index.out_of_service
     nodes = gang.job_nodes
     if not nodes or len(nodes) - len(out) >= gang.spec.fewest:
         return False
     bad, since = [node for node in nodes if node in out], max(gang.phase_at, gang_turn.turn.observed.observing_since)
-    if (
-        gang_turn.now < since + REPAIR_SEEN_S
-    ):  # Slurm starts nothing on a bad node: its repair may not have been seen yet
+    if gang_turn.now < since + REPAIR_SEEN_S:  # Slurm starts jobs only on good nodes: a repair may not be observed yet
         bad = [node for node in bad if gang_turn.turn.state.node(node).judged_at >= since]
         gang_turn.turn.tick_at(since + REPAIR_SEEN_S)
     return len(nodes) - len(bad) < gang.spec.fewest
 
 
 def _launcher_lost(gang_turn: GangTurn) -> bool:
-    """The batch script is heard no more, and so srun has died as well: no agent will come that is not on its way."""
+    """The batch process is silent, so srun has died with it: no further agent will be launched."""
     gang, heard_at, host, since = (
         gang_turn.gang,
         _batch_heard_at(gang_turn),
         gang_turn.gang.batch_host,
-        _since(gang_turn),
+        _waiting_since(gang_turn),
     )
     if not gang.spec.requeue or gang_turn.turn.limits.observe:
-        return False  # nothing is gained by an early end
+        return False  # an early end gains nothing
     if heard_at is None and host is None:
-        gang_turn.turn.tick_at(gang_turn.now + BATCH_TIMEOUT_S)  # it may not have begun
+        gang_turn.turn.tick_at(gang_turn.now + BATCH_TIMEOUT_S)  # the batch process may not have started yet
         return False
     if host is not None and gang_turn.observed.is_attached(host.node):
         silent_at = gang_turn.turn.observed.agent_heard_at(gang.id, host.node) + failure_detector.HEARTBEAT_TIMEOUT_S
-        if gang_turn.now < silent_at:  # it has not died with its host, and by itself it would have ended the job
+        if gang_turn.now < silent_at:  # its host lives, and a batch process that ends by itself ends the job
             gang_turn.turn.tick_at(silent_at)
             return False
     batch_lost_at = max(heard_at or 0.0, since) + BATCH_TIMEOUT_S
     last_attach_at = max(gang_turn.observed.last_attach_at, since)
     lost_at = max(batch_lost_at, last_attach_at + SPARE_WAIT_S)
     if gang_turn.now >= lost_at and requeueing.most_silent(gang_turn):
-        lost_at = gang_turn.now + BATCH_TIMEOUT_S  # the coordinator may be who is cut off
+        lost_at = gang_turn.now + BATCH_TIMEOUT_S  # the coordinator may be cut off itself
     gang_turn.turn.tick_at(lost_at)
     return gang_turn.now >= lost_at
 
@@ -190,8 +194,8 @@ def _batch_heard_at(gang_turn: GangTurn) -> float | None:
     )
 
 
-def _call_roll(gang_turn: GangTurn) -> None:
-    """Enough have attached: make sure that no rank of an earlier run is left, and have the store opened."""
+def _start_preflight(gang_turn: GangTurn) -> None:
+    """Enough agents are attached: make sure that no rank of an earlier run is left, and have the store opened."""
     gang, here = gang_turn.gang, [gang_turn.gang.members[node] for node in gang_turn.index.in_service]
     store = placement.first_seats(here, gang.spec.nodes)[0]
     gang_turn.turn.record(facts.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gang_turn.now))

@@ -1,8 +1,8 @@
-"""Planned stops: Slurm is about to end the job, so its ranks stop at a step, and what they have kept is saved.
+"""Planned stops: Slurm is about to end the job, so the ranks stop at one step, and what they kept is saved.
 
-Slurm says so in three ways: by the time limit that it shows, by a signal to every process of the job (a preemption's
-grace time, the end of the time limit, an operator's requeue), and by a job that it has ended or put back into the queue
-already, whose processes live on for a while (KillWait, 30 s by default).
+Slurm announces the end in three ways: by the job's time limit; by SIGTERM to every process of the job (the grace time
+of a preemption, the end of the time limit, an operator's requeue); or by a job that is already ended or requeued while
+its processes still live (KillWait, 30 s by default).
 """
 
 from muster.daemon.coordinator.core.detection import failure_detector
@@ -12,20 +12,20 @@ from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 STOP_TIMEOUT_S = 15.0
-"""Ranks that are asked to stop get this long: what they have kept has to be written within KillWait, too."""
+"""Seconds that the ranks have to stop. What they kept must be written within KillWait, too, so this is half of it."""
 LIMIT_MARGIN_S = 5.0
-"""SIGTERM so close to the time limit is the limit's."""
+"""Seconds before the time limit within which SIGTERM is taken for that of the limit."""
 ENDS_WITHOUT_SAVING = frozenset({"CANCELLED", "GONE"})
-"""Ends after which nobody wants the state."""
+"""Ends of a job after which nobody wants the state."""
 
 
 def plan_stop(gang_turn: GangTurn) -> None:
-    """Plan a stop where there is reason to."""
+    """Plan a stop where there is a reason."""
     gang = gang_turn.gang
     if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
         return
-    if reason := _taken(gang_turn):
-        # Slurm has decided what follows: where it has ended the job, the gang ends as the job did.
+    if reason := _slurm_has_ended_it(gang_turn):
+        # Slurm has decided what follows. If Slurm has ended the job, the gang ends as the job did.
         gang_turn.turn.record(facts.StopPlanned(gang.id, reason, Phase.REQUEUED))
     elif 2 * len(gang_turn.index.sigterm_received) > len(gang_turn.index.present):
         words = gang_turn.observed.status(min(gang_turn.index.sigterm_received)).sigterm_notice
@@ -42,8 +42,8 @@ def _after(requeue: bool) -> Phase:
     return Phase.REQUEUED if requeue else Phase.FAILED
 
 
-def _taken(gang_turn: GangTurn) -> str:
-    """What Slurm has done to the job already, in words."""
+def _slurm_has_ended_it(gang_turn: GangTurn) -> str:
+    """What Slurm has already done to the job, in words; empty: nothing."""
     if gang_turn.job_ended:
         return f"Slurm ends job {gang_turn.gang.job}: {gang_turn.job_ended}"
     if gang_turn.job_requeued:
@@ -52,11 +52,11 @@ def _taken(gang_turn: GangTurn) -> str:
 
 
 def _limit(gang_turn: GangTurn) -> str:
-    """Why the job's time limit asks for a stop now; empty where it does not yet."""
+    """Why the job's time limit requires a stop now; empty where it does not yet."""
     spec, limit_at = gang_turn.gang.spec, _limit_at(gang_turn)
     if limit_at is None or not spec.stop_before_s:
         return ""
-    ahead = min(spec.stop_before_s, gang_turn.observed.limit_s / 4)  # of a short job most is left for training
+    ahead = min(spec.stop_before_s, gang_turn.observed.limit_s / 4)  # most of a short job is left for training
     if gang_turn.now < limit_at - ahead:
         gang_turn.turn.tick_at(limit_at - ahead)
         return ""
@@ -64,12 +64,13 @@ def _limit(gang_turn: GangTurn) -> str:
 
 
 def _limit_at(gang_turn: GangTurn) -> float | None:
-    """When the time limit of this run of the job ends it. What Slurm last said may be about the run before."""
+    """When the time limit ends this run of the job; None where that is unknown. Slurm may still report the earlier
+    run."""
     return gang_turn.observed.limit_at if gang_turn.observed.job_restarts == gang_turn.gang.restart_count else None
 
 
 def requeued_by_slurm(gang_turn: GangTurn) -> bool:
-    """Slurm has taken the job, and nobody is left who could save anything. True: the gang has moved on."""
+    """Slurm has requeued the job, and no agent is left to save anything. True: the gang is REQUEUED now."""
     gang = gang_turn.gang
     if gang.phase in (Phase.SUBMITTED, Phase.REQUEUED) or not gang_turn.job_requeued or _can_save(gang_turn):
         return False
@@ -80,23 +81,23 @@ def requeued_by_slurm(gang_turn: GangTurn) -> bool:
 
 
 def can_save(gang_turn: GangTurn) -> bool:
-    """Slurm has ended the job, and there are agents left that can save what their ranks have kept."""
+    """Slurm has ended the job, and agents are left that can save what the ranks kept."""
     return _can_save(gang_turn) and gang_turn.job_ended not in ENDS_WITHOUT_SAVING
 
 
 def _can_save(gang_turn: GangTurn) -> bool:
     if gang_turn.gang.phase is Phase.STARTING and flushing.unsaved_version(gang_turn) is None:
-        return False  # its ranks have done nothing yet
+        return False  # the ranks have done nothing yet
     if gang_turn.gang.phase not in ACTIVE | {Phase.DRAINING}:
         return False
-    # An agent that is out of touch for a moment is asked after, and given up when it is known to have ended.
+    # An agent that is out of touch for a moment is probed, and removed once it is known to have ended.
     return (
         bool(gang_turn.index.present) or flushing.unsaved_version(gang_turn) is not None
-    )  # who is out can write as well
+    )  # removed members can write, too
 
 
 def fence_if_overdue(gang_turn: GangTurn) -> bool:
-    """The ranks had their time to stop. True: they are ended now."""
+    """Fence the ranks if they have not stopped in time. True: they were fenced."""
     stop = gang_turn.gang.stop
     if stop is None:
         return False

@@ -1,4 +1,5 @@
-"""Back into Slurm's queue, where no node is left to go on with: without which nodes, and until when without them."""
+"""Requeues: where too few nodes are left, the job goes back into Slurm's queue. Here it is decided which nodes it may
+not start on, and until when."""
 
 from collections.abc import Collection
 
@@ -9,11 +10,12 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 EXCLUSION_S = 600.0
-"""A node that is in service, and that a job was requeued without, is left out of it for so long."""
+"""Seconds for which a requeued job may not start on a node that is in service but was bad for the job."""
 
 
 def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
-    """Requeue the gang, or end it where it may not be. `why`: unless nodes are known to be bad."""
+    """Requeue the gang, or end it where it may not be requeued. `why`: the reason, used if no node is known to be
+    bad."""
     gang = gang_turn.gang
     lost = ", ".join(sorted(_bad(gang_turn)))
     words = f"no spare is left for {lost}" if lost else why
@@ -40,7 +42,7 @@ def too_few_nodes_reason(gang_turn: GangTurn) -> str:
 
 
 def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
-    """Have Slurm put the job back into its queue, without the nodes that are bad, or that are `dead_nodes`."""
+    """Have Slurm put the job back into its queue, without nodes that are bad, and without `dead` nodes."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
     bad = _bad(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
     if not gang_turn.job_requeued:
@@ -52,23 +54,23 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> Non
 
 
 def _bad(gang_turn: GangTurn) -> set[str]:
-    """Nodes of this run of the job that it shall not start on again."""
+    """Nodes of this run of the job on which the next run may not start."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
     left = {member.node for member in gang.members.values() if member.removed}
     if 2 * len(left - unfit) > len(gang.members):
-        left &= unfit  # most agents are gone from nodes that nothing is known against: it was what they share
+        left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
     return left | (set(gang.job_nodes) & unfit)
 
 
 def dead_nodes(gang_turn: GangTurn) -> list[str]:
-    """The job's nodes that have not attached and whose daemons, which were known, are silent."""
+    """The job's nodes that have not attached, and whose daemon was known before and is silent."""
     return [
         node for node in gang_turn.gang.job_nodes if node not in gang_turn.index.in_service and _silent(gang_turn, node)
     ]
 
 
 def most_silent(gang_turn: GangTurn) -> bool:
-    """So many of the job's nodes are silent that it is what they share, or the coordinator's own network."""
+    """Most of the job's nodes are silent: they share the cause, or the coordinator's own network is cut."""
     nodes = gang_turn.gang.job_nodes
     return 2 * sum(_silent(gang_turn, node) for node in nodes) > len(nodes)
 
@@ -83,8 +85,8 @@ def _silent(gang_turn: GangTurn, node: str) -> bool:
 
 
 def readmit_nodes(gang_turn: GangTurn) -> None:
-    """A job that waits may start on nodes again that were put back into service, and after a while on those that never
-    were out of it: else it could wait for ever."""
+    """Let a pending job start again on excluded nodes: at once on repaired nodes, after EXCLUSION_S on nodes that never
+    were out of service. Otherwise the job could wait for ever."""
     gang = gang_turn.gang
     if not gang.excluded:
         return

@@ -1,7 +1,8 @@
-"""Which state a generation starts from: the newest version of which every rank's shard stands in a survivor's memory.
+"""The restore plan: which version a generation starts from, and where each rank's shard is read.
 
-Versions are never mixed: a rank that lacks the newest makes the whole gang take the one before. A generation of fewer
-ranks than wrote a version needs no more shards than it has ranks: replicas hold the same state.
+The version is the newest of which a surviving node holds every rank's shard. Versions are never mixed: if one rank
+lacks the newest, the whole gang takes the one before. A generation with fewer ranks than wrote the version needs only
+as many shards as it has ranks, because replicas hold the same state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ Held = Mapping[str, Sequence[Shard]]
 
 
 def newest_complete_version(held: Held, ranks_of: Callable[[Version], int]) -> Version | None:
-    """The newest version of which the shards of the first `ranks_of(version)` ranks, all that count, are held by
-    somebody; None where there is none."""
+    """The newest version of which the shards of ranks 0 to `ranks_of(version)` - 1 are all held; None where there is
+    none."""
     ranks: dict[Version, set[int]] = {}
     for shards in held.values():
         for shard in shards:
@@ -26,8 +27,11 @@ def newest_complete_version(held: Held, ranks_of: Callable[[Version], int]) -> V
 
 
 def memory_is_obsolete(gang: Gang | None, generation: int) -> bool:
-    """Whether what nodes keep since the gang's job was requeued, when `generation` was its newest, is of no more use: a
-    newer generation has started, from it or without it, or the gang is over. Of an unknown gang nothing is known."""
+    """Whether the memory that nodes keep of an earlier run is of no more use. `generation`: the newest one of that run.
+
+    It is obsolete when a newer generation has started, or the gang is over. Nothing is known of an unknown gang, so its
+    memory is kept.
+    """
     return gang is not None and (gang.final or gang.generation > generation)
 
 
@@ -38,11 +42,11 @@ def choose_sources(
 
     Args:
         held: shards by node.
-        version, count: as `newest_complete_version` found it.
-        home: the node each rank will run on (rank → node).
-        leaving: nodes that are on their way out; used where nobody else holds the shard.
+        version, count: as `newest_complete_version` found them.
+        home: rank → the node that the rank will run on.
+        leaving: removed nodes; used only where no other node holds the shard.
 
-    Preferred: the rank's own node, then its own slot elsewhere, then a buddy's copy; a node that leaves comes last.
+    The rank's own node comes first, then a primary shard elsewhere, then a buddy's replica; a leaving node comes last.
     """
 
     def rating(node: str, shard: Shard) -> tuple[bool, bool, bool]:

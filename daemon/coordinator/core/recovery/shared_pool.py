@@ -1,8 +1,9 @@
-"""Nodes of the pool that jobs share: where no spare is left, one joins as a small Slurm job of its own.
+"""The shared pool: where no spare is left, a node of the pool joins with a small Slurm job of its own.
 
-That job is of the same user. An agent of the gang asks Slurm for it, for sbatch is the user's to call: its order names
-the request, its status says what Slurm answered, and the agent on the new node attaches with the request's number.
-Nobody waits for long: what has not started in time is cancelled, and the next rung of the ladder is taken.
+That job belongs to the same user. An agent of the gang submits it, because only the user may call sbatch: the agent's
+order names the request, its status brings Slurm's answer, and the agent on the new node attaches with the request's
+number. The gang does not wait for long: a job that has not started in time is cancelled, and the next rung of the
+recovery ladder follows.
 """
 
 from muster.daemon.coordinator.core.state import facts
@@ -12,55 +13,55 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
 def await_nodes(gang_turn: GangTurn) -> bool:
-    """Nodes of the pool are on their way into the seats that nobody can take; asks for them where that is still due."""
+    """Nodes of the pool are on their way into seats that no other node can take. Requests them where that is due."""
     gang, terms = gang_turn.gang, gang_turn.turn.limits.pool
     missing = (len(gang.seats) or gang.spec.nodes) - len(gang_turn.usable())
     if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:
         return False
     until = gang.pool_requested_at + terms.wait_s if gang.pool_requested_at else gang_turn.now + terms.wait_s
     if gang_turn.now >= until:
-        for request in _waiting(gang):
+        for request in _unanswered_requests(gang):
             close(gang_turn, request, f"no node has come within {terms.wait_s:.0f} s", refused=True)
         return False
     gang_turn.turn.tick_at(until)
-    room = gang.spec.pool_nodes - len(_joined(gang))
+    room = gang.spec.pool_nodes - len(_pool_members(gang))
     if room < missing and gang.spec.fewest == gang.spec.nodes:
-        return False  # too few would come
-    more = 0 if gang.pool_refused else min(room, missing) - len(_waiting(gang))
-    return (more > 0 and _ask(gang_turn, more)) or bool(_waiting(gang))
+        return False  # too few nodes would come
+    more = 0 if gang.pool_refused else min(room, missing) - len(_unanswered_requests(gang))
+    return (more > 0 and _request(gang_turn, more)) or bool(_unanswered_requests(gang))
 
 
-def _waiting(gang: Gang) -> list[PoolRequest]:
-    """Requests that no node has come of yet."""
+def _unanswered_requests(gang: Gang) -> list[PoolRequest]:
+    """Requests from which no node has joined yet."""
     return [request for request in gang.pool.values() if not request.node]
 
 
-def _joined(gang: Gang) -> list[Member]:
+def _pool_members(gang: Gang) -> list[Member]:
     """Members that came from the pool and may carry ranks."""
     return [member for member in gang.present() if member.job != gang.job]
 
 
-def _ask(gang_turn: GangTurn, count: int) -> bool:
-    """Ask for `count` nodes. True: that is done, or can be as soon as it is known who lives."""
+def _request(gang_turn: GangTurn, count: int) -> bool:
+    """Request `count` nodes. True: that is done, or can be done once it is known which agents live."""
     gang = gang_turn.gang
     own = [m.node for m in gang_turn.usable() if m.job == gang.job and gang_turn.observed.is_attached(m.node)]
     able = [node for node in own if node not in gang_turn.observed.suspected_since]
     for _ in range(count if able else 0):
-        options = (*gang_turn.turn.limits.pool.options, *_rejected(gang_turn))
+        options = (*gang_turn.turn.limits.pool.options, *_exclude_option(gang_turn))
         gang_turn.turn.record(facts.PoolNodeRequested(gang.id, gang.pool_serial + 1, able[0], options))
     return bool(own)
 
 
-def _rejected(gang_turn: GangTurn) -> list[str]:
-    """The option that keeps nodes away which this gang has given up, though nothing is held against them."""
+def _exclude_option(gang_turn: GangTurn) -> list[str]:
+    """The sbatch option that excludes nodes which this gang has removed, though no fault of them is known."""
     gang, state = gang_turn.gang, gang_turn.turn.state
     out = [state.node(m.node) for m in gang.members.values() if m.removed and not gang_turn.is_out_of_service(m.node)]
-    names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # others were repaired since
+    names = sorted(node.name for node in out if node.judged_at <= gang.started_at)  # the others were repaired since
     return [f"--exclude={','.join(names)}"] if names else []
 
 
 def follow_requests(gang_turn: GangTurn) -> None:
-    """Follow what became of each request."""
+    """Record what became of each request."""
     gang = gang_turn.gang
     for request in [*gang.pool.values()]:
         if request.node:
@@ -69,13 +70,13 @@ def follow_requests(gang_turn: GangTurn) -> None:
                 close(gang_turn, request, member.removal_reason if member else "the job was started again")
             continue
         if not request.job:
-            _hear(gang_turn, request)
+            _read_answer(gang_turn, request)
         if gang.phase not in FENCING and request.serial in gang.pool:
             close(gang_turn, request, "it is wanted no more")
 
 
-def _hear(gang_turn: GangTurn, request: PoolRequest) -> None:
-    """What Slurm has answered to the agent that asked."""
+def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:
+    """Record Slurm's answer to the agent that made the request."""
     asker = gang_turn.gang.members.get(request.requesting_node)
     answer = next(
         (a for a in gang_turn.observed.status(request.requesting_node).pool if a.serial == request.serial), None
@@ -89,28 +90,28 @@ def _hear(gang_turn: GangTurn, request: PoolRequest) -> None:
 
 
 def release_member(gang_turn: GangTurn, member: Member) -> None:
-    """The member carries no ranks again, and lives: its small job ends."""
+    """End the small job of a member that carries no rank again."""
     for request in [*gang_turn.gang.pool.values()]:
         if request.job == member.job:
             close(gang_turn, request, member.removal_reason)
 
 
 def close_all(gang_turn: GangTurn, reason: str, joined: bool) -> None:
-    """No node of the pool is wanted any more; those that have joined are let go of only with `joined`."""
+    """Close all requests; those from which a node has joined only with `joined`."""
     for request in [*gang_turn.gang.pool.values()]:
         if joined or not request.node:
             close(gang_turn, request, reason)
 
 
 def close(gang_turn: GangTurn, request: PoolRequest, reason: str, refused: bool = False) -> None:
-    """End one request, and its Slurm job. `refused`: nobody asks again in this recovery."""
+    """Close one request, and cancel its Slurm job. `refused`: this recovery requests no more nodes."""
     gang_turn.turn.record(facts.PoolRequestClosed(gang_turn.gang.id, request.serial, reason, refused))
     if request.job:
         gang_turn.turn.owe("cancel", gang_turn.gang.id, request.job, f"muster: {reason}")
 
 
 def refusal(gang: Gang | None, serial: int, job: int, node: str) -> str:
-    """Why an agent of Slurm job `job` on `node` may not join with the request `serial`; empty: it may."""
+    """Why an agent of job `job` on `node` may not join with the request `serial`; empty: it may."""
     request = gang.pool.get(serial) if gang and not gang.final else None
     if request is None or request.job not in (0, job) or request.node not in ("", node):
         return "no node of the pool is wanted any more"

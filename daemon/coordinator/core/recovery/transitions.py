@@ -1,7 +1,7 @@
-"""A gang's next move: for each phase, what must hold before it goes on.
+"""The next transition of a gang: for each phase, what must hold before the gang moves on.
 
-Everything here is level-triggered: it looks at the durable state and at what is seen, never at which event came last,
-so that lost, doubled and reordered events change nothing but the moment.
+Every rule is level-triggered. A rule looks at durable and observed state, never at the last event, so lost, doubled and
+reordered events change nothing but the moment.
 """
 
 from collections.abc import Callable
@@ -32,16 +32,16 @@ from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 STORE_TIMEOUT_S = 45.0
-"""A node that opens no rendezvous store in this time (its first imports included) is passed over."""
+"""Seconds that a node has to open the rendezvous store, its first imports included."""
 STORE_TRIES = 14
-"""So often in a row a node may be passed over: ten minutes, for modules may come slowly from a file system that is new
-to all nodes. Then no other node would mend it."""
+"""Nodes in a row that may fail to open a store. That takes ten minutes, because a file system that is new to all nodes
+may deliver modules slowly. After that, another node would not help."""
 SLURM_ANSWER_S = 5.0
-"""Slurm's view of a job is read every 2 s; this long it may take to hear that Slurm ended the job."""
+"""Seconds within which Slurm's end of a job is known. Slurm's view of a job is read every 2 s."""
 RELEASE_AFTER_S = 30.0
-"""A script without the library declares no step: its outgoing nodes are let go this long after its ranks run."""
+"""Seconds after RUNNING until removed nodes are released where no step is declared: a script without the library."""
 REASON_LENGTH = 200
-"""Characters of a rank's last line that are told as a reason."""
+"""Characters of a rank's last line that a reason quotes."""
 
 
 ROUNDS = 12
@@ -52,7 +52,7 @@ UNSETTLED_PAUSE_S = 1.0
 more to the journal. One look a second leaves the coordinator free for other gangs, and does not fill the disk."""
 
 
-def _once(gang_turn: GangTurn) -> None:
+def _apply_rules(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if gang.final:
         gang_end.complete_job(gang_turn)
@@ -60,7 +60,7 @@ def _once(gang_turn: GangTurn) -> None:
     if gang_end.end_if_cancelled_or_ended(gang_turn):
         return
     planned_stop.plan_stop(gang_turn)
-    if _failing(gang_turn):
+    if _agents_failing(gang_turn):
         return
     if gang.phase in ACTIVE:
         _remove_unfit(gang_turn)
@@ -85,7 +85,7 @@ def _once(gang_turn: GangTurn) -> None:
             pass
 
 
-def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _once) -> None:
+def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _apply_rules) -> None:
     """Call `decide`, one round of the rules, until it decides nothing more: what is seen allows no further move.
 
     Rules that still decide something after ROUNDS rounds contradict each other, which is a bug. The outcome reports the
@@ -111,7 +111,7 @@ def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _once) -> 
 def _recover(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
     if not all(failure_detector.ranks_ended(gang_turn, gang.members[node]) for node in gang_turn.index.unfenced):
-        return  # `suspicion.examine` asks after those that do not answer
+        return  # `failure_detector.examine` probes the members that do not answer
     clear_at = time_fencing.ranks_ended_at(gang_turn)
     if gang_turn.now < clear_at:
         gang_turn.turn.tick_at(clear_at)
@@ -120,8 +120,8 @@ def _recover(gang_turn: GangTurn) -> None:
         completion.save_and_leave(gang_turn)
         return
     observed = gang_turn.turn.limits.observe and gang.seats
-    if _fails(gang) and not observed:
-        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _crash_words(gang_turn))
+    if _software_fails(gang) and not observed:
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang_turn))
         return
     attribution.swap_crashing_node(gang_turn)
     if observed:
@@ -143,16 +143,16 @@ def _recover(gang_turn: GangTurn) -> None:
     ):
         requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
     elif _store_opens(gang_turn):
-        return  # who sits where is looked at once, not with every report that comes meanwhile
+        return  # seats are assigned once the store is open, not with each report until then
     elif ranked := _next_seats(gang_turn):
         _start_where_store_listens(gang_turn, ranked)
 
 
 def _would_have(gang_turn: GangTurn) -> str:
-    """What would follow if it were not for observe mode."""
+    """What would follow without observe mode, in words."""
     gang = gang_turn.gang
-    if _fails(gang):
-        return f"the job would fail with exit code {gang_end.EXIT_NO_REQUEUE}: {_crash_words(gang_turn)}"
+    if _software_fails(gang):
+        return f"the job would fail with exit code {gang_end.EXIT_NO_REQUEUE}: {_failure_reason(gang_turn)}"
     ranked = _next_seats(gang_turn)
     if ranked is None and gang_turn.turn.limits.pool.options and gang.spec.pool_nodes:
         return "nodes of the shared pool would be asked for"
@@ -166,7 +166,7 @@ def _would_have(gang_turn: GangTurn) -> str:
 
 
 def _remove_unfit(gang_turn: GangTurn) -> None:
-    """Take out who is on a node out of service; where one carries running ranks, they are fenced."""
+    """Remove the members whose node is out of service. If one carries running ranks, they are fenced."""
     for node in sorted(gang_turn.index.out_of_service):
         failure_detector.remove_member(
             gang_turn, gang_turn.gang.members[node], gang_turn.turn.state.node(node).reason, alive=True
@@ -182,7 +182,7 @@ def _next_seats(gang_turn: GangTurn) -> list[str] | None:
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:
-    """A node that will carry ranks is opening the store, and has time left for it."""
+    """A node that will carry ranks is opening the store, and has time left."""
     gang = gang_turn.gang
     until = max(gang.phase_at, gang.store_at) + STORE_TIMEOUT_S
     if (
@@ -199,7 +199,8 @@ def _store_opens(gang_turn: GangTurn) -> bool:
 
 
 def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
-    """The store lives on a node that carries ranks: a spare's would end with the generation's start, or unnoticed."""
+    """Start the generation if the store is open on a node that will carry ranks; otherwise have such a node open it.
+    The store of a spare would end with the start, or end unnoticed."""
     gang = gang_turn.gang
     if gang.store_node not in ranked:
         gang_turn.turn.record(
@@ -210,7 +211,7 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
         and gang_turn.observed.status(gang.store_node).store_reserved
         and gang.store_node != ranked[0]
     ):
-        gang_turn.turn.record(facts.StoreMoved(gang.id, ranked[0]))  # nobody but rank 0 would open it
+        gang_turn.turn.record(facts.StoreMoved(gang.id, ranked[0]))  # only rank 0 would open it
     elif gang_turn.store_listens():
         _start(gang_turn, ranked)
     elif gang_turn.now - (asked_at := max(gang.phase_at, gang.store_at)) < STORE_TIMEOUT_S:
@@ -224,14 +225,14 @@ def _start_where_store_listens(gang_turn: GangTurn, ranked: list[str]) -> None:
             gang_end.EXIT_AGENT,
             f"{words}; the last one asked is {gang.store_node}: see its agent's log",
         )
-    else:  # an agent that answers but opens no store is passed over
+    else:  # the agent answers but opens no store: take the next node
         after = ranked[(ranked.index(gang.store_node) + 1) % len(ranked)]
         gang_turn.turn.record(facts.StoreMoved(gang.id, after, missed=True))
 
 
 def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
     gang = gang_turn.gang
-    version, sources = _state(gang_turn, ranked)
+    version, sources = _choose_state(gang_turn, ranked)
     if version is None and _memory_may_return(gang_turn):
         return
     seats, spares = placement.assign_seats(ranked, gang_turn.usable())
@@ -254,7 +255,7 @@ def _start(gang_turn: GangTurn, ranked: list[str]) -> None:
 
 
 def _memory_may_return(gang_turn: GangTurn) -> bool:
-    """After a coordinator's restart an outgoing node that holds the only copy may not have attached anew yet."""
+    """After a coordinator's restart: a removed node that holds the only copy may not have attached again yet."""
     since = gang_turn.turn.observed.observing_since
     away = [
         m
@@ -276,7 +277,7 @@ def _action(gang: Gang, ranked: list[str]) -> str:
     return "restart in place" if before == ranked else "swap"
 
 
-def _state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...]]:
+def _choose_state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...]]:
     spec = gang_turn.gang.spec
     count = len(ranked) * spec.ranks_per_node
     version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), lambda _: count)
@@ -292,12 +293,12 @@ def _state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tupl
     return version, restore_plan.choose_sources(gang_turn.shards_in_memory(), version, count, home, leaving)
 
 
-def _fails(gang: Gang) -> bool:
-    """The software ends it again and again."""
+def _software_fails(gang: Gang) -> bool:
+    """The software ends the gang again and again."""
     return gang.failures_in_a_row >= gang.spec.max_failures
 
 
-def _crash_words(gang_turn: GangTurn) -> str:
+def _failure_reason(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
     last = gang.recoveries[-1].cause if gang.recoveries else ""
     return f"{gang.failures_in_a_row} generations running ended without progress; last: {last}"
@@ -311,12 +312,12 @@ def _ranks_on(gang_turn: GangTurn, node: str) -> list[RankState]:
     return ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
 
 
-def _failing(gang_turn: GangTurn) -> bool:
-    """Agents have met an error that no order can mend. Where most have, it is the job's, and the gang ends; a few
-    are taken out of it, as any node that can't carry ranks.
+def _agents_failing(gang_turn: GangTurn) -> bool:
+    """Handle agents that report an error which no order mends. True: nothing else may be decided now.
 
-    Who was given notice (SIGTERM) will go as well; most of them were, and a stop is planned. So Slurm's word is waited
-    for, and nothing else is decided meanwhile.
+    Where most agents have failed, the job is the cause, and the gang ends. A few are removed as any node that can't
+    carry ranks. An agent that got SIGTERM will end as well; if most agents got SIGTERM, a stop is planned. So Slurm's
+    word is awaited first.
     """
     failing, seen = gang_turn.index.agent_failed | gang_turn.index.sigterm_received, gang_turn.observed
     if not failing or gang_turn.gang.stop is not None or gang_turn.gang.phase not in ACTIVE | {Phase.GATHERING}:
@@ -338,8 +339,8 @@ def _failing(gang_turn: GangTurn) -> bool:
 
 
 def _too_many(gang_turn: GangTurn, failing: int) -> bool:
-    """So many agents that can't go on are most of the gang, or leave too few nodes to begin with. While it gathers,
-    those that have not attached yet are nodes as well, and who was taken out for the same is none."""
+    """So many failing agents are most of the gang, or leave too few nodes to begin with. While the gang gathers, nodes
+    that have not attached count as nodes, and members that were removed for the same cause count as failing."""
     gang = gang_turn.gang
     if gang.phase is not Phase.GATHERING:
         return 2 * failing > len(gang_turn.index.present)
@@ -350,11 +351,11 @@ def _too_many(gang_turn: GangTurn, failing: int) -> bool:
 
 def _run(gang_turn: GangTurn) -> None:
     gang = gang_turn.gang
-    if _crashed(gang_turn):
+    if _fence_crashed(gang_turn):
         return
     index = gang_turn.index
     whole = index.reported == gang.ranks
-    # Training moves only with every rank, though one may be out of the coordinator's reach.
+    # A step needs every rank, though one of them may be out of the coordinator's reach.
     if (whole or index.progressed) and gang.phase is Phase.STARTING:
         gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.RUNNING, ""))
     if index.progressed and not progress_timeouts.has_finished_step(gang_turn):
@@ -364,7 +365,7 @@ def _run(gang_turn: GangTurn) -> None:
     if whole and index.exited_cleanly == index.reported:
         completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
-        _release(gang_turn)
+        _release_removed(gang_turn)
         flushing.start_requested_flush(gang_turn)
 
 
@@ -374,7 +375,7 @@ def _first_step(gang_turn: GangTurn) -> int:
     )
 
 
-def _crashed(gang_turn: GangTurn) -> bool:
+def _fence_crashed(gang_turn: GangTurn) -> bool:
     index = gang_turn.index
     if not index.crashed:
         return False
@@ -382,18 +383,18 @@ def _crashed(gang_turn: GangTurn) -> bool:
     failed = [
         (node, rank) for node in nodes for rank in _ranks_on(gang_turn, node) if not rank.running and rank.exit_code
     ]
-    # An agent that has fenced the running generation itself has heard nobody for too long: no fault of the software.
+    # An agent that has fenced the running generation by itself was cut off: not a fault of the software.
     crashed = [
         (node, rank)
         for node, rank in failed
         if gang_turn.observed.status(node).fenced_generation < gang_turn.gang.generation
     ]
     if crashed:
-        # What a script does of a stop is no fault of it.
+        # A script that fails during a planned stop is not at fault.
         node, rank = crashed[0]
         stops = gang_turn.gang.stop is not None
         failure_detector.fence_generation(
-            gang_turn, _exit_words(node, rank), hardware=stops, suspected_at=gang_turn.now, crashed_on=node
+            gang_turn, _exit_reason(node, rank), hardware=stops, suspected_at=gang_turn.now, crashed_on=node
         )
     else:
         words = f"{failed[0][0]} was cut off from the coordinator and most of its gang, and has ended its ranks"
@@ -401,15 +402,15 @@ def _crashed(gang_turn: GangTurn) -> bool:
     return True
 
 
-def _exit_words(node: str, rank: RankState) -> str:
+def _exit_reason(node: str, rank: RankState) -> str:
     code = rank.exit_code or 0
     how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
     tail = rank.stderr_tail.strip().splitlines()
     return f"rank {rank.rank} on {node} {how}" + (f": {tail[-1].strip()[:REASON_LENGTH]}" if tail else "")
 
 
-def _release(gang_turn: GangTurn) -> None:
-    """Let go of live nodes that carry no ranks again; the batch host can't be, nor anyone once it is dead."""
+def _release_removed(gang_turn: GangTurn) -> None:
+    """Release live nodes that carry no ranks again. The batch host can't be released, nor any node once it is dead."""
     gang = gang_turn.gang
     leaving = [gang.members[node] for node in sorted(gang_turn.index.to_release)]
     if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
