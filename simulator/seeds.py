@@ -212,7 +212,7 @@ class SeedRun:
         )
 
     def _is_healed(self) -> bool:
-        """No link is cut and no process is stopped. What has ended has ended for good or has been restarted."""
+        """No link is cut and no process is stopped. Ended processes may stay ended."""
         world = self.world
         processes = [*world.agents.values(), *world.daemons.values()]
         frozen = any(machine.frozen for machine in world.machines.values())

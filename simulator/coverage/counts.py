@@ -11,25 +11,25 @@ from muster.daemon.coordinator.core.state.state_tables import GANG_TRANSITIONS, 
 RECOVERIES = (
     "restart in place",
     "swap",
-    "a node of the shared pool",
-    "no node of the shared pool",
+    "pool node joined",
+    "pool request failed",
     "fewer replicas",
-    "resume from memory",
+    "resume from kept memory",
     "flush, then requeue",
-    "requeue what nobody starts",
+    "requeue: batch process lost",
     "requeue",
-    "fail: the software",
+    "fail: software",
     "fail: no nodes",
     "fail: never gathered",
-    "fail: an agent's error",
-    "fail: the last checkpoint",
-    "stop",
-    "stop, then end",
-    "doubt a node",
-    "blame a node that was doubted",
-    "end a hang",
-    "withheld",
-    "observed",
+    "fail: agent error",
+    "fail: last checkpoint",
+    "planned stop",
+    "planned stop, then end",
+    "remove a node before attribution",
+    "attribute crashes to a removed node",
+    "hang found",
+    "withheld by the circuit breaker",
+    "fail: observe mode",
 )
 """Every kind of recovery, and every way in which a gang ends."""
 
@@ -68,10 +68,10 @@ class Coverage:
 
     def table(self, seeds: int) -> list[str]:
         """All counts in columns, for a person to read."""
-        rows = [f"{kind:5} {name:28} {number:8}" for kind, name, number in self.required()]
+        rows = [f"{kind:9} {name:38} {number:8}" for kind, name, number in self.required()]
         for kind in ("fault", "event"):
             rows += [
-                f"{kind:5} {name:28} {number:8}" for (of, name), number in sorted(self.counts.items()) if of == kind
+                f"{kind:9} {name:38} {number:8}" for (of, name), number in sorted(self.counts.items()) if of == kind
             ]
         events, faults = self.total("event"), self.total("fault")
         return [*rows, f"{seeds} seeds, {events / seeds:.0f} events and {faults / seeds:.1f} faults a seed"]

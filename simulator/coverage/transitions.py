@@ -13,13 +13,13 @@ from muster.simulator.coverage import reason_phrases
 from muster.simulator.coverage.counts import Coverage
 
 _RECOVERY_OF_EXIT_CODE = {
-    93: "fail: the software",
+    93: "fail: software",
     94: "fail: no nodes",
     95: "fail: never gathered",
-    96: "fail: an agent's error",
-    97: "fail: the last checkpoint",
-    98: "stop, then end",
-    99: "observed",
+    96: "fail: agent error",
+    97: "fail: last checkpoint",
+    98: "planned stop, then end",
+    99: "fail: observe mode",
 }
 
 
@@ -56,24 +56,24 @@ class TransitionRecorder:
                 if fact.action != "requeue":  # it was counted when the job was requeued
                     self._count(fact.action)
                 if fact.version is not None and fact.action in ("start", "requeue"):
-                    self._count("resume from memory")
+                    self._count("resume from kept memory")
             case facts.NodeJudged():
                 self._change_health(fact.node, fact.health)
             case facts.MemberJoined():
                 if fact.job != self._jobs.setdefault(fact.gang, fact.job):
-                    self._count("a node of the shared pool")
+                    self._count("pool node joined")
             case facts.PoolRequestClosed() if fact.refused:
-                self._count("no node of the shared pool")
+                self._count("pool request failed")
             case facts.StopPlanned():
-                self._count("stop")
+                self._count("planned stop")
             case facts.HangDetected():
-                self._count("end a hang")
+                self._count("hang found")
             case facts.MemberRemoved() if not fact.attributed:
-                self._count("doubt a node")
+                self._count("remove a node before attribution")
             case facts.MemberRemoved() if reason_phrases.CAUSE_PROVEN in fact.reason:
-                self._count("blame a node that was doubted")
+                self._count("attribute crashes to a removed node")
             case facts.ActionWithheld():
-                self._count("withheld")
+                self._count("withheld by the circuit breaker")
             case facts.SlurmCallOwed() if fact.verb == "requeue":
                 self._count_requeue(fact)
 
@@ -96,7 +96,7 @@ class TransitionRecorder:
 
     def _count_requeue(self, fact: facts.SlurmCallOwed) -> None:
         if reason_phrases.BATCH_PROCESS_LOST in fact.text:
-            self._count("requeue what nobody starts")
+            self._count("requeue: batch process lost")
         flushed = self._phases.get(fact.gang) is Phase.DRAINING
         self._count("flush, then requeue" if flushed else "requeue")
 

@@ -153,7 +153,7 @@ class Invariants:
         """The core must find no bug in itself."""
         raise InvariantViolation(bug)
 
-    # -- wires, kernels, processes --
+    # -- links, kernels, processes --
 
     def topology_changed(self) -> None:
         """Links, kernels or processes have changed."""

@@ -62,7 +62,7 @@ class NodeHealthInvariant:
             self._check_hung_duration(gang, fact, at)
 
     def check_removal(self, fact: facts.MemberRemoved) -> None:
-        """A gang goes on without a node."""
+        """A gang removes a node and continues without it."""
         agent = self._world.agents.get((fact.gang, fact.node))
         if fact.alive or agent is None:
             return

@@ -46,7 +46,7 @@ class OutageInvariant:
         self._out.discard((gang, node))
 
     def member_out(self, gang: str, node: str) -> None:
-        """A gang goes on without a node."""
+        """A gang removes a node and continues without it."""
         self._out.add((gang, node))
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:

@@ -49,7 +49,7 @@ class Scenario:
         time_limit_s: int | None = None, idle_nodes: int = 0, limits: Limits = NO_LIMITS,
         step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2, **spec: object,
     ) -> None:  # fmt: skip
-        folder = Path(tempfile.mkdtemp(prefix="muster-rehearsal-"))
+        folder = Path(tempfile.mkdtemp(prefix="muster-scenario-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]
         durations = replace(_DURATIONS, flush_s=2 * flush_s, step_s=step_s, launch_s=2 * launch_s)
         self.world = World(Site(leaves, durations=durations, limits=limits), 0, folder, Invariants)

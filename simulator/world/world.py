@@ -124,7 +124,7 @@ class World:
         words = ((at, describe(what) if isinstance(what, facts.Fact) else str(what)) for at, what in self.notes)
         return [f"{at - START_S:9.3f}  {text}" for at, text in words]
 
-    # -- who reaches whom --
+    # -- reachability --
 
     def reachability(self, src: str, node: str, gang: str | None) -> Silence | None:
         """What a connection from `src` to the gang's agent on `node` meets; to its node daemon, if `gang` is None.

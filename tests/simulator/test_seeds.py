@@ -12,28 +12,28 @@ from muster.simulator import parallel, seeds
 SEEDS = 2000
 EVENTS, FAULTS = 500, 3
 """On average, a seed."""
-OFTEN = 50
+MIN_COUNT = 50
 """Every transition of the state tables and every kind of recovery occurs at least this often."""
 
 
-def test_no_law_is_broken_and_everything_happens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_invariant_is_violated_and_everything_happens(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = parallel.run(0, SEEDS)
     with capsys.disabled():
         print("", *outcome.report(), sep="\n")
     assert not outcome.failures
     assert outcome.coverage.total("event") >= EVENTS * SEEDS
     assert outcome.coverage.total("fault") >= FAULTS * SEEDS
-    seldom = {name: number for _, name, number in outcome.coverage.required() if number < OFTEN}
-    assert seldom == {}
+    too_rare = {name: number for _, name, number in outcome.coverage.required() if number < MIN_COUNT}
+    assert too_rare == {}
 
 
 @pytest.mark.parametrize("seed", [6, 8, 42])
 def test_one_seed_is_one_run(seed: int) -> None:
     """The order of a set of strings differs between processes. No run may depend on it."""
     with ThreadPoolExecutor() as pool:
-        said = set(pool.map(_transcript, [seed] * 3, ("1", "2", "3")))
-    assert len(said) == 1
-    assert len(said.pop().splitlines()) > 100
+        transcripts = set(pool.map(_transcript, [seed] * 3, ("1", "2", "3")))
+    assert len(transcripts) == 1
+    assert len(transcripts.pop().splitlines()) > 100
 
 
 def _transcript(seed: int, hash_seed: str) -> str:
@@ -44,10 +44,10 @@ def _transcript(seed: int, hash_seed: str) -> str:
     return done.stdout
 
 
-def test_a_seed_that_fails_tells_its_story() -> None:
+def test_a_traced_seed_has_a_transcript() -> None:
     result = seeds.run(3)
     assert result.violation == ""
     assert result.transcript == []
-    told = seeds.run(3, trace=True)
-    assert any("FAULT" in line for line in told.transcript)
-    assert told.coverage.counts == result.coverage.counts
+    traced = seeds.run(3, trace=True)
+    assert any("FAULT" in line for line in traced.transcript)
+    assert traced.coverage.counts == result.coverage.counts
