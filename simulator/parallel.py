@@ -16,6 +16,7 @@ from muster.simulator import seeds
 from muster.simulator.coverage.counts import Coverage
 
 SEEDS_PER_TASK = 20
+"""Seeds that one process runs before it returns their results."""
 MAX_FAILURES = 50
 """After this many failed seeds no further seeds are started."""
 

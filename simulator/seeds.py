@@ -26,6 +26,7 @@ SETTLE_TIMEOUT_S = 900.0
 """Seconds after the last fault within which everything settles. It includes Slurm's delay of a requeue and all
 timeouts."""
 TIGHT_LIMITS = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2, pool=POOL)
+"""Limits that some runs reach soon."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")

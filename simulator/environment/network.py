@@ -19,6 +19,7 @@ from muster.simulator.environment.schedule import Schedule
 COORDINATOR = "coordinator"
 """The host on which the coordinator and slurmctld run."""
 _RETRANSMIT_S = 0.2
+"""Seconds within which TCP sends a waiting message again after a heal."""
 
 
 @dataclass(frozen=True, slots=True)

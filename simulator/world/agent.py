@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 IDLE_PING_INTERVAL_S, SILENCE_PING_INTERVAL_S = 5.0, 0.25
+"""Seconds between two pings to the coordinator: usually, and while the agent hears too few peers."""
 STREAM_TIMEOUT_S = 16.0
+"""Seconds without a message from the coordinator after which the agent opens a new stream."""
 _SIGTERM_TIMEOUT_S = 8.0
+"""Seconds after SIGTERM for which an agent waits for the coordinator before it shuts down by itself."""
 _ORPHAN_LIFETIME_S = 0.05
 """Seconds. A rank outlives its agent by this time at most."""
 
@@ -106,7 +109,7 @@ class Agent(Process):
         self._ping_series = 0
         self._last_message_at = 0.0
         self._store_count = 0
-        self._settled_order = 0
+        self._carried_out_serial = 0
 
     # -- the stream --
 
@@ -221,7 +224,7 @@ class Agent(Process):
             failure=self.failure,
             sigterm_notice=self.sigterm_notice,
             answered_s=self.peer_monitor.answered_s(),
-            order_serial=self._settled_order,
+            order_serial=self._carried_out_serial,
             stacks_generation=self.stacks_generation,
             pool=tuple(answer for answer in self.pool_answers.values() if answer),
         )
@@ -245,7 +248,7 @@ class Agent(Process):
             self.stacks_requested = order.generation
             self.call_later(self.world.durations.copy_s(), self._stacks_written, order.generation)
         self.stop_requested = self.stop_requested or bool(order.stop)
-        if self._settled_order:
+        if self._carried_out_serial:
             self.status_changed()
 
     def reconcile_order(self) -> None:
@@ -254,7 +257,7 @@ class Agent(Process):
             steps = reconcile.next_steps(self._local_state(), self.order)
             if not steps:
                 done = reconcile.is_carried_out(self._local_state(), self.order)
-                self._settled_order = self.order.serial if done else 0
+                self._carried_out_serial = self.order.serial if done else 0
                 return
             for step in steps:
                 self._execute(step, self.order)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
 _RETRY_S = 0.5
+"""Seconds between two attempts to reach a peer."""
 
 
 def digest(rank: int, version: Version) -> str:

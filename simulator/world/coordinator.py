@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 SNAPSHOT_INTERVALS = (1, 5, 40)
 """Facts between two journal snapshots, whatever their size. Each life of a coordinator uses one of these."""
 _PROBE_RETRY_S = 0.15
+"""Seconds between two attempts of one probe."""
 
 
 class CoordinatorCrashed(Exception):

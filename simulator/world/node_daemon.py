@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 HEARTBEAT_INTERVAL_S, ANSWER_TIMEOUT_S = 5.0, 5.0
+"""Seconds between two heartbeats, and seconds that the answer may take."""
 
 
 class NodeDaemon(Process):

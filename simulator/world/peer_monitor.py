@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
 SLOW_PING_INTERVAL_S = 5.0
+"""Seconds between two pings to a peer that is no neighbour."""
 ACCUSATION_INTERVAL_S = 2.0
+"""Seconds before an agent repeats an accusation."""
 LAST_ANSWER_KEPT_S = 10.0
+"""Seconds for which an agent reports when it last answered a former member."""
 CHECK_INTERVAL_S = 0.1
+"""Seconds between two checks of the clock while self-fencing is near."""
 SLOW_CHECK_INTERVAL_S = 0.35
+"""Seconds between two checks otherwise; fewer checks make the simulator faster."""
 _STALL_S = 0.5
+"""Seconds. After a longer gap between two checks the agent itself stood still."""
 _RECONNECT_S = 0.15
 """Seconds until a broken link is open again, or until the answer to an earlier ping arrives."""
 
@@ -149,7 +155,7 @@ class PeerMonitor:
             and self.suspicion_since is None
         ):
             return
-        judged = silence_rules.evaluate(now, self._membership, self._heard())
+        judged = silence_rules.evaluate(now, self._membership, self._last_contacts())
         suspicion_began = self.suspicion_since is None and judged.suspicion_since is not None
         self.suspicion_since = judged.suspicion_since
         if suspicion_began:
@@ -164,11 +170,10 @@ class PeerMonitor:
         self._last_check_at = now
         agent.call_later(CHECK_INTERVAL_S if precise else SLOW_CHECK_INTERVAL_S, self._check)
 
-    def _heard(self) -> silence_rules.LastContacts:
+    def _last_contacts(self) -> silence_rules.LastContacts:
         others = self._membership.members - {self._agent.node}
-        contacts = {
-            node: self.last_contact(node) for node in sorted(others)
-        }  # sorted: each call may draw a random number
+        # Sorted, because each call may draw a random number.
+        contacts = {node: self.last_contact(node) for node in sorted(others)}
         return silence_rules.LastContacts(
             contacts, self._agent.coordinator_contact, self.suspicion_since, self._stalled_until
         )
@@ -188,7 +193,7 @@ class PeerMonitor:
         if self._last_contact_before_break:
             self.start_checking()
 
-    # -- outcasts --
+    # -- removed nodes --
 
     def ping_until_rejected(self, other: Agent) -> None:
         """Ping `other`, whose order does not list this node as a member, until an answer can say so."""

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 _LAUNCH_RETRY_S = 0.5
+"""Seconds between two attempts of srun to start an agent."""
 _POLL_INTERVAL_S = 1.5
+"""Seconds between two polls of a batch process."""
 _SIGTERM_NOTICE = "Slurm has sent SIGTERM"
 _LAUNCH_TIMEOUT_S = 5.0
 """Seconds. An agent that has not started by then will not start."""

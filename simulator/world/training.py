@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from muster.simulator.world.world import World
 
 _RETRY_S = 0.5
+"""Seconds between two attempts to load the state or to join the rendezvous."""
 _TIMEOUT_S = 15.0
 """Seconds that a rank waits for its state, or for the other ranks."""
 

@@ -31,6 +31,7 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.v1 import agent_pb2 as pb
 
 START_S = 1000.0
+"""Virtual time at the start of a run, in seconds. It is far from 0.0, which means never."""
 DAEMON_RESTART_DELAY_S = 1.0
 """Seconds until systemd starts a node daemon again."""
 
@@ -38,6 +39,7 @@ DAEMON_RESTART_DELAY_S = 1.0
 POOL = Pool(("--partition=shared",), wait_s=12.0)
 """The site's shared pool: every node that runs no job."""
 NO_LIMITS = Limits(nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, swaps_per_hour=1000, pool=POOL)
+"""Limits that no run reaches."""
 
 
 @dataclass(frozen=True, slots=True)
