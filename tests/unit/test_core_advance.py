@@ -30,7 +30,7 @@ def rounds(count: int) -> Callable[[GangTurn], None]:
     return decide
 
 
-def test_rules_that_come_to_an_end_are_followed_to_it() -> None:
+def test_rules_run_until_they_decide_nothing_more() -> None:
     gang_turn = make_gang_turn()
     advance(gang_turn, rounds(ROUNDS - 1))
     assert len(gang_turn.turn.outcome.facts) == ROUNDS - 1
@@ -38,7 +38,7 @@ def test_rules_that_come_to_an_end_are_followed_to_it() -> None:
     assert gang_turn.turn.outcome.next_tick_at is None
 
 
-def test_rules_without_an_end_are_reported_and_the_gang_is_looked_at_again() -> None:
+def test_rules_without_an_end_are_reported_and_the_gang_is_examined_again() -> None:
     gang_turn = make_gang_turn()
     advance(gang_turn, rounds(1000))
     assert len(gang_turn.turn.outcome.facts) == ROUNDS

@@ -1,4 +1,4 @@
-"""Deadlines: the nearest of all, whatever was moved or dropped."""
+"""Deadlines: the nearest is right whatever was moved or dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ MOVES = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | MOMENTS))
 
 
 @given(MOVES, MOMENTS)
-def test_it_is_a_dictionary_that_knows_its_nearest(moves: list[tuple[str, float | None]], now: float) -> None:
+def test_deadlines_behave_as_a_dictionary_that_knows_its_nearest(
+    moves: list[tuple[str, float | None]], now: float
+) -> None:
     deadlines, plain = Deadlines(), dict[str, float]()
     for key, at in moves:
         deadlines.set(key, at)

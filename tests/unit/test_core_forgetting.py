@@ -1,4 +1,4 @@
-"""Gangs that are over leave the durable state, once nothing is owed for them and their job has ended; no sooner."""
+"""A gang that is over leaves the durable state once no call is owed for it and its job has ended; no sooner."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Desk:
     journal: list[tuple[float, facts.Fact]] = field(default_factory=list)
 
     def post(self, *events: events.Event) -> None:
-        """Give the core events now."""
+        """Send the core these events now."""
         for event in events:
             self.journal += [(self.now, fact) for fact in self.core.decide(event, self.now).facts]
 
     def over(self, gang: str, job: int) -> None:
-        """A gang is registered and over at once."""
+        """Register a gang that is over at once."""
         self.post(
             events.GangSubmitted(gang, job, 1000, "job", SPEC, "{}"),
             events.SlurmJobChanged(gang, job, (), 0, "CANCELLED"),
@@ -34,7 +34,7 @@ class Desk:
         assert self.core.state.gangs[gang].job_over
 
     def gangs(self) -> set[str]:
-        """Who is in the durable state, which is what the journal gives; no more are in sight."""
+        """Gangs of the durable state; a replay of the journal gives the same, and no other gang is observed."""
         state = DurableState()
         for at, fact in self.journal:
             apply(state, fact, at)
@@ -43,7 +43,7 @@ class Desk:
         return set(state.gangs)
 
 
-def test_a_week_after_its_end_a_gang_leaves() -> None:
+def test_a_week_after_its_end_a_gang_leaves_the_durable_state() -> None:
     desk = Desk()
     desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"))
     desk.over("old", 2)
@@ -55,7 +55,7 @@ def test_a_week_after_its_end_a_gang_leaves() -> None:
     assert desk.gangs() == {"g", "young", "new"}
 
 
-def test_no_more_than_so_many_are_kept() -> None:
+def test_only_the_newest_gangs_that_are_over_are_kept() -> None:
     desk = Desk()
     for number in range(GANGS_KEPT + 3):
         desk.now += 1
@@ -63,7 +63,7 @@ def test_no_more_than_so_many_are_kept() -> None:
     assert desk.gangs() == {f"over{number}" for number in range(2, GANGS_KEPT + 3)}
 
 
-def test_who_owes_or_whose_job_runs_is_not_forgotten() -> None:
+def test_a_gang_with_an_owed_call_or_a_running_job_is_not_forgotten() -> None:
     desk = Desk()
     desk.post(events.GangSubmitted("g", 1, 1000, "job", SPEC, "{}"), events.CancelRequested("g", "alice"))
     assert desk.core.state.gangs["g"].final
@@ -78,7 +78,7 @@ def test_who_owes_or_whose_job_runs_is_not_forgotten() -> None:
     assert "g" not in desk.gangs()
 
 
-def test_of_a_gangs_recoveries_the_newest_are_kept() -> None:
+def test_only_the_newest_recoveries_of_a_gang_are_kept() -> None:
     state = DurableState()
     apply(state, facts.GangRegistered("g", 1, 1000, "job", SPEC, "{}"), 0.0)
     gang = state.gangs["g"]

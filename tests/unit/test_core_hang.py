@@ -1,4 +1,4 @@
-"""Hangs: all agents answer and no rank finishes a step. When that is one, when it is none, and what follows."""
+"""Hangs: all agents answer and no rank finishes a step. When this is a hang, when it is not, and what follows."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def found(world: Scenario) -> list[facts.HangDetected]:
 
 
 def hang_again(world: Scenario, generation: int, node: str, how: str = "") -> None:
-    """The ranks of that generation meet, and one hangs before any has made a step."""
+    """The ranks of that generation meet. One rank hangs before any has made a step."""
     world.run_until(lambda: met(world, generation), 900.0)
     world.hang_rank(node, how)
 
@@ -38,7 +38,7 @@ def recovered(world: Scenario, generation: int = 2) -> Callable[[], bool]:
     return lambda: world.gang.stepped_generation == generation
 
 
-def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> None:
+def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_no_node() -> None:
     world = training()
     before, step, began = [s.node for s in world.gang.seats], world.core.observed.gang("g").step_number, world.now
     world.hang_rank("n2")
@@ -55,7 +55,7 @@ def test_a_hang_ends_after_a_minute_in_place_with_stacks_and_blames_nobody() -> 
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
-def test_while_one_rank_is_in_a_declared_phase_nothing_hangs_and_the_wait_begins_after_it() -> None:
+def test_no_hang_while_one_rank_is_in_a_declared_phase_and_the_timeout_starts_after_it() -> None:
     world = training()
     world.hang_rank("n1")
     world.report_phase("n2", "evaluation")
@@ -82,14 +82,14 @@ def test_a_script_that_has_never_declared_a_step_is_left_alone() -> None:
     assert found(world) == []
 
 
-def test_hangs_that_are_not_to_be_looked_for_are_not() -> None:
+def test_no_hang_is_detected_where_the_job_has_switched_it_off() -> None:
     world = training(hang_after_s=0.0)
     world.hang_rank("n1")
     world.run_for(3000.0)
     assert found(world) == []
 
 
-def test_a_generation_that_makes_no_first_step_hangs_where_an_earlier_one_made_some() -> None:
+def test_a_generation_without_a_first_step_hangs_if_an_earlier_one_made_steps() -> None:
     world = training()
     world.kill_rank("n2")
     hang_again(world, 2, "n1")
@@ -98,7 +98,7 @@ def test_a_generation_that_makes_no_first_step_hangs_where_an_earlier_one_made_s
     assert 118.0 < world.now - began < 123.0  # a generation before it has failed here: twice as long
 
 
-def test_each_hang_in_one_place_waits_twice_as_long_and_the_third_ends_the_job() -> None:
+def test_each_hang_in_one_place_doubles_the_timeout_and_the_third_ends_the_job() -> None:
     world = training(max_failures=3)
     world.hang_rank("n1")
     for generation in (2, 3):
@@ -110,7 +110,7 @@ def test_each_hang_in_one_place_waits_twice_as_long_and_the_third_ends_the_job()
     assert [call.verb for call in world.slurm] == ["requeue_off"]
 
 
-def test_ranks_that_have_come_further_are_given_no_more_than_before() -> None:
+def test_progress_resets_the_timeout() -> None:
     world = training(max_failures=9)
     world.hang_rank("n1")
     world.run_until(recovered(world), 100.0)
@@ -134,7 +134,7 @@ def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
     world.run_until(lambda: bool(found(world)), 2.0)
 
 
-def test_steps_that_an_agent_tells_of_after_it_stood_still_are_no_hang() -> None:
+def test_steps_reported_late_by_an_agent_that_stood_still_are_no_hang() -> None:
     world = training(nodes=1, spares=0, hang_after_s=5.0)
     for _ in range(4):
         world.world.set_stopped(world.agent("n0"), True)
@@ -144,7 +144,7 @@ def test_steps_that_an_agent_tells_of_after_it_stood_still_are_no_hang() -> None
     assert found(world) == []
 
 
-def test_after_a_restart_of_the_coordinator_the_wait_begins_anew_and_knows_no_pace() -> None:
+def test_after_a_restart_of_the_coordinator_the_timeout_starts_again_without_a_known_pace() -> None:
     world = training()
     world.hang_rank("n1")
     world.run_for(50.0)
@@ -155,7 +155,7 @@ def test_after_a_restart_of_the_coordinator_the_wait_begins_anew_and_knows_no_pa
     assert world.gang.generation == step
 
 
-def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() -> None:
+def test_the_coordinators_absence_does_not_count_as_the_duration_of_a_first_step() -> None:
     world = Scenario(2, 0, hang_after_s=60.0)
     world.run_until(lambda: world.gang.phase is Phase.STARTING)
     world.world.coordinator_restart_s = 600.0
@@ -168,7 +168,7 @@ def test_how_long_the_coordinator_was_away_is_not_how_long_a_first_step_takes() 
     assert 0.0 < world.gang.first_step_s < 10.0
 
 
-def test_a_coordinator_that_restarts_amid_it_fences_all_the_same() -> None:
+def test_a_coordinator_that_restarts_during_a_hang_still_fences() -> None:
     world = training()
     step = world.core.observed.gang("g").step_number
     world.hang_rank("n1")
@@ -189,7 +189,7 @@ def test_a_fence_waits_two_seconds_at_most_for_stacks() -> None:
     assert 1.9 < world.now - at < 2.1
 
 
-def test_an_observer_says_what_hangs_keeps_stacks_and_leaves_the_ranks_alone() -> None:
+def test_observe_mode_reports_a_hang_keeps_stacks_and_leaves_the_ranks_alone() -> None:
     world = training(limits=Limits(observe=True))
     world.hang_rank("n1")
     world.run_for(300.0)
@@ -201,7 +201,7 @@ def test_an_observer_says_what_hangs_keeps_stacks_and_leaves_the_ranks_alone() -
 
 
 @pytest.mark.parametrize("how", ["stop", "an end"])
-def test_ranks_that_end_are_not_looked_at(how: str) -> None:
+def test_no_hang_is_looked_for_in_ranks_that_are_asked_to_stop(how: str) -> None:
     world = training()
     world.hang_rank("n1")
     if how == "stop":
@@ -224,7 +224,7 @@ def test_the_node_whose_ranks_are_behind_twice_is_replaced() -> None:
 
 
 def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
-    """What passes elsewhere may have been a pause for which the wait, which each hang doubles, is long enough there."""
+    """Progress elsewhere proves nothing: each hang doubles the timeout, so a long pause now fits into it."""
     world = training(spares=2, limits=NO_LIMITS)
     world.hang_rank("n2", "behind")
     hang_again(world, 2, "n2", "behind")
@@ -236,7 +236,7 @@ def test_a_node_whose_ranks_were_only_slow_is_swapped_and_not_blamed() -> None:
     assert [call.verb for call in world.slurm] == ["let_go"]
 
 
-def test_where_nobody_is_behind_no_node_is_doubted() -> None:
+def test_no_node_is_swapped_where_none_is_behind() -> None:
     world = training(max_failures=9)
     world.hang_rank("n2")
     hang_again(world, 2, "n2")
@@ -245,7 +245,7 @@ def test_where_nobody_is_behind_no_node_is_doubted() -> None:
     assert "n2" in {seat.node for seat in world.gang.seats}
 
 
-def test_where_agents_miss_each_other_it_is_not_the_softwares_fault() -> None:
+def test_a_hang_while_agents_miss_each_other_does_not_count_against_the_software() -> None:
     world = training(nodes=2, spares=0)
     world.cut(("n0", "n1"), ("n1", "n0"))
     world.run_until(lambda: bool(world.gang.recoveries), 200.0)
@@ -254,7 +254,7 @@ def test_where_agents_miss_each_other_it_is_not_the_softwares_fault() -> None:
     assert world.gang.failures_in_a_row == 0
 
 
-def test_where_some_ranks_are_done_the_others_are_given_ten_times_as_long() -> None:
+def test_once_some_ranks_have_exited_the_others_have_ten_times_as_long() -> None:
     world = training()
     for node in ("n0", "n2", "n4"):
         world.hang_rank(node)
@@ -266,7 +266,7 @@ def test_where_some_ranks_are_done_the_others_are_given_ten_times_as_long() -> N
     assert world.now - began < 620.0
 
 
-def test_a_spare_that_dies_while_all_are_asked_is_waited_for_no_more_once_it_is_out() -> None:
+def test_a_spare_that_dies_while_all_are_probed_is_not_awaited_after_its_removal() -> None:
     world = training()
     (spare,) = [seat.node for seat in world.gang.spares]
     world.hang_rank("n2")
@@ -284,7 +284,7 @@ def status(step: int, declared: str = "") -> AgentStatus:
     return AgentStatus(ranks=(RankState(0, 1, running=True, step=step, progressed=step > 0, declared=declared),))
 
 
-def test_the_median_is_known_after_three_steps_and_bears_an_odd_one() -> None:
+def test_the_median_is_known_after_three_steps_and_tolerates_an_outlier() -> None:
     pace = StepPace()
     for number, at in enumerate((10.0, 12.0, 14.0), 1):
         pace.note_step((1, number - 1), (1, number), at)
@@ -295,7 +295,7 @@ def test_the_median_is_known_after_three_steps_and_bears_an_odd_one() -> None:
     assert (pace.median_step_s, pace.longest_gap_s) == (2.0, 100.0)
 
 
-def test_what_lies_between_generations_or_holds_a_declared_phase_is_no_step() -> None:
+def test_time_between_generations_or_in_a_declared_phase_is_no_step() -> None:
     pace = StepPace()
     pace.note_step((0, 0), (1, 1), 10.0)
     pace.note_step((1, 1), (2, 1), 100.0)
@@ -308,7 +308,7 @@ def test_what_lies_between_generations_or_holds_a_declared_phase_is_no_step() ->
     assert pace.longest_gap_s == 1.0
 
 
-def test_any_rank_that_comes_further_is_a_sign_of_life() -> None:
+def test_progress_of_any_rank_is_a_sign_of_life() -> None:
     pace = StepPace()
     pace.note_status(status(3), status(3), 5.0)
     assert pace.progressed_at == 0.0

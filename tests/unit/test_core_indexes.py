@@ -1,4 +1,4 @@
-"""What is counted as reports come in is what counting afresh gives; a report costs the same in a gang of any size."""
+"""The indexes, kept up to date by each report, equal a fresh count. A report costs the same in a gang of any size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOW_FAR = (
     "_serial",
     "_behind",
 )
-"""What says how far counting has come, not what was counted."""
+"""Fields that hold the progress of counting, not a count."""
 CORE = "coordinator/core/"
 
 
@@ -41,7 +41,7 @@ def _counts(index: GangIndex) -> dict[str, Any]:
 
 
 def _compare(core: Core) -> None:
-    """Every count is what counting afresh gives."""
+    """Every count equals a fresh count."""
     afresh = StateIndex(core.state, core.observed)
     assert core.index.out_of_service == afresh.out_of_service
     for gang in core.state.gangs.values():
@@ -68,7 +68,7 @@ FAULTS: tuple[Callable[[Scenario, str], None], ...] = (
 
 
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 60))])
-def test_counting_as_it_comes_is_counting_afresh(seed: int) -> None:
+def test_the_kept_index_equals_a_fresh_count(seed: int) -> None:
     chance = random.Random(seed)
     world = Scenario(chance.randint(2, 5), chance.randint(0, 3), durable_dir="/d", max_failures=99)
     for fault in (*chance.choices(FAULTS, k=3), None):
@@ -90,7 +90,7 @@ def _idle(world: Scenario) -> bool:
 
 
 def _steps(core: Core, event: events.Event, now: float) -> int:
-    """Lines of the core, turns of loops among them, that a decision takes; not what is tidied up meanwhile."""
+    """Lines of the core that a decision executes, each turn of a loop counted; garbage collection is not."""
     return _lines(lambda: core.decide(event, now))
 
 
@@ -156,7 +156,7 @@ def test_a_fence_of_many_nodes_costs_each_answer_the_same() -> None:
     assert cost(8) == cost(40)
 
 
-def test_once_a_silence_has_passed_a_report_costs_the_same_in_a_gang_of_any_size() -> None:
+def test_after_fencing_by_time_a_report_costs_the_same_in_a_gang_of_any_size() -> None:
     def cost(nodes: int) -> int:
         world = Scenario(nodes, 0, pool_nodes=1)  # nobody is in the pool: it waits
         world.run_until(lambda: world.gang.stepped_generation == 1)

@@ -1,4 +1,4 @@
-"""Many nodes silent at once: nobody is taken before the cause is told apart, in whichever gangs they are."""
+"""Many nodes silent at once: no node is evicted before the cause is known, in whichever gangs the nodes are."""
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
@@ -12,7 +12,7 @@ NODES = 5
 
 
 class Fleet:
-    """A site of many gangs of five nodes each, whose agents and daemons only say what a test has them say."""
+    """A site of many gangs of five nodes each. Agents and daemons send only what a test has them send."""
 
     def __init__(self, gangs: int) -> None:
         self.core = Core(DurableState(), 0.0)
@@ -49,7 +49,7 @@ class Fleet:
         self._answers += [(self.now + ask.deadline_s, ask) for ask in outcome.probe_requests]
 
     def run_for(self, seconds: float) -> None:
-        """Probes are answered after their deadline, or at once by who lives; the core is woken as it wishes."""
+        """Answer probes: live nodes at once, others after the timeout. The core gets the ticks that it asks for."""
         end = self.now + seconds
         while self.now < end:
             self.now += 0.05
@@ -74,7 +74,7 @@ def nodes(gang: str) -> list[str]:
     return [f"{gang}n{number}" for number in range(NODES)]
 
 
-def test_a_silence_of_two_nodes_in_each_of_many_gangs_evicts_nobody_for_a_minute() -> None:
+def test_two_silent_nodes_in_each_of_many_gangs_are_not_evicted_for_a_minute() -> None:
     fleet = Fleet(12)
     fleet.now = 3.0
     for number in range(12):
@@ -87,7 +87,7 @@ def test_a_silence_of_two_nodes_in_each_of_many_gangs_evicts_nobody_for_a_minute
     assert all(not fleet.core.observed.gang(f"g{number}").suspected_since for number in range(12))
 
 
-def test_as_many_as_fail_by_chance_are_taken_at_once() -> None:
+def test_as_many_nodes_as_fail_by_chance_are_evicted_at_once() -> None:
     fleet = Fleet(8)  # forty nodes: four may
     fleet.now = 3.0
     for number in range(4):
@@ -96,7 +96,7 @@ def test_as_many_as_fail_by_chance_are_taken_at_once() -> None:
     assert len(fleet.lost()) == 4
 
 
-def test_after_a_minute_the_silent_are_taken_whatever_the_cause() -> None:
+def test_after_a_minute_silent_nodes_are_evicted_whatever_the_cause() -> None:
     fleet = Fleet(4)
     fleet.now = 3.0
     for number in range(4):
@@ -107,7 +107,7 @@ def test_after_a_minute_the_silent_are_taken_whatever_the_cause() -> None:
     assert len(fleet.lost()) == 4
 
 
-def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> None:
+def test_silent_nodes_of_a_requeued_gang_do_not_count() -> None:
     fleet = Fleet(3)
     fleet.now = 3.0
     fleet.fall_silent("g1", 3, 4)
@@ -121,7 +121,7 @@ def test_who_is_missed_in_a_gang_that_waits_in_the_queue_counts_no_more() -> Non
 
 
 def standing_still(seconds: float, *nodes: str) -> Scenario:
-    """Ranks on these nodes, or on all, can't be killed for so long; one of them crashes."""
+    """Ranks on these nodes, or on all, can't be killed for some seconds, and one of them crashes."""
     world = Scenario(8, 2)
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 6)
     for name in nodes or world.machines:
@@ -134,7 +134,7 @@ def out_of_service(world: Scenario) -> list[str]:
     return [name for name, node in sorted(world.core.state.nodes.items()) if node.health is not NodeHealth.FIT]
 
 
-def test_while_ranks_can_be_killed_nowhere_no_node_is_to_blame() -> None:
+def test_no_node_is_blamed_while_ranks_can_be_killed_nowhere() -> None:
     world = standing_still(30.0)
     world.run_until(lambda: world.gang.stepped_generation == 2, 60.0)
     assert out_of_service(world) == []

@@ -1,4 +1,4 @@
-"""Recoveries of the real core in virtual time: each fault, and what must and must not follow from it."""
+"""Recoveries of the real core in virtual time: for each fault, what must follow and what must not."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def verbs(world: Scenario) -> list[tuple[str, str]]:
     return [(call.verb, call.node) for call in world.slurm]
 
 
-def test_all_start_and_spares_stand_by() -> None:
+def test_all_ranks_start_and_spares_stand_by() -> None:
     world = training()
     assert carriers(world) == ["n0", "n2", "n4", "n1"]  # leaf s0 holds n0, n2, n4, leaf s1 the rest
     assert {s.node for s in world.gang.spares} == {"n3", "n5"}
@@ -78,7 +78,7 @@ def test_a_node_whose_processes_stand_still_for_seconds_stays() -> None:
     assert verbs(world) == []
 
 
-def test_silence_is_waited_out_before_the_next_generation() -> None:
+def test_fencing_by_time_precedes_the_next_generation() -> None:
     world = training()
     before = world.now
     world.power_off("n1")
@@ -86,7 +86,7 @@ def test_silence_is_waited_out_before_the_next_generation() -> None:
     assert world.now - before >= 2.0
 
 
-def test_a_crash_proven_by_resets_waits_for_no_silence() -> None:
+def test_a_crash_proven_by_closed_connections_needs_no_fencing_by_time() -> None:
     world = training()
     before = world.now
     world.crash("n1")
@@ -94,7 +94,7 @@ def test_a_crash_proven_by_resets_waits_for_no_silence() -> None:
     assert world.now - before < 1.0
 
 
-def test_a_fatal_signal_swaps_drains_and_lets_go() -> None:
+def test_a_fatal_signal_swaps_drains_and_releases_the_node() -> None:
     world = training()
     world.signal("n1", reason="Xid 79: GPU has fallen off the bus")
     world.run_until(lambda: ("let_go", "n1") in verbs(world))
@@ -113,7 +113,7 @@ def test_an_unfit_batch_host_is_drained_and_kept() -> None:
     assert "n0" not in carriers(world)
 
 
-def test_once_the_batch_host_is_dead_nobody_is_let_go() -> None:
+def test_once_the_batch_host_is_dead_no_node_is_released() -> None:
     world = training()
     world.power_off("n0")
     world.run_until(recovered(world))
@@ -150,7 +150,7 @@ def test_a_job_that_ends_by_itself_needs_no_completing() -> None:
     assert world.slurm == []
 
 
-def test_a_lost_nodes_silence_is_waited_out_once() -> None:
+def test_a_lost_node_is_fenced_by_time_once() -> None:
     world = training()
     world.power_off("n1")
     world.run_until(recovered(world))
@@ -162,7 +162,7 @@ def test_a_lost_nodes_silence_is_waited_out_once() -> None:
     assert world.now - before < 1.0
 
 
-def test_a_rank_that_dies_is_restarted_in_place_and_blames_nobody() -> None:
+def test_a_rank_that_dies_is_restarted_in_place_and_blames_no_node() -> None:
     world = training()
     before = carriers(world)
     world.kill_rank("n1", -9)
@@ -208,7 +208,7 @@ def test_a_job_that_fails_for_good_ends_with_its_requeue_flag_off_though_slurm_w
     assert (job.state, job.exit_code, job.requeue) == (JobState.FAILED, 93, False)
 
 
-def test_generations_that_come_no_further_than_those_before_count_though_they_make_steps() -> None:
+def test_generations_without_progress_count_as_failures_though_they_make_steps() -> None:
     state = training().replayed_state()
     failures = []
     for generation, step in enumerate((30, 30, 29, 31, 31), 1):
@@ -224,7 +224,7 @@ def test_generations_that_come_no_further_than_those_before_count_though_they_ma
 
 
 @pytest.mark.parametrize(("stepped", "ran_s", "failures"), [(False, 86400, 1), (False, 600, 3), (True, 86400, 3)])
-def test_a_script_that_never_declares_a_step_has_come_further_where_it_ran_for_long(
+def test_a_long_run_of_a_script_that_never_declares_a_step_counts_as_progress(
     stepped: bool, ran_s: float, failures: int
 ) -> None:
     state, at = training().replayed_state(), 0.0
@@ -239,7 +239,7 @@ def test_a_script_that_never_declares_a_step_has_come_further_where_it_ran_for_l
     assert gang.failures_in_a_row == failures
 
 
-def test_a_script_that_dies_now_and_then_but_comes_on_goes_on() -> None:
+def test_a_script_that_crashes_now_and_then_but_progresses_goes_on() -> None:
     world = training(max_failures=2)
     for generation in range(2, 8):
         world.kill_rank(carriers(world)[0], 1)
@@ -257,7 +257,7 @@ def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
     assert world.slurm == []
 
 
-def test_one_accuser_takes_nobody() -> None:
+def test_one_accuser_evicts_no_node() -> None:
     world = training()
     world.post_event(events.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").step_number > 20)
@@ -275,14 +275,14 @@ def test_no_spare_left_flushes_and_requeues_without_the_bad_nodes() -> None:
 
 
 def writing(**spec: object) -> Scenario:
-    """A job that is done, with its last checkpoint under way for some seconds."""
+    """A job that is done, while its last checkpoint is written for some seconds."""
     world = training(durable_dir="/d", flush_s=5.0, **spec)
     world.finish()
     world.run_until(lambda: world.gang.phase is Phase.DRAINING)
     return world
 
 
-def test_a_node_lost_while_the_last_checkpoint_is_written_costs_nothing_of_it() -> None:
+def test_a_node_lost_while_the_last_checkpoint_is_written_loses_nothing_of_it() -> None:
     world = writing()
     assert world.gang.flush is not None
     version, before = world.gang.flush.version, world.now
@@ -341,7 +341,7 @@ def test_cancel_ends_the_gang_and_its_job() -> None:
 
 
 def fail(world: Scenario, *nodes: str, words: str = "no space left on /shared") -> None:
-    """Agents meet an error that no order can mend."""
+    """Agents report an error that no order mends."""
     for node in nodes:
         world.agent(node).failure = words
         world.agent(node).status_changed(0.0)
@@ -357,7 +357,7 @@ def test_an_error_that_most_agents_meet_ends_the_gang_with_its_words() -> None:
 
 
 def gathering(spares: int, failing: dict[str, float]) -> Core:
-    """The core of a job of 8 nodes: the `failing` attach at these times and say what they lack, the others at 8 s."""
+    """The core of a job of 8 nodes. The `failing` agents attach at these times with an error, the others at 8 s."""
     core = Core(DurableState(), 0.0)
     nodes = tuple(f"n{i}" for i in range(8 + spares))
     core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(8, spares), "{}"), 0.0)
@@ -381,7 +381,7 @@ def test_a_bad_node_that_attaches_first_costs_a_job_with_spares_nothing() -> Non
     assert gang.members["n0"].removal_reason == "n0: n0 lacks /scratch"
 
 
-def test_bad_nodes_that_tell_one_after_the_other_end_a_job_that_can_not_gather_any_more() -> None:
+def test_bad_nodes_that_report_one_after_the_other_end_a_job_that_can_no_longer_gather() -> None:
     gang = gathering(2, {"n0": 1.0, "n1": 9.0, "n2": 18.0}).state.gangs["g"]
     assert (gang.phase, gang.exit_code) == (Phase.FAILED, 96)
     assert gang.reason == "n2: n2 lacks /scratch"
@@ -401,7 +401,7 @@ def test_an_error_of_one_agent_costs_its_node_its_place_and_nothing_else() -> No
 
 @pytest.mark.parametrize("reserves", [False, True])
 def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves: bool) -> None:
-    """With `reserves` n1 keeps a port free for rank 0, whose own node n0 does not."""
+    """With `reserves`, n1 keeps a port free for rank 0, and n0, the node of rank 0, does not."""
     core, now = Core(DurableState(), 0.0), 1.0
     core.decide(events.GangSubmitted("g", 1, 1, "", events.GangSpec(2, 0), "{}"), now)
     for node in ("n0", "n1"):
@@ -421,7 +421,7 @@ def test_a_gang_of_which_no_node_opens_the_store_does_not_wait_for_ever(reserves
     assert 600 < now < 700
 
 
-def test_an_error_of_a_spare_stops_nobody() -> None:
+def test_an_error_of_a_spare_stops_no_rank() -> None:
     world = training()
     fail(world, "n3")
     world.run_until(lambda: bool(world.gang.members["n3"].removal_reason))
@@ -431,7 +431,7 @@ def test_an_error_of_a_spare_stops_nobody() -> None:
 
 @pytest.mark.parametrize(("spares", "exit_code"), [(0, 96), (1, 95)])
 def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them(spares: int, exit_code: int) -> None:
-    """At once where no other node can come, else when its time to gather is over."""
+    """The gang fails at once where no other node can come, otherwise after the gather timeout."""
     world = Scenario(3, spares, absent=["n3"] if spares else ["n1"])
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     fail(world, "n2", words="the run folder /nowhere does not exist on this node")
@@ -440,7 +440,7 @@ def test_an_error_while_nodes_gather_fails_a_gang_that_is_too_small_without_them
     assert "n2: the run folder" in world.gang.reason
 
 
-def test_slurms_word_is_waited_for_each_time_that_agents_are_ended() -> None:
+def test_slurms_word_is_awaited_each_time_that_agents_get_sigterm() -> None:
     world = training()
     fail(world, *world.gang.members, words="ended by SIGTERM")
     world.run_for(3)
@@ -473,7 +473,7 @@ def test_a_second_fault_during_recovery() -> None:
     assert not {"n1", "n2"} & set(carriers(world))
 
 
-def test_an_nvlink_echo_blames_the_dead_peer_only() -> None:
+def test_a_correlated_nvlink_error_blames_the_dead_peer_only() -> None:
     world = training()
     world.power_off("n1")
     world.signal("n2", "echo", "Xid 74")
@@ -506,7 +506,7 @@ def test_a_coordinator_restarted_after_any_fact_completes_the_recovery(fault: st
             assert "n1" not in carriers(world)
 
 
-def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
+def test_a_replay_gives_the_durable_state_and_encoding_loses_nothing() -> None:
     world = training()
     world.crash("n1")
     world.run_until(recovered(world))
@@ -515,7 +515,7 @@ def test_the_journal_folds_to_the_ledger_and_survives_its_codec() -> None:
     assert [facts.decode(*facts.encode(fact)) for _, fact in world.journal] == [fact for _, fact in world.journal]
 
 
-def test_a_fence_that_was_told_late_makes_no_node_unfit() -> None:
+def test_a_fence_that_arrived_late_makes_no_node_unfit() -> None:
     world = training()
     world.cut(("coordinator", "n1"))
     world.kill_rank("n2")
@@ -536,7 +536,7 @@ def test_ranks_that_can_not_be_killed_make_their_node_unfit() -> None:
 
 
 def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() -> None:
-    """The second one can't be asked, for the coordinator does not reach it either."""
+    """The coordinator can't ask the second agent, because it does not reach that one either."""
     world = Scenario(3, 0)
     world.run_until(lambda: world.is_running(1))
     wires = [("coordinator", "n1"), ("n0", "n1"), ("coordinator", "n2")]
@@ -548,7 +548,7 @@ def test_one_agent_beside_the_coordinator_is_not_enough_where_there_are_two() ->
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
 
-def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:
+def test_a_coordinator_that_is_cut_off_evicts_no_node() -> None:
     world = training(nodes=2, spares=0)
     cut = [pair for n in ("n0", "n1") for pair in (("coordinator", n), (n, "coordinator"))]
     world.cut(*cut)
@@ -559,7 +559,7 @@ def test_a_coordinator_that_is_cut_off_takes_nobody() -> None:
     assert world.gang.generation == 1
 
 
-def test_while_many_are_silent_not_even_the_first_is_taken() -> None:
+def test_while_many_nodes_are_silent_not_even_the_first_is_evicted() -> None:
     world = training(nodes=6, spares=3)
     for node in ("n1", "n3", "n5"):
         world.power_off(node)
@@ -568,7 +568,7 @@ def test_while_many_are_silent_not_even_the_first_is_taken() -> None:
     world.run_until(lambda: {("down", "n1"), ("down", "n3"), ("down", "n5")} <= set(verbs(world)), 30)
 
 
-def test_a_silent_node_without_neighbours_is_missed_all_the_same() -> None:
+def test_a_silent_node_without_neighbours_is_detected() -> None:
     world = training(nodes=1, spares=0)
     world.power_off("n0")
     world.run_for(14)
@@ -587,7 +587,7 @@ def test_a_job_that_slurm_takes_back_is_requeued_before_its_agents_return() -> N
     assert world.gang.generation == 1
 
 
-def test_a_node_that_is_let_go_alive_ends_its_ranks_before_others_start() -> None:
+def test_a_node_removed_alive_ends_its_ranks_before_others_start() -> None:
     world = training()
     world.cut(("coordinator", "n1"))
     world.signal("n1")
@@ -625,7 +625,7 @@ def test_a_requeued_job_that_ends_before_its_agents_attach_ends_its_gang() -> No
     assert world.gang.phase is Phase.FAILED
 
 
-def test_the_end_of_the_run_that_is_requeued_is_no_end() -> None:
+def test_the_end_of_the_requeued_run_does_not_end_the_gang() -> None:
     world = training(nodes=2, spares=0)
     world.world.slurm.max_delay_s = 20.0
     world.power_off("n1")
@@ -650,7 +650,7 @@ def test_a_durable_checkpoint_is_not_forgotten_by_a_start_from_memory() -> None:
     assert [fact.durable_path for fact in world.facts(facts.GenerationStarted)] == ["", "", written]
 
 
-def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
+def test_fencing_by_time_counts_from_the_last_answer_of_any_member() -> None:
     world = training()
     world.cut(*[pair for n in ("coordinator", "n0", "n2") for pair in ((n, "n1"), ("n1", n))])
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
@@ -661,7 +661,7 @@ def test_a_node_that_others_heard_until_it_was_out_is_waited_for() -> None:
     assert not any(rank.is_active for rank in world.agent("n1").ranks.values())
 
 
-def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> None:
+def test_an_agent_out_of_the_coordinators_reach_is_removed_in_the_end() -> None:
     world = training(durable_dir="")
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
     world.run_for(60)
@@ -672,7 +672,7 @@ def test_who_is_out_of_the_coordinators_reach_is_not_waited_for_for_ever() -> No
     assert world.core.state.node("n1").health is NodeHealth.FIT
 
 
-def test_a_job_that_is_done_but_for_a_node_out_of_reach_gets_done() -> None:
+def test_a_job_that_is_done_except_on_an_unreachable_node_ends_as_done() -> None:
     world = training()
     world.cut(("coordinator", "n1"), ("n1", "coordinator"))
     world.world.final_steps["g"] = world.core.observed.gang("g").step_number + 5
@@ -688,7 +688,7 @@ def test_a_gang_that_makes_steps_runs_though_one_agent_can_not_report() -> None:
     assert world.gang.stepped_generation == 1
 
 
-def test_a_gang_that_begins_again_is_seen_to_move() -> None:
+def test_steps_of_a_gang_that_starts_again_lower_count_as_progress() -> None:
     world = training(nodes=2, spares=2)
     world.run_until(lambda: world.core.observed.gang("g").step_number > 150)
     for lost in carriers(world):
@@ -704,7 +704,7 @@ def test_a_gang_that_begins_again_is_seen_to_move() -> None:
     assert world.gang.generation == 2
 
 
-def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> None:
+def test_ranks_ended_by_self_fencing_do_not_count_against_the_script() -> None:
     world = training(max_failures=1)
     world.cut(*[(node, "n1") for node in ("coordinator", "n2", "n3", "n4", "n5")])  # n0 is no majority
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
@@ -713,7 +713,7 @@ def test_ranks_that_a_cut_off_agent_has_ended_are_no_fault_of_the_script() -> No
     assert world.gang.failures_in_a_row == 0
 
 
-def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_happens() -> None:
+def test_an_agent_that_does_not_reattach_after_a_restart_is_detected_without_any_other_event() -> None:
     world = training()
     core, now, asks = Core(world.replayed_state(), world.now), world.now, list[ProbeRequest]()
     while not asks:
@@ -723,7 +723,7 @@ def test_who_does_not_come_back_after_a_restart_is_missed_though_nothing_else_ha
     assert now - world.now < 10
 
 
-def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
+def test_a_restart_gives_gathering_agents_time_to_attach_again() -> None:
     world = Scenario(3, 1, absent=["n3"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.world.coordinator_restart_s = 30.0
@@ -731,7 +731,7 @@ def test_a_restart_gives_those_who_gather_time_to_attach_anew() -> None:
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
 
 
-def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
+def test_a_restart_gives_flush_writers_time_to_report_again() -> None:
     world = training(nodes=2, spares=0, durable_dir="/d")
     world.post_event(events.FlushRequested("g", "uid 1000"))
     assert world.gang.flush is not None
@@ -740,7 +740,7 @@ def test_a_restart_gives_those_who_write_time_to_tell_anew() -> None:
     world.run_until(lambda: world.gang.durable_path != "", 150)
 
 
-def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
+def test_a_coordinator_frozen_during_a_recovery_blames_no_node() -> None:
     world = training()
     world.post_event(events.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").reachability.get("n1", (False, 0.0))[0])
@@ -751,7 +751,7 @@ def test_a_coordinator_that_slept_through_a_recovery_blames_nobody() -> None:
     assert verbs(world) == []
 
 
-def test_an_accusation_of_a_name_that_nobody_has_leaves_nothing_behind() -> None:
+def test_an_accusation_of_an_unknown_node_is_dropped() -> None:
     world = training()
     for number in range(50):
         world.post_event(events.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))

@@ -1,4 +1,4 @@
-"""A job that is requeued: on which nodes it may not start, until when, and what keeps it from gathering."""
+"""Requeued jobs: on which nodes a job may not start, until when, and what keeps it from gathering."""
 
 from dataclasses import replace
 
@@ -23,14 +23,14 @@ def training(nodes: int, spares: int, **spec: object) -> Scenario:
 
 
 def steps(world: Scenario, generation: int) -> None:
-    """Until that generation has made a few steps."""
+    """Run until that generation has made a few steps."""
     world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation, 900)
     step = world.core.observed.gang("g").step_number
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
 
 
 def excluded(world: Scenario) -> tuple[str, ...]:
-    """The nodes that Slurm keeps from the job."""
+    """The nodes that Slurm excludes from the job."""
     return world.world.cluster.jobs()[world.gang.job].excluded
 
 
@@ -89,14 +89,14 @@ def test_at_the_next_requeue_only_those_are_excluded_that_are_bad_by_then() -> N
     assert len(excluded(world)) == 2
 
 
-def test_what_the_user_excluded_stays_so() -> None:
+def test_nodes_that_the_user_excluded_stay_excluded() -> None:
     assert updated_exclusions(("n9",), ["n1"], []) == ("n9", "n1")
     assert updated_exclusions(("n9", "n1"), [], ["n1"]) == ("n9",)
     assert updated_exclusions(("n1",), ["n1", "n2"], ["n1"]) == ("n1", "n2")
     assert updated_exclusions(("n1",), [], ["n1"]) == ()
 
 
-def test_a_node_that_never_was_out_of_service_is_left_out_for_a_while() -> None:
+def test_a_node_that_never_was_out_of_service_is_excluded_for_a_while() -> None:
     world = training(nodes=2, spares=0)
     world.kill_agent("n1")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
@@ -140,7 +140,7 @@ NOBODY = ["n0", "n1", "n2", "n3"]
 def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_job(
     absent: list[str], left: int
 ) -> None:
-    """srun dies with it: nobody starts the agents that are missing, though the host be back before Slurm notices."""
+    """srun dies with its host: the missing agents are never launched, even if the host returns before Slurm notices."""
     world = Scenario(3, 1, absent=absent, gather_timeout_s=300.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING and len(world.gang.members) == 4 - len(absent))
     world.run_for(1)
@@ -152,8 +152,8 @@ def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_j
     assert world.slurm[0].exclude == ()
 
 
-def test_where_nobody_may_start_its_agents_any_more_it_is_requeued_in_the_end() -> None:
-    """Nobody has heard the batch script, for the coordinator was away: it may be about to start them."""
+def test_a_job_without_a_launcher_is_requeued_in_the_end() -> None:
+    """The coordinator was away and has not heard the batch script, which may be about to launch the agents."""
     world = Scenario(3, 1, absent=NOBODY, gather_timeout_s=50.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.crash("n0")
@@ -166,7 +166,7 @@ def test_where_nobody_may_start_its_agents_any_more_it_is_requeued_in_the_end() 
     assert world.slurm[0].text == f"muster: {words}"
 
 
-def test_a_batch_script_that_begins_long_after_its_job_is_missed_as_soon() -> None:
+def test_a_batch_script_that_starts_long_after_its_job_is_detected_as_lost_as_soon() -> None:
     world = Scenario(3, 1, absent=NOBODY, gather_timeout_s=300.0, launch_s=8.0)
     world.run_for(13)
     assert world.core.observed.gang("g").batch is not None
@@ -196,7 +196,7 @@ def test_in_observe_mode_late_agents_have_all_their_time() -> None:
     assert world.gang.phase is Phase.GATHERING
 
 
-def test_nodes_have_their_time_from_the_first_of_them_on() -> None:
+def test_the_gather_timeout_starts_with_the_first_agent() -> None:
     world = Scenario(2, 0, absent=["n1"], gather_timeout_s=40.0, launch_s=30.0)
     world.run_for(69)
     assert world.gang.phase is Phase.GATHERING
@@ -204,8 +204,8 @@ def test_nodes_have_their_time_from_the_first_of_them_on() -> None:
     assert world.gang.exit_code == 95
 
 
-def test_a_job_that_waits_after_all_is_not_given_up() -> None:
-    """Slurm's controller has gone back to what it had saved."""
+def test_a_job_that_slurm_puts_back_to_pending_is_not_given_up() -> None:
+    """Slurm's controller has restarted from its saved state."""
     world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=40.0)
     world.run_until(lambda: world.gang.phase is Phase.GATHERING)
     world.post_event(events.SlurmJobChanged("g", 1, (), 0, None))
@@ -218,7 +218,7 @@ def test_a_job_that_waits_after_all_is_not_given_up() -> None:
 
 @pytest.mark.parametrize("after_s", [0, 1, 2, 3, 4])
 def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) -> None:
-    """Slurm starts it at once; that the node is in service is seen a few seconds later."""
+    """Slurm starts the job at once. The coordinator observes the repair of the node a few seconds later."""
     world = Scenario(1, 0, idle_nodes=1, launch_s=4.0)
     world.run_until(lambda: world.is_running(1))
     world.signal("n1")
@@ -229,7 +229,7 @@ def test_a_job_that_starts_on_a_node_just_repaired_has_its_node(after_s: int) ->
     world.run_until(lambda: world.core.state.gangs["h"].stepped_generation == 1, 30)
 
 
-def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
+def test_a_reason_names_no_agent_that_is_attached() -> None:
     world = Scenario(2, 1, absent=["n1", "n2"], gather_timeout_s=40.0)
     world.run_until(lambda: len(world.gang.members) == 1)
     world.signal("n0")
@@ -237,7 +237,7 @@ def test_a_reason_speaks_of_no_agent_that_is_there() -> None:
     assert "have ended" not in world.gang.reason
 
 
-def test_a_coordinator_that_is_cut_off_itself_keeps_the_job_from_no_node() -> None:
+def test_a_coordinator_that_is_cut_off_itself_excludes_no_node() -> None:
     world = Scenario(3, 1, absent=["n2", "n3"], gather_timeout_s=90.0)
     world.run_until(lambda: len(world.gang.members) == 2)
     world.world.slurmd_connected.update(NOBODY)
@@ -249,7 +249,7 @@ def test_a_coordinator_that_is_cut_off_itself_keeps_the_job_from_no_node() -> No
     assert world.slurm[0].exclude == ()
 
 
-def test_a_job_whose_agents_nobody_ever_starts_is_not_requeued_for_ever() -> None:
+def test_a_job_whose_agents_are_never_launched_is_not_requeued_for_ever() -> None:
     world = Scenario(3, 1, absent=NOBODY, gather_timeout_s=100.0)
     for times in (1, 2):
         world.run_until(lambda: world.gang.phase is Phase.GATHERING)
@@ -285,7 +285,7 @@ def test_a_batch_script_that_stands_still_for_a_moment_is_waited_for() -> None:
     assert world.gang.phase is Phase.GATHERING
 
 
-def test_agents_that_end_while_others_are_waited_for_cost_a_requeue_and_not_the_job() -> None:
+def test_agents_that_end_while_others_are_awaited_cost_a_requeue_and_not_the_job() -> None:
     world = Scenario(3, 1, absent=["n2"], gather_timeout_s=40.0)
     world.run_until(lambda: len(world.gang.members) == 3)
     world.kill_agent("n3")
@@ -345,8 +345,8 @@ def test_an_agent_of_the_run_before_that_is_admitted_late_does_not_join() -> Non
     assert list(core.state.gangs["g"].members) == ["n2"]
 
 
-def test_nobody_starts_while_srun_still_waits_for_a_spare_that_hangs() -> None:
-    """srun would give up in the end, and take all agents with it."""
+def test_no_generation_starts_while_srun_still_waits_for_a_dead_spare() -> None:
+    """srun gives up in the end, and then ends all agents."""
     world = Scenario(2, 1, absent=["n2"], gather_timeout_s=300.0)
     world.run_for(1)
     world.pause("n2")
@@ -356,7 +356,7 @@ def test_nobody_starts_while_srun_still_waits_for_a_spare_that_hangs() -> None:
     world.run_until(lambda: world.gang.phase is Phase.RUNNING, 30)
 
 
-def test_agents_that_all_end_at_once_speak_against_none_of_their_nodes() -> None:
+def test_agents_that_all_end_at_once_exclude_none_of_their_nodes() -> None:
     world = training(nodes=3, spares=0)
     for node in ("n0", "n1", "n2"):
         world.kill_agent(node)

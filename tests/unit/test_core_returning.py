@@ -1,4 +1,4 @@
-"""A node that was given up and is heard again: whichever sign of life comes, and whatever stream brings it."""
+"""A LOST or HUNG node that is heard again: any sign of life on any stream makes it RETURNING."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HELLO = events.NodeAttached("n1", "boot", "incarnation", "10.0.0.1:7071")
 
 
 def core_with(verdict: NodeHealth) -> Core:
-    """A core that knows one node, whose stream is open, by that verdict."""
+    """A core that knows one node with that health. The stream of its daemon is open."""
     core = Core(DurableState(), 1000.0)
     core.decide(HELLO, 1000.0)
     if verdict is not NodeHealth.FIT:
@@ -24,7 +24,7 @@ def core_with(verdict: NodeHealth) -> Core:
 @pytest.mark.parametrize("verdict", [NodeHealth.LOST, NodeHealth.HUNG])
 @pytest.mark.parametrize("sign", [HELLO, events.NodeHeartbeat("n1")])
 def test_any_sign_of_life_brings_a_silent_node_back(verdict: NodeHealth, sign: events.Event) -> None:
-    """A link that is mended within seconds, or a host that was paused, keeps its stream: there is no new hello."""
+    """A link that heals within seconds, or a host that was frozen, keeps its stream: no new hello is sent."""
     core = core_with(verdict)
     assert core.decide(sign, 1005.0).facts == [
         facts.NodeJudged("n1", NodeHealth.RETURNING, "its daemon is heard again")

@@ -1,4 +1,4 @@
-"""Planned stops: what a gang does of a job that Slurm is about to end, in simulated worlds."""
+"""Planned stops: what a gang does when Slurm is about to end its job, in simulated worlds."""
 
 import pytest
 
@@ -54,13 +54,13 @@ def test_a_job_that_wants_it_is_requeued_at_its_time_limit_and_goes_on_from_ther
     assert world.gang.stop is None
 
 
-def test_of_a_short_job_a_quarter_is_taken_at_most() -> None:
+def test_at_most_a_quarter_of_a_short_job_is_reserved_for_the_stop() -> None:
     world = training(time_limit_s=20, stop_before_s=120.0)
     world.run_until(lambda: world.gang.stop is not None)
     assert world.now - world.gang.registered_at == pytest.approx(15, abs=1)
 
 
-def test_who_asks_for_no_stop_trains_to_the_limit_and_saves_what_killwait_allows() -> None:
+def test_a_job_without_stop_before_trains_to_the_limit_and_saves_within_killwait() -> None:
     world = training(time_limit_s=60, stop_before_s=0.0)
     world.run_until(lambda: world.gang.stop is not None)
     assert world.now - world.gang.registered_at >= 60
@@ -110,7 +110,7 @@ def test_without_a_durable_folder_the_ranks_are_asked_to_stop_all_the_same() -> 
 
 @pytest.mark.parametrize("after", [0.3, 0.7, 1.0, 1.3, 1.7])
 def test_scancel_is_no_requeue_whenever_slurm_is_looked_at(after: float) -> None:
-    """The agents hear of it at once, the coordinator only when it looks at the job again."""
+    """The agents get the signal at once. The coordinator learns of it when it next reads the job."""
     world = training()
     world.run_for(after)
     world.world.cluster.cancel(world.gang.job)
@@ -137,7 +137,7 @@ def test_scancel_saves_nothing() -> None:
     assert durable(world) == 0
 
 
-def test_a_notice_to_one_node_costs_it_its_place_and_nothing_else() -> None:
+def test_sigterm_to_one_node_costs_it_its_place_and_nothing_else() -> None:
     world = training()
     world.sigterm("n1")
     world.run_until(lambda: world.gang.stepped_generation == 2)
@@ -208,7 +208,7 @@ def test_a_cancel_during_a_stop_ends_it_at_once() -> None:
 
 
 def test_what_nodes_that_are_out_still_hold_is_saved_before_the_requeue() -> None:
-    """The agent of one of two nodes met an error, the other node is cut off, and Slurm requeues the job."""
+    """One of two agents reports an error, the other node is cut off, and Slurm requeues the job."""
     world = Scenario(2, 0, durable_dir="/durable")
     world.run_until(lambda: world.gang.phase is Phase.RUNNING and world.core.observed.gang("g").step_number >= 3)
     agent = world.agent("n0")
@@ -235,8 +235,8 @@ def test_a_version_that_comes_to_stand_whole_while_an_older_one_is_written_is_wr
     assert world.gang.durable_version == late
 
 
-def test_the_time_limit_of_the_run_before_stops_nobody() -> None:
-    """Agents of a requeued job may come before Slurm tells of its new run."""
+def test_the_time_limit_of_the_earlier_run_stops_no_rank() -> None:
+    """Agents of a requeued job may attach before Slurm reports the new run."""
     world = training(time_limit_s=60, stop_before_s=10.0, requeue_at_limit=True)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     world.run_until(lambda: world.gang.restart_count == 1, 300)

@@ -1,4 +1,4 @@
-"""What a requeued gang starts from: memory where all of it has been kept, and nothing older than what is durable."""
+"""What a requeued gang starts from: memory where all of it is kept, and nothing older than the durable checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.simulator.world.agent import Agent
 
 
 def requeued(**given: object) -> Scenario:
-    """A gang that waits in Slurm's queue, having finished some steps."""
+    """A gang that waits in Slurm's queue after some steps."""
     world = Scenario(4, 1, **given)  # type: ignore[arg-type]
     world.run_until(lambda: world.core.observed.gang("g").step_number >= 5)
     world.sigterm()
@@ -29,7 +29,7 @@ def starts_again(world: Scenario) -> facts.GenerationStarted:
 
 
 @pytest.mark.parametrize("durable_dir", ["", "/durable"])
-def test_it_goes_on_from_memory_with_the_step_after_its_last(durable_dir: str) -> None:
+def test_a_requeued_gang_continues_from_memory_with_the_step_after_its_last(durable_dir: str) -> None:
     world = requeued(durable_dir=durable_dir)
     start = starts_again(world)
     assert start.version is not None
@@ -39,7 +39,7 @@ def test_it_goes_on_from_memory_with_the_step_after_its_last(durable_dir: str) -
 
 
 @pytest.mark.parametrize(("durable_dir", "folder"), [("", False), ("/durable", True)])
-def test_what_another_job_has_made_go_on_one_node_is_missing(durable_dir: str, folder: bool) -> None:
+def test_memory_that_another_job_displaced_on_one_node_is_missing(durable_dir: str, folder: bool) -> None:
     world = requeued(durable_dir=durable_dir)
     world.start_other_job(world.gang.seats[1].node)
     start = starts_again(world)
@@ -53,14 +53,14 @@ def test_memory_that_nobody_needs_does_not_matter() -> None:
     assert starts_again(world).version is not None
 
 
-def test_damaged_memory_is_done_without() -> None:
+def test_damaged_memory_is_not_used() -> None:
     world = requeued(durable_dir="/durable")
     world.world.kept_memory.damage_rate = 1.0
     start = starts_again(world)
     assert (start.version, start.durable_path) == (None, world.gang.durable_path)
 
 
-def test_nothing_is_older_than_what_is_durable() -> None:
+def test_no_start_is_older_than_the_durable_checkpoint() -> None:
     world = requeued(durable_dir="/durable")
     durable = world.gang.durable_version
     assert durable is not None
@@ -74,7 +74,7 @@ def test_nothing_is_older_than_what_is_durable() -> None:
     assert (start.version, start.durable_path) == (None, world.gang.durable_path)
 
 
-def test_who_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() -> None:
+def test_a_job_that_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() -> None:
     world = requeued(durable_dir="/durable")
     for node in world.machines:
         world.world.kept_memory.expire(node, world.now + RETENTION_S)
@@ -82,7 +82,7 @@ def test_who_waits_for_longer_than_memory_is_kept_starts_from_durable_storage() 
 
 
 def test_memory_is_wanted_until_the_gang_has_started_again() -> None:
-    """From it or without it: what other nodes still keep is of no use then."""
+    """The start used the memory, or did without it: what nodes still keep is of no use."""
     world = requeued()
     left = world.gang.generation
     assert not memory_is_obsolete(world.gang, left)

@@ -1,4 +1,4 @@
-"""Limits on what is taken out of service, observe mode, and nodes that are doubted, in simulated worlds."""
+"""The circuit breaker, observe mode, and the attribution of crashes, in simulated worlds."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def training(spares: int = 2, limits: Limits | None = None, **spec: object) -> S
 
 
 def runs(world: Scenario, generation: int) -> None:
-    """Until that generation has made a few steps."""
+    """Run until that generation has made a few steps."""
     world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation)
     step = world.core.observed.gang("g").step_number
     world.run_until(lambda: world.core.observed.gang("g").step_number > step + 3)
@@ -38,7 +38,7 @@ def verdict(world: Scenario, node: str) -> NodeHealth:
 # -- limits --
 
 
-def test_at_its_limit_a_live_node_stays_in_service_whatever_its_hardware_says() -> None:
+def test_at_the_limit_a_live_node_stays_in_service_whatever_its_hardware_reports() -> None:
     world = training(limits=Limits(nodes_per_hour=1))
     world.signal("n1")
     runs(world, 2)
@@ -51,7 +51,7 @@ def test_at_its_limit_a_live_node_stays_in_service_whatever_its_hardware_says() 
     assert ("drain", "n2") not in verbs(world)
 
 
-def test_at_its_limit_a_gang_goes_on_without_a_dead_node_of_which_slurm_is_not_told() -> None:
+def test_at_the_limit_a_gang_goes_on_without_a_dead_node_and_slurm_is_not_told() -> None:
     world = training(limits=Limits(nodes_per_hour=1))
     world.signal("n1")
     runs(world, 2)
@@ -62,7 +62,7 @@ def test_at_its_limit_a_gang_goes_on_without_a_dead_node_of_which_slurm_is_not_t
     assert ("down", "n2") not in verbs(world)
 
 
-def test_an_hour_later_nodes_may_be_taken_again() -> None:
+def test_an_hour_later_nodes_may_be_taken_out_again() -> None:
     state, limits = DurableState(), Limits(nodes_per_hour=2)
     for node, at in (("n1", 100.0), ("n2", 200.0)):
         apply(state, facts.SlurmCallOwed("", 1, "drain", 0, node, ""), at)
@@ -79,7 +79,7 @@ def test_an_hour_later_nodes_may_be_taken_again() -> None:
     assert state.taken_out_at == {"n2": 200.0, "n3": 3750.0}
 
 
-def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
+def test_only_a_fraction_of_the_nodes_may_be_out_of_service_at_once() -> None:
     world = training(limits=Limits(fraction=0.2, nodes_at_least=0))
     world.signal("n1")
     runs(world, 2)
@@ -89,7 +89,7 @@ def test_of_a_fleet_only_a_part_may_be_out_of_service_at_once() -> None:
     assert "1 of 6 nodes are out of service" in world.core.state.node("n2").reason
 
 
-def test_a_node_that_goes_from_bad_to_worse_counts_once() -> None:
+def test_a_node_whose_health_gets_worse_counts_once() -> None:
     world = training()
     world.signal("n1")
     runs(world, 2)
@@ -112,7 +112,7 @@ def test_a_gang_that_loses_node_after_node_is_saved_and_stopped() -> None:
     assert world.gang.durable_version.step > 3
 
 
-def test_without_a_durable_folder_it_is_stopped_all_the_same() -> None:
+def test_a_gang_that_loses_many_nodes_is_stopped_without_a_durable_folder_too() -> None:
     world = training(limits=Limits(swaps_per_hour=0), durable_dir="")
     world.crash("n1")
     world.run_until(lambda: world.gang.final)
@@ -133,7 +133,7 @@ def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_d
     assert not world.gang.final
 
 
-def test_restarts_in_place_are_no_swaps() -> None:
+def test_restarts_in_place_do_not_count_as_swaps() -> None:
     world = training(limits=Limits(swaps_per_hour=0))
     world.kill_rank("n1")
     runs(world, 2)
@@ -143,7 +143,7 @@ def test_restarts_in_place_are_no_swaps() -> None:
 # -- observe mode --
 
 
-def test_an_observer_says_what_it_would_have_swapped_and_a_fault_ends_the_job() -> None:
+def test_observe_mode_names_the_swap_it_would_make_and_ends_the_job() -> None:
     world = training(limits=Limits(observe=True))
     world.power_off("n2")
     world.run_until(lambda: world.gang.final)
@@ -153,7 +153,7 @@ def test_an_observer_says_what_it_would_have_swapped_and_a_fault_ends_the_job() 
     assert not {"drain", "down", "requeue", "let_go"} & {verb for verb, _ in verbs(world)}
 
 
-def test_an_observer_would_restart_in_place_or_requeue() -> None:
+def test_observe_mode_names_the_restart_or_the_requeue_it_would_make() -> None:
     world = training(limits=Limits(observe=True))
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.final)
@@ -165,7 +165,7 @@ def test_an_observer_would_restart_in_place_or_requeue() -> None:
     assert verbs(world) == []
 
 
-def test_an_observer_leaves_the_requeue_flag_where_one_failure_is_enough() -> None:
+def test_observe_mode_leaves_the_requeue_flag_where_one_failure_is_enough() -> None:
     world = training(limits=Limits(observe=True), max_failures=1)
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.final)
@@ -174,7 +174,7 @@ def test_an_observer_leaves_the_requeue_flag_where_one_failure_is_enough() -> No
     assert verbs(world) == []
 
 
-def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -> None:
+def test_observe_mode_leaves_a_live_node_its_ranks_whatever_its_hardware_reports() -> None:
     world = training(limits=Limits(observe=True))
     world.signal("n2")
     world.run_for(5)
@@ -187,7 +187,7 @@ def test_an_observer_leaves_a_live_node_its_ranks_whatever_its_hardware_says() -
 
 
 def crash_at_once(world: Scenario, generation: int, position: int) -> None:
-    """A rank of the node in that place exits before it has made a step."""
+    """Have a rank of the node in that seat exit before its first step."""
     world.run_until(lambda: world.is_running(generation))
     world.kill_rank(world.gang.seats[position].node)
 
@@ -196,7 +196,7 @@ def doubted(world: Scenario) -> list[str]:
     return [fact.node for fact in world.facts(facts.MemberRemoved) if not fact.attributed]
 
 
-def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_on_elsewhere() -> None:
+def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_the_ranks_progress_elsewhere() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
@@ -209,14 +209,14 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_they_go_o
 
 
 def dies_of_reset(world: Scenario, generation: int, node: str, culprit: str, exit_code: int) -> None:
-    """A rank of `culprit` dies, and the one on `node` of its reset, of which the coordinator hears first."""
+    """A rank of `culprit` dies. The rank on `node` dies of the reset, and the coordinator hears of that first."""
     world.run_until(lambda: world.is_running(generation))
     world.kill_rank(culprit, exit_code, delay_s=0.02)
     world.kill_rank(node, 1)
     world.run_until(lambda: world.gang.generation > generation)
 
 
-def test_whose_rank_dies_of_a_peers_reset_is_not_blamed_though_that_is_heard_first() -> None:
+def test_a_node_whose_rank_dies_of_a_peers_reset_is_not_blamed_even_if_reported_first() -> None:
     world = training()
     for generation in (1, 2):
         dies_of_reset(world, generation, "n0", "n2", -11)
@@ -228,7 +228,7 @@ def test_whose_rank_dies_of_a_peers_reset_is_not_blamed_though_that_is_heard_fir
 
 
 @pytest.mark.parametrize("exit_code", [1, -6, -15])
-def test_where_it_can_not_be_told_whose_rank_died_first_nobody_is_doubted(exit_code: int) -> None:
+def test_no_node_is_swapped_where_the_first_crash_is_unknown(exit_code: int) -> None:
     world = training()
     for generation in (1, 2):
         dies_of_reset(world, generation, "n0", "n2", exit_code)
@@ -237,7 +237,7 @@ def test_where_it_can_not_be_told_whose_rank_died_first_nobody_is_doubted(exit_c
     assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["", ""]
 
 
-def test_a_late_report_of_the_generation_before_blames_nobody() -> None:
+def test_a_late_report_of_the_earlier_generation_blames_no_node() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
@@ -248,7 +248,7 @@ def test_a_late_report_of_the_generation_before_blames_nobody() -> None:
     assert verdict(world, "n2") is NodeHealth.FIT
 
 
-def test_a_node_on_which_the_ranks_came_further_in_between_is_not_doubted() -> None:
+def test_a_node_whose_ranks_progressed_between_the_crashes_is_not_swapped() -> None:
     world = training()
     for generation in (1, 2):
         runs(world, generation)
@@ -258,7 +258,7 @@ def test_a_node_on_which_the_ranks_came_further_in_between_is_not_doubted() -> N
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
-def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_blamed() -> None:
+def test_ranks_that_crash_on_another_node_too_blame_the_software_and_no_node() -> None:
     world = training()
     for generation in (1, 2, 3):
         crash_at_once(world, generation, 1)
@@ -268,7 +268,7 @@ def test_where_the_ranks_crash_elsewhere_too_it_is_the_software_and_no_node_is_b
     assert all(node.health is NodeHealth.FIT for node in world.core.state.nodes.values())
 
 
-def test_crashes_that_come_again_in_the_same_place_doubt_no_second_node() -> None:
+def test_further_crashes_in_the_same_place_swap_no_second_node() -> None:
     world = training(spares=3, max_failures=9)
     for generation in range(1, 6):
         crash_at_once(world, generation, 1)
@@ -276,7 +276,7 @@ def test_crashes_that_come_again_in_the_same_place_doubt_no_second_node() -> Non
     assert doubted(world) == ["n2"]
 
 
-def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
+def test_without_a_spare_crashing_ranks_are_restarted_in_place() -> None:
     world = training(spares=0)
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
@@ -285,7 +285,7 @@ def test_without_a_spare_the_ranks_are_restarted_where_they_are() -> None:
     assert not world.facts(facts.MemberRemoved)
 
 
-def test_a_doubted_node_that_carries_ranks_again_is_not_blamed_for_what_goes_on_there() -> None:
+def test_an_unattributed_node_that_carries_ranks_again_is_not_blamed() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)
@@ -296,7 +296,7 @@ def test_a_doubted_node_that_carries_ranks_again_is_not_blamed_for_what_goes_on_
     assert verdict(world, "n2") is NodeHealth.FIT
 
 
-def test_a_doubted_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:
+def test_an_unattributed_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:
     world = training()
     world.kill_rank("n2")
     crash_at_once(world, 2, 1)

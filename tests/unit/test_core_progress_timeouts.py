@@ -1,4 +1,4 @@
-"""What an agent's silence may cost while its gang's ranks train on, and how long that is waited for."""
+"""Progress timeouts: what the silence of an agent costs while the ranks train on, and after how long."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def training(nodes: int = 4, spares: int = 1, **more: object) -> Scenario:
 
 
 def stop_services(world: Scenario, node: str, *, daemon: bool, stopped: bool = True) -> None:
-    """The agent of a node, and perhaps its daemon, stand still; its ranks don't."""
+    """The agent of a node, and perhaps the daemon, are frozen; the ranks are not."""
     world.world.set_stopped(world.agent(node), stopped)
     if daemon:
         world.world.set_stopped(world.world.daemons[node], stopped)
@@ -35,7 +35,7 @@ def test_a_node_whose_ranks_train_on_stays_whatever_a_step_takes(step_s: float, 
 
 
 @pytest.mark.parametrize("daemon", [True, False], ids=["agent and daemon", "agent alone"])
-def test_once_two_steps_are_overdue_nothing_speaks_for_it_any_more(daemon: bool) -> None:
+def test_once_two_steps_are_overdue_the_node_is_no_longer_spared(daemon: bool) -> None:
     world = training(step_s=3.0)
     stop_services(world, "n2", daemon=daemon)
     world.run_for(14.0)
@@ -54,7 +54,7 @@ def test_however_long_a_step_takes_a_hung_node_is_found_after_a_minute() -> None
     assert 58.0 < world.now - began < 64.0
 
 
-def test_after_a_restart_of_the_coordinator_the_first_step_says_how_long_one_may_take() -> None:
+def test_after_a_restart_of_the_coordinator_the_first_step_sets_the_pace() -> None:
     world = training(step_s=6.0)
     world.run_for(1.0)
     world.restart_coordinator()
@@ -63,7 +63,7 @@ def test_after_a_restart_of_the_coordinator_the_first_step_says_how_long_one_may
     assert fenced(world) == []
 
 
-def test_a_coordinator_that_came_in_the_middle_of_the_first_step_ever_gives_the_second_as_much_time() -> None:
+def test_a_coordinator_started_during_the_first_step_gives_the_second_as_much_time() -> None:
     world = Scenario(4, 1, hang_after_s=60.0, step_s=6.0)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
     world.restart_coordinator()
@@ -74,7 +74,7 @@ def test_a_coordinator_that_came_in_the_middle_of_the_first_step_ever_gives_the_
     assert fenced(world) == []
 
 
-def test_a_spare_that_dies_while_steps_are_short_is_counted_on_for_a_minute_and_gets_no_verdict() -> None:
+def test_a_spare_that_dies_while_steps_are_short_is_removed_after_a_minute_without_a_verdict() -> None:
     world = training()
     (spare,) = [seat.node for seat in world.gang.spares]
     world.power_off(spare)
@@ -87,7 +87,7 @@ def test_a_spare_that_dies_while_steps_are_short_is_counted_on_for_a_minute_and_
 
 
 @pytest.mark.parametrize("wire", ["coordinator", "n0"])
-def test_a_spare_that_answers_somebody_stays(wire: str) -> None:
+def test_a_spare_that_answers_any_witness_stays(wire: str) -> None:
     world = training()
     (spare,) = [seat.node for seat in world.gang.spares]
     world.cut((spare, wire), (wire, spare))
@@ -122,7 +122,7 @@ def test_a_cut_link_costs_a_node_once_its_gang_stands_still_for_longer_than_its_
     assert world.gang.members["n2"].removal_reason
 
 
-def test_where_the_others_are_done_the_word_of_one_is_waited_for_half_a_minute() -> None:
+def test_where_the_other_ranks_are_done_one_silent_agent_is_awaited_for_half_a_minute() -> None:
     world = training()
     for node in ("n0", "n1", "n4"):
         world.world.schedule.call_later(0.1, world.kill_rank, node, 0)
@@ -132,7 +132,7 @@ def test_where_the_others_are_done_the_word_of_one_is_waited_for_half_a_minute()
     assert "the coordinator has not reached it for" in fenced(world)[0]
 
 
-def test_its_own_last_word_that_it_is_in_a_phase_holds_for_long_but_not_for_ever() -> None:
+def test_a_silent_agents_own_declared_phase_is_trusted_for_long_but_not_for_ever() -> None:
     world = training()
     world.hang_rank("n2")
     world.report_phase("n2", "saving")
@@ -152,7 +152,7 @@ def test_a_script_that_declares_no_steps_is_given_five_minutes() -> None:
     assert fenced(world) == []
 
 
-def test_where_no_other_node_carries_ranks_nobody_can_tell_of_its_steps() -> None:
+def test_where_no_other_node_carries_ranks_the_longest_timeout_holds() -> None:
     world = training(nodes=1, spares=2)
     world.cut_from_coordinator("n0", 100.0)
     assert fenced(world) == []

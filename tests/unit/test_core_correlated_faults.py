@@ -1,4 +1,4 @@
-"""Signals that may be the echo of a peer's loss: whom they blame, after how long, and that none is forgotten."""
+"""Correlated faults: which node a signal blames, after how long, and that no signal is forgotten."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def judged(world: Scenario) -> dict[str, NodeHealth]:
     return {name: node.health for name, node in world.core.state.nodes.items() if node.health is not NodeHealth.FIT}
 
 
-def test_where_no_peer_is_lost_the_node_is_unfit_soon() -> None:
+def test_without_a_lost_peer_the_node_is_unfit_soon() -> None:
     world = training()
     world.signal("n2", "echo", NVLINK)
     began = world.now
@@ -37,7 +37,7 @@ def test_where_no_peer_is_lost_the_node_is_unfit_soon() -> None:
     assert world.facts(facts.CorrelatedFaultResolved) == [facts.CorrelatedFaultResolved("n2")]
 
 
-def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
+def test_the_signal_waits_for_a_peer_that_is_hung_only_after_long() -> None:
     world = training()
     world.pause("n1")
     world.run_for(0.1)
@@ -47,7 +47,7 @@ def test_it_waits_for_a_peer_that_takes_long_to_be_called_hung() -> None:
     assert world.facts(facts.CorrelatedFaultResolved) == [facts.CorrelatedFaultResolved("n2", "n1")]
 
 
-def test_it_waits_while_many_are_silent_and_held() -> None:
+def test_the_signal_waits_while_many_silent_nodes_are_not_taken_out_yet() -> None:
     world = training()
     for node in ("n1", "n3", "n5"):
         world.power_off(node)
@@ -69,7 +69,7 @@ def test_once_the_peer_has_answered_the_signal_is_the_nodes_own() -> None:
     world.run_until(is_called(world, "n2", NodeHealth.UNFIT), 3.0)
 
 
-def test_a_storm_of_signals_puts_nothing_off() -> None:
+def test_repeated_signals_do_not_delay_the_decision() -> None:
     world = training()
     for second in range(10):
         world.world.schedule.call_later(float(second), world.signal, "n2", "echo", NVLINK)
@@ -78,7 +78,7 @@ def test_a_storm_of_signals_puts_nothing_off() -> None:
     assert len(world.facts(facts.CorrelatedFaultSuspected)) == 1
 
 
-def test_one_nodes_fault_explains_no_other_nodes() -> None:
+def test_an_unfit_node_does_not_explain_the_signal_of_another() -> None:
     world = training()
     world.signal("n1", "echo", "Xid 95")
     world.run_for(2.0)
@@ -98,7 +98,7 @@ def test_the_loss_of_a_node_that_is_no_peer_explains_nothing() -> None:
     world.run_until(is_called(world, "n2", NodeHealth.UNFIT), 3.0)
 
 
-def test_a_signal_right_after_a_peers_loss_is_its_echo() -> None:
+def test_a_signal_right_after_a_peers_loss_is_explained_by_it() -> None:
     world = training()
     world.power_off("n1")
     world.run_until(is_called(world, "n1", NodeHealth.LOST))
@@ -109,7 +109,7 @@ def test_a_signal_right_after_a_peers_loss_is_its_echo() -> None:
     assert world.facts(facts.CorrelatedFaultSuspected) == []
 
 
-def test_a_coordinator_that_restarts_before_it_is_decided_decides_it() -> None:
+def test_a_restarted_coordinator_decides_the_signal() -> None:
     world = training()
     world.signal("n2", "echo", NVLINK)
     world.run_for(1.0)
@@ -142,7 +142,7 @@ def test_a_job_that_ends_with_the_loss_leaves_its_peers_fit() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["unfit", "degraded"])
-def test_a_worse_signal_settles_it_and_a_lesser_one_does_not(verdict: str) -> None:
+def test_a_fatal_signal_settles_the_wait_and_a_lesser_one_does_not(verdict: str) -> None:
     world = training()
     world.signal("n2", "echo", NVLINK)
     world.run_for(0.5)
@@ -154,7 +154,7 @@ def test_a_worse_signal_settles_it_and_a_lesser_one_does_not(verdict: str) -> No
     assert [call.verb for call in world.slurm].count("drain") == 1
 
 
-def test_in_observe_mode_it_is_decided_once() -> None:
+def test_in_observe_mode_the_signal_is_decided_once() -> None:
     world = training(limits=Limits(observe=True))
     world.signal("n2", "echo", NVLINK)
     world.run_for(20.0)
