@@ -43,7 +43,7 @@ PARTS = {
     "command": "command has returned s",
     "processes": "no process s",
     "memory": "no memory s",
-    "queued_jobs": "queue empty s",
+    "queue": "queue empty s",
 }
 Run = dict[str, float]
 """Seconds from the start of the call until each part was done."""
@@ -88,7 +88,7 @@ def remaining_parts(cluster: Cluster, command: subprocess.Popen[str]) -> Iterato
     left = find_leftovers(cluster)
     yield "processes", bool(left.processes)
     yield "memory", bool(left.memory)
-    yield "queued_jobs", bool(queued_jobs(cluster))
+    yield "queue", bool(queued_jobs(cluster))
 
 
 def summary(runs: list[Run]) -> dict[str, Any]:
