@@ -167,6 +167,6 @@ class ScriptedWorld:
             call = stub.Attach(metadata=metadata)
             hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")
             await call.write(node_pb2.NodeMessage(hello=hello))
+            await call.read()  # a rejection arrives here: a write to an ended stream would fail with INTERNAL instead
             await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind="xid", code=code, text="NVRM: Xid")))
-            await call.read()
             await call.read()
