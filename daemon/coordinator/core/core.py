@@ -22,7 +22,8 @@ CANCELLED = "Job is cancelled"
 CORRELATED_FAULTS = ""
 """Key of the deadline of undecided correlated faults, which belongs to no gang."""
 
-_MOVES_NOBODY = events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat | events.NodeDisconnected
+_WITHOUT_CONSEQUENCE = events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat | events.NodeDisconnected
+"""Events that only renew a last contact, or end a stream that decides nothing."""
 _ABOUT_A_NODE = (
     events.AgentAttached
     | events.AgentDisconnected
@@ -58,16 +59,16 @@ class Core:
                 next_tick_at=self._due.nearest
             )  # a suspicion of a node that is no member would never be dropped
         observe(self.observed, event, now)
-        if isinstance(event, _MOVES_NOBODY) and not _returns(self.state, event):
+        if isinstance(event, _WITHOUT_CONSEQUENCE) and not _shows_life_again(self.state, event):
             return Outcome(next_tick_at=self._due.nearest)
         self.index.note_event(event)
         about = event.node if isinstance(event, _ABOUT_A_NODE) else None
         turn = Turn(self.state, self.observed, self.index, now, about, self._limits)
-        _consequences(turn, event)
-        for gang in self._touched(turn, event, now):
+        _decide_from_event(turn, event)
+        for gang in self._gangs_to_advance(turn, event, now):
             turn.outcome.next_tick_at = None
             advance(GangTurn(turn, gang))
-            self._arm(gang, turn)
+            self._set_deadline(gang, turn)
         if self.state.correlated_faults and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
             correlated_faults.resolve_explained(turn)
         if self.state.correlated_faults or self._due.get(CORRELATED_FAULTS) is not None:
@@ -94,7 +95,7 @@ class Core:
         gang = self.state.gangs.get(event.gang)
         return gang is not None and event.node in gang.members
 
-    def _arm(self, gang: Gang, turn: Turn) -> None:
+    def _set_deadline(self, gang: Gang, turn: Turn) -> None:
         due, before = turn.outcome.next_tick_at, self._due.get(gang.id)
         if due is not None:
             due = max(due, turn.now + 0.005)  # a deadline in the past means: at the next turn
@@ -104,7 +105,7 @@ class Core:
             )  # only one node was examined: the deadlines of the others hold
         self._due.set(gang.id, due)
 
-    def _touched(self, turn: Turn, event: events.Event, now: float) -> list[Gang]:
+    def _gangs_to_advance(self, turn: Turn, event: events.Event, now: float) -> list[Gang]:
         """The gangs that this event may move."""
         gangs = self.state.gangs
         match event:
@@ -121,35 +122,35 @@ class Core:
                 return [gangs[event.gang]] if event.gang in gangs else []
 
 
-def _consequences(turn: Turn, event: events.Event) -> None:
+def _decide_from_event(turn: Turn, event: events.Event) -> None:
     """Decide the facts that follow from the event itself, whatever else is observed."""
     match event:
         case events.GangSubmitted():
-            _submitted(turn, event)
+            _register_gang(turn, event)
         case events.AgentAttached():
-            _attached(turn, event)
+            _admit_agent(turn, event)
         case events.SlurmJobChanged():
-            _job_seen(turn, event)
+            _record_job_change(turn, event)
         case events.SlurmAnswered():
-            _answered(turn, event)
+            _settle_call(turn, event)
         case events.NodeAttached() | events.NodeHeartbeat() | events.NodeSignalled() | events.SlurmNodeChanged():
-            _node(turn, event)
+            _decide_on_node(turn, event)
         case events.Tick() if turn.state.correlated_faults:
             for node, reason in correlated_faults.resolve_unexplained(turn):
-                _unfit(turn, node, reason)
+                _call_unfit(turn, node, reason)
         case _:
             pass
 
 
-def _submitted(turn: Turn, event: events.GangSubmitted) -> None:
+def _register_gang(turn: Turn, event: events.GangSubmitted) -> None:
     if event.gang not in turn.state.gangs:
         turn.record(
             facts.GangRegistered(event.gang, event.job, event.owner_uid, event.name, event.spec, event.spec_json)
         )
-        _forget(turn)
+        _forget_old_gangs(turn)
 
 
-def _forget(turn: Turn) -> None:
+def _forget_old_gangs(turn: Turn) -> None:
     """Let old gangs go. Only submissions make the durable state grow, so each submission removes old gangs."""
     owing = {call.gang for call in turn.state.owed.values()}
     over = [g for g in turn.state.gangs.values() if g.final and g.job_over and g.id not in owing]
@@ -160,7 +161,7 @@ def _forget(turn: Turn) -> None:
             turn.observed.gangs.pop(gang.id, None)
 
 
-def _job_seen(turn: Turn, event: events.SlurmJobChanged) -> None:
+def _record_job_change(turn: Turn, event: events.SlurmJobChanged) -> None:
     gang = turn.state.gangs.get(event.gang)
     if gang is None:
         return
@@ -170,12 +171,12 @@ def _job_seen(turn: Turn, event: events.SlurmJobChanged) -> None:
         turn.record(facts.JobEnded(event.gang, event.ended))
 
 
-def _attached(turn: Turn, event: events.AgentAttached) -> None:
+def _admit_agent(turn: Turn, event: events.AgentAttached) -> None:
     gang = turn.state.gangs.get(event.gang)
     if gang is None or gang.final:
         return
     if event.pool:
-        _joins_from_pool(turn, gang, event)
+        _admit_pool_agent(turn, gang, event)
         return
     if gang.run_is_over(event.job, event.restart_count):
         return  # an agent of an earlier run, whose authentication took longer than that of the new run's first agent
@@ -185,20 +186,20 @@ def _attached(turn: Turn, event: events.AgentAttached) -> None:
         gathering.begin_gathering(GangTurn(turn, gang), event.job, event.restart_count)
     elif gang.phase is Phase.REQUEUED:
         return  # an agent of the run that ends
-    _join(turn, gang, event)
+    _add_member(turn, gang, event)
 
 
-def _joins_from_pool(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
+def _admit_pool_agent(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
         return  # the small job will be cancelled
     if event.node in turn.index.out_of_service or gang.phase is Phase.REQUEUED:
         return  # the agent attaches again once Slurm has the node in service
     if not gang.pool[event.pool].job:
         turn.record(facts.PoolJobQueued(gang.id, event.pool, event.job))
-    _join(turn, gang, event)
+    _add_member(turn, gang, event)
 
 
-def _join(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
+def _add_member(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if gang.phase is Phase.SUBMITTED:
         gathering.begin_gathering(GangTurn(turn, gang), gang.job, gang.restart_count)
     seen = turn.observed.gang(gang.id)
@@ -227,7 +228,7 @@ def _join(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     )
 
 
-def _answered(turn: Turn, event: events.SlurmAnswered) -> None:
+def _settle_call(turn: Turn, event: events.SlurmAnswered) -> None:
     owed = turn.state.owed.get(event.call)
     if owed is None:
         return
@@ -248,44 +249,44 @@ def _waits_for_requeue(turn: Turn, gang: Gang) -> bool:
     return gang.phase is Phase.REQUEUED and not GangTurn(turn, gang).job_requeued and not again
 
 
-def _returns(state: DurableState, event: events.Event) -> bool:
+def _shows_life_again(state: DurableState, event: events.Event) -> bool:
     """The event is a sign of life of a node that was LOST or HUNG. Its stream may have outlived a short silence."""
     if not isinstance(event, events.NodeAttached | events.NodeHeartbeat):
         return False
     return state.node(event.node).health in UNRESPONSIVE
 
 
-def _node(
+def _decide_on_node(
     turn: Turn, event: events.NodeAttached | events.NodeHeartbeat | events.NodeSignalled | events.SlurmNodeChanged
 ) -> None:
     node = turn.state.node(event.node)
-    if _returns(turn.state, event):
+    if _shows_life_again(turn.state, event):
         turn.record(facts.NodeJudged(event.node, NodeHealth.RETURNING, "its daemon is heard again"))
     match event:
         case events.NodeAttached():
             if (node.boot_id, node.probe_address) != (event.boot_id, event.probe_address):
                 turn.record(facts.NodeRegistered(event.node, event.boot_id, event.probe_address))
         case events.NodeSignalled():
-            _signalled(turn, event)
+            _decide_on_signal(turn, event)
         case events.SlurmNodeChanged():
             pending = any(owed.node == event.node for owed in turn.state.owed.values())
             if event.in_service and not pending and node.health in RESUMABLE:
                 turn.record(facts.NodeJudged(event.node, NodeHealth.FIT, event.text))
 
 
-def _signalled(turn: Turn, event: events.NodeSignalled) -> None:
+def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
     verdict = turn.state.node(event.node).health
     if verdict in OUT_OF_SERVICE:
         return
     if event.judgement == "unfit":
-        _unfit(turn, event.node, event.reason)
+        _call_unfit(turn, event.node, event.reason)
     elif event.judgement == "echo":
         correlated_faults.suspect(turn, event.node, event.reason)
     elif event.judgement == "degraded" and verdict is NodeHealth.FIT:
         turn.record(facts.NodeJudged(event.node, NodeHealth.DEGRADED, event.reason))
 
 
-def _unfit(turn: Turn, node: str, reason: str) -> None:
+def _call_unfit(turn: Turn, node: str, reason: str) -> None:
     held = circuit_breaker.reason_to_withhold(turn)
     if not held:
         circuit_breaker.take_out_of_service(

@@ -33,7 +33,7 @@ def find_crashed_node(gang_turn: GangTurn) -> str:
     last = gang.recoveries[-1]
     if last.hung or not last.crashed_on:
         return last.crashed_on
-    exits = {seat.node: _exits(gang_turn, seat.node) for seat in gang.seats}
+    exits = {seat.node: _exit_codes(gang_turn, seat.node) for seat in gang.seats}
     ended = {last.crashed_on, *(node for node, codes in exits.items() if codes - {0, EXIT_BY_SIGKILL})}
     if len(ended) == 1:
         return last.crashed_on
@@ -41,7 +41,7 @@ def find_crashed_node(gang_turn: GangTurn) -> str:
     return faults[0] if len(faults) == 1 else ""
 
 
-def _exits(gang_turn: GangTurn, node: str) -> set[int]:
+def _exit_codes(gang_turn: GangTurn, node: str) -> set[int]:
     ranks: list[RankState] = ranks_of_generation(gang_turn.observed.status(node).ranks, gang_turn.gang.generation)
     return {rank.exit_code for rank in ranks if rank.exit_code is not None}
 

@@ -17,7 +17,7 @@ def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
     if version is None:
         return False
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.DRAINING, reason, after))
-    _order(gang_turn, version, reason)
+    _order_flush(gang_turn, version, reason)
     return True
 
 
@@ -26,7 +26,7 @@ def flush_newer_version(gang_turn: GangTurn) -> bool:
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None or gang.flush is None or not gang.flush.path:
         return False
-    _order(gang_turn, version, gang.flush.reason)
+    _order_flush(gang_turn, version, gang.flush.reason)
     return True
 
 
@@ -41,7 +41,7 @@ def unsaved_version(gang_turn: GangTurn) -> Version | None:
     return version if version is not None and (durable is None or version > durable) else None
 
 
-def _order(gang_turn: GangTurn, version: Version, reason: str) -> None:
+def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
     serial = gang_turn.gang.flush.serial + 1 if gang_turn.gang.flush else 1
     home = {
         s.rank: n
@@ -68,7 +68,7 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
     version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang.ranks_of)
     asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
     if version is not None and gang.spec.durable_dir:
-        _order(gang_turn, version, f"asked for by {asked_by}")
+        _order_flush(gang_turn, version, f"asked for by {asked_by}")
 
 
 def is_over(gang: Gang) -> bool:
@@ -110,7 +110,7 @@ def _order_again(gang_turn: GangTurn, flush: Flush, why: str) -> None:
     if version is None:
         gang_turn.turn.record(facts.FlushEnded(gang.id, flush.serial, "", why))
     else:
-        _order(gang_turn, version, f"{flush.reason}; {why}")
+        _order_flush(gang_turn, version, f"{flush.reason}; {why}")
 
 
 def _flush_error(gang_turn: GangTurn, flush: Flush) -> str:

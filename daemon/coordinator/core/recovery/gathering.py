@@ -97,16 +97,19 @@ def _waiting_since(gang_turn: GangTurn) -> float:
 def _give_up(gang_turn: GangTurn) -> None:
     """The timeout has passed. Requeue the job where another start may help, else end the gang."""
     gang, dead = gang_turn.gang, requeueing.dead_nodes(gang_turn)
-    why = _may_mend(gang_turn, dead)
+    why = _requeue_reason(gang_turn, dead)
     if why and gang.spec.requeue and not gang_turn.turn.limits.observe:
         requeueing.requeue(gang_turn, why, dead)
     else:
         gang_end.end_gang(
-            gang_turn, Phase.FAILED, gang_end.EXIT_NEVER_GATHERED, _missing(gang, gang_turn.index.in_service)
+            gang_turn,
+            Phase.FAILED,
+            gang_end.EXIT_NEVER_GATHERED,
+            _missing_nodes_reason(gang, gang_turn.index.in_service),
         )
 
 
-def _may_mend(gang_turn: GangTurn, dead: list[str]) -> str:
+def _requeue_reason(gang_turn: GangTurn, dead: list[str]) -> str:
     """Why the missing agents may come at the next start of the job; empty where another start would not help."""
     gang = gang_turn.gang
     gone = [member.node for member in gang.present() if not gang_turn.observed.is_attached(member.node)]
@@ -201,7 +204,7 @@ def _start_preflight(gang_turn: GangTurn) -> None:
     gang_turn.turn.record(facts.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gang_turn.now))
 
 
-def _missing(gang: Gang, here: Collection[str]) -> str:
+def _missing_nodes_reason(gang: Gang, here: Collection[str]) -> str:
     absent = [n for n in gang.job_nodes if n not in here]
     who = ", ".join(absent) if absent else f"{gang.spec.nodes - len(here)} nodes"
     return (

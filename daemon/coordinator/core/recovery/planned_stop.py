@@ -32,13 +32,15 @@ def plan_stop(gang_turn: GangTurn) -> None:
         limit_at = _limit_at(gang_turn)
         limit = limit_at is not None and gang_turn.now >= limit_at - LIMIT_MARGIN_S
         gang_turn.turn.record(
-            facts.StopPlanned(gang.id, words, _after(gang.spec.requeue_at_limit if limit else gang.spec.requeue))
+            facts.StopPlanned(
+                gang.id, words, _phase_after_stop(gang.spec.requeue_at_limit if limit else gang.spec.requeue)
+            )
         )
-    elif reason := _limit(gang_turn):
-        gang_turn.turn.record(facts.StopPlanned(gang.id, reason, _after(gang.spec.requeue_at_limit)))
+    elif reason := _limit_reason(gang_turn):
+        gang_turn.turn.record(facts.StopPlanned(gang.id, reason, _phase_after_stop(gang.spec.requeue_at_limit)))
 
 
-def _after(requeue: bool) -> Phase:
+def _phase_after_stop(requeue: bool) -> Phase:
     return Phase.REQUEUED if requeue else Phase.FAILED
 
 
@@ -51,7 +53,7 @@ def _slurm_has_ended_it(gang_turn: GangTurn) -> str:
     return ""
 
 
-def _limit(gang_turn: GangTurn) -> str:
+def _limit_reason(gang_turn: GangTurn) -> str:
     """Why the job's time limit requires a stop now; empty where it does not yet."""
     spec, limit_at = gang_turn.gang.spec, _limit_at(gang_turn)
     if limit_at is None or not spec.stop_before_s:

@@ -17,7 +17,7 @@ def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
     """Requeue the gang, or end it where it may not be requeued. `why`: the reason, used if no node is known to be
     bad."""
     gang = gang_turn.gang
-    lost = ", ".join(sorted(_bad(gang_turn)))
+    lost = ", ".join(sorted(_nodes_to_exclude(gang_turn)))
     words = f"no spare is left for {lost}" if lost else why
     if gang_turn.turn.limits.observe:
         gang_end.end_gang(
@@ -44,7 +44,7 @@ def too_few_nodes_reason(gang_turn: GangTurn) -> str:
 def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
     """Have Slurm put the job back into its queue, without nodes that are bad, and without `dead` nodes."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
-    bad = _bad(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
+    bad = _nodes_to_exclude(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
     if not gang_turn.job_requeued:
         exclude = tuple(sorted(bad))
         admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
@@ -53,7 +53,7 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> Non
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, reason))
 
 
-def _bad(gang_turn: GangTurn) -> set[str]:
+def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
     """Nodes of this run of the job on which the next run may not start."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
     left = {member.node for member in gang.members.values() if member.removed}
@@ -65,17 +65,19 @@ def _bad(gang_turn: GangTurn) -> set[str]:
 def dead_nodes(gang_turn: GangTurn) -> list[str]:
     """The job's nodes that have not attached, and whose daemon was known before and is silent."""
     return [
-        node for node in gang_turn.gang.job_nodes if node not in gang_turn.index.in_service and _silent(gang_turn, node)
+        node
+        for node in gang_turn.gang.job_nodes
+        if node not in gang_turn.index.in_service and _daemon_is_silent(gang_turn, node)
     ]
 
 
 def most_silent(gang_turn: GangTurn) -> bool:
     """Most of the job's nodes are silent: they share the cause, or the coordinator's own network is cut."""
     nodes = gang_turn.gang.job_nodes
-    return 2 * sum(_silent(gang_turn, node) for node in nodes) > len(nodes)
+    return 2 * sum(_daemon_is_silent(gang_turn, node) for node in nodes) > len(nodes)
 
 
-def _silent(gang_turn: GangTurn, node: str) -> bool:
+def _daemon_is_silent(gang_turn: GangTurn, node: str) -> bool:
     known = node in gang_turn.turn.state.nodes and bool(gang_turn.turn.state.node(node).probe_address)
     return (
         known

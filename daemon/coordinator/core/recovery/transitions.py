@@ -86,10 +86,11 @@ def _apply_rules(gang_turn: GangTurn) -> None:
 
 
 def advance(gang_turn: GangTurn, decide: Callable[[GangTurn], None] = _apply_rules) -> None:
-    """Call `decide`, one round of the rules, until it decides nothing more: what is seen allows no further move.
+    """Call `decide`, one round of the rules, until it decides nothing more: the observed state allows no further
+    transition.
 
     Rules that still decide something after ROUNDS rounds contradict each other, which is a bug. The outcome reports the
-    bug, and the gang is looked at again after UNSETTLED_PAUSE_S. The decisions of this turn stand. Other gangs go on.
+    bug, and the gang is examined again after UNSETTLED_PAUSE_S. The decisions of this turn stand. Other gangs go on.
     """
     decided = gang_turn.turn.outcome.facts
     for _ in range(ROUNDS):

@@ -354,15 +354,15 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
 def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
     match fact:
         case facts.MemberJoined():
-            _join(gang, fact)
+            _add_member(gang, fact)
         case facts.MemberRemoved():
-            _out(gang, fact, at)
+            _remove_member(gang, fact, at)
         case facts.PhaseChanged():
-            _phase(gang, fact.phase, at)
+            _enter_phase(gang, fact.phase, at)
             gang.reason, gang.phase_after_drain = fact.reason, fact.next_phase
             gang.order_serial += fact.phase is Phase.REQUEUED  # the agents are told to leave
         case facts.GenerationFenced():
-            _fence(gang, fact, at)
+            _fence_generation(gang, fact, at)
         case facts.HangDetected():
             gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
             gang.order_serial += 1
@@ -371,7 +371,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.stores_missed += fact.missed
             gang.order_serial += 1
         case facts.GenerationStarted():
-            _start(gang, fact, at)
+            _start_generation(gang, fact, at)
         case facts.FirstStep():
             gang.stepped_generation = fact.generation
             if fact.observed_live:
@@ -382,31 +382,31 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
             gang.order_serial += 1
         case facts.FlushEnded():
-            _flushed(gang, fact)
+            _end_flush(gang, fact)
         case facts.GangEnded():
-            _phase(gang, fact.phase, at)
+            _enter_phase(gang, fact.phase, at)
             gang.exit_code, gang.reason = fact.exit_code, fact.reason
             gang.order_serial += 1
         case facts.StopPlanned():
             gang.stop = Stop(fact.reason, fact.next_phase, at)
             gang.order_serial += 1
         case facts.JobRestarted():
-            _restart(gang, fact)
+            _restart_job(gang, fact)
         case facts.JobChanged():
             gang.job_nodes = fact.nodes
         case facts.JobEnded():
             gang.job_over = True
         case facts.PoolNodeRequested() | facts.PoolJobQueued() | facts.PoolRequestClosed():
-            _pool(gang, fact, at)
+            _apply_pool_request(gang, fact, at)
 
 
-def _phase(gang: Gang, to: Phase, at: float) -> None:
+def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
     if to != gang.phase:
         gang.phase = check_gang_transition(gang.phase, to)
         gang.phase_at = at
 
 
-def _join(gang: Gang, fact: facts.MemberJoined) -> None:
+def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
     gang.members[fact.node] = Member(
         fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
     )
@@ -416,7 +416,7 @@ def _join(gang: Gang, fact: facts.MemberJoined) -> None:
     gang.order_serial += 1
 
 
-def _out(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
+def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     member = gang.members[fact.node]
     member.removal_reason, member.alive = fact.reason, fact.alive
     gang.order_serial += 1
@@ -436,7 +436,9 @@ def _out(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
         gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)
 
 
-def _pool(gang: Gang, fact: facts.PoolNodeRequested | facts.PoolJobQueued | facts.PoolRequestClosed, at: float) -> None:
+def _apply_pool_request(
+    gang: Gang, fact: facts.PoolNodeRequested | facts.PoolJobQueued | facts.PoolRequestClosed, at: float
+) -> None:
     match fact:
         case facts.PoolNodeRequested():
             gang.pool[fact.serial] = PoolRequest(fact.serial, fact.requesting_node, fact.options)
@@ -453,16 +455,16 @@ def _pool(gang: Gang, fact: facts.PoolNodeRequested | facts.PoolJobQueued | fact
             gang.order_serial += 1
 
 
-def _fence(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
+def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
     gang.fenced_generation = fact.generation
     gang.store_node, gang.stores_missed = fact.store_node, 0
     hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
     gang.pool_requested_at, gang.pool_refused = 0.0, ""
     gang.order_serial += 1
     if gang.phase is Phase.GATHERING:
-        _phase(gang, Phase.PREFLIGHT, at)
+        _enter_phase(gang, Phase.PREFLIGHT, at)
     else:
-        _phase(gang, Phase.RECOVERING, at)
+        _enter_phase(gang, Phase.RECOVERING, at)
         if not fact.hardware:
             came_further = fact.step_before > gang.furthest_step or _ran_long(gang, at)
             gang.failures_in_a_row = 1 if came_further else gang.failures_in_a_row + 1
@@ -482,9 +484,9 @@ def _ran_long(gang: Gang, at: float) -> bool:
     return gang.stepped_generation == 0 and at - gang.started_at >= LONG_RUN_S
 
 
-def _start(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
+def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
     before = {seat.node for seat in gang.seats}
-    _phase(gang, Phase.STARTING, at)
+    _enter_phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
@@ -502,7 +504,7 @@ def _start(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
         recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
 
 
-def _flushed(gang: Gang, fact: facts.FlushEnded) -> None:
+def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
     flush = gang.flush
     if flush is None or flush.serial != fact.serial:
         return
@@ -511,7 +513,7 @@ def _flushed(gang: Gang, fact: facts.FlushEnded) -> None:
         gang.durable_path, gang.durable_version = fact.path, flush.version
 
 
-def _restart(gang: Gang, fact: facts.JobRestarted) -> None:
+def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
     gang.job_nodes = ()

@@ -192,23 +192,23 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
     """Note what `event` shows, at time `now` (seconds)."""
     match event:
         case events.AgentAttached():
-            _attached(observed.gang(event.gang), event, now)
+            _observe_attachment(observed.gang(event.gang), event, now)
         case events.AgentReported() | events.AgentDisconnected():
             _observe_agent(observed, event, now)
         case events.AgentHeartbeat():
-            seen = observed.gang(event.gang)
-            if agent := seen.agents.get(event.node):
+            gang = observed.gang(event.gang)
+            if agent := gang.agents.get(event.node):
                 agent.heard_at = now
-                seen.note_answer(event.node)
+                gang.note_answer(event.node)
         case events.BatchHeartbeat():
-            seen = observed.gang(event.gang)
-            known = seen.batch
+            gang = observed.gang(event.gang)
+            known = gang.batch
             if known is None or known.job != event.job or known.restart_count <= event.restart_count:
-                seen.batch = ObservedBatch(
+                gang.batch = ObservedBatch(
                     event.job, event.restart_count, now
                 )  # otherwise the process belongs to an earlier run
         case events.NeighbourAccused():
-            _accused(observed.gang(event.gang), event, now)
+            _observe_accusation(observed.gang(event.gang), event, now)
         case events.ProbeAnswered():
             _observe_probe(observed.gang(event.gang), event, now)
         case events.CancelRequested():
@@ -216,50 +216,50 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
         case events.FlushRequested():
             observed.gang(event.gang).flush_requested_by = event.by
         case events.SlurmJobChanged():
-            _job_seen(observed.gang(event.gang), event, now)
+            _observe_job(observed.gang(event.gang), event, now)
         case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
             _observe_node(observed.node(event.node), event, now)
         case _:
             pass
 
 
-def _attached(seen: ObservedGang, event: events.AgentAttached, now: float) -> None:
-    seen.pace.note_status(seen.status(event.node), event.status, now)
-    seen.last_step = max(seen.last_step, _newest_step(event.status))  # an old step: it proves no progress now
-    seen.agents[event.node] = ObservedAgent(
+def _observe_attachment(gang: ObservedGang, event: events.AgentAttached, now: float) -> None:
+    gang.pace.note_status(gang.status(event.node), event.status, now)
+    gang.last_step = max(gang.last_step, _newest_step(event.status))  # an old step: it proves no progress now
+    gang.agents[event.node] = ObservedAgent(
         event.node, event.incarnation, True, now, event.status, now, attached_at=now
     )
-    seen.last_attach_at = now
-    clear_suspicion(seen, event.node, now)
+    gang.last_attach_at = now
+    clear_suspicion(gang, event.node, now)
 
 
-def _job_seen(seen: ObservedGang, event: events.SlurmJobChanged, now: float) -> None:
-    seen.job_ended, seen.job_restarts = event.ended, event.restart_count
-    seen.limit_at, seen.limit_s = event.limit_at, event.limit_s
-    seen.pending_reason = event.pending_reason
-    seen.job_nodes = event.nodes
-    seen.job_pending = not event.ended and not event.nodes
+def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) -> None:
+    gang.job_ended, gang.job_restarts = event.ended, event.restart_count
+    gang.limit_at, gang.limit_s = event.limit_at, event.limit_s
+    gang.pending_reason = event.pending_reason
+    gang.job_nodes = event.nodes
+    gang.job_pending = not event.ended and not event.nodes
     if event.ended or not event.nodes:
-        seen.job_running = None
-    elif seen.job_running is None or seen.job_running[0] != event.restart_count:
-        seen.job_running = (event.restart_count, now)
+        gang.job_running = None
+    elif gang.job_running is None or gang.job_running[0] != event.restart_count:
+        gang.job_running = (event.restart_count, now)
 
 
 def _observe_agent(observed: ObservedState, event: events.AgentReported | events.AgentDisconnected, now: float) -> None:
-    seen = observed.gang(event.gang)
-    agent = seen.agents.get(event.node)
+    gang = observed.gang(event.gang)
+    agent = gang.agents.get(event.node)
     if agent is None or agent.incarnation != event.incarnation:
         return  # a message of an earlier process
     if isinstance(event, events.AgentDisconnected):
         agent.attached, agent.gone_at = False, now
-        seen.suspected_since.setdefault(event.node, now)
-        seen.closed_by.setdefault(event.node, set()).add(COORDINATOR)
+        gang.suspected_since.setdefault(event.node, now)
+        gang.closed_by.setdefault(event.node, set()).add(COORDINATOR)
     else:
-        seen.pace.note_status(agent.status, event.status, now)
-        if (newest := _newest_step(event.status)) > seen.last_step:
-            seen.pace.note_step(seen.last_step, newest, now)
-            seen.last_step_at, seen.last_step = now, newest
-        seen.note_answer(event.node)
+        gang.pace.note_status(agent.status, event.status, now)
+        if (newest := _newest_step(event.status)) > gang.last_step:
+            gang.pace.note_step(gang.last_step, newest, now)
+            gang.last_step_at, gang.last_step = now, newest
+        gang.note_answer(event.node)
         agent.status, agent.reported_at, agent.heard_at = event.status, now, now
 
 
@@ -268,19 +268,19 @@ def _newest_step(status: AgentStatus) -> tuple[int, int]:
     return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
 
 
-def _accused(seen: ObservedGang, event: events.NeighbourAccused, now: float) -> None:
-    seen.suspected_since.setdefault(event.node, now)
+def _observe_accusation(gang: ObservedGang, event: events.NeighbourAccused, now: float) -> None:
+    gang.suspected_since.setdefault(event.node, now)
     if event.silence is Silence.CLOSED:
-        seen.closed_by.setdefault(event.node, set()).add(event.witness)
+        gang.closed_by.setdefault(event.node, set()).add(event.witness)
 
 
-def _observe_probe(seen: ObservedGang, event: events.ProbeAnswered, now: float) -> None:
+def _observe_probe(gang: ObservedGang, event: events.ProbeAnswered, now: float) -> None:
     reaches = event.silence is None
-    if event.witness == AGENT and seen.reachability.get(event.node, (not reaches, now))[0] != reaches:
-        seen.reachability[event.node] = (reaches, now)
+    if event.witness == AGENT and gang.reachability.get(event.node, (not reaches, now))[0] != reaches:
+        gang.reachability[event.node] = (reaches, now)
     if event.witness == AGENT and reaches:
-        seen.note_answer(event.node)
-    probe = seen.probes.get(event.node)
+        gang.note_answer(event.node)
+    probe = gang.probes.get(event.node)
     if probe and probe.number == event.probe:
         probe.silence_by_witness[event.witness] = event.silence
 
@@ -300,14 +300,14 @@ def _observe_node(node: ObservedNode, event: events.NodeEvent, now: float) -> No
             pass
 
 
-def clear_suspicion(seen: ObservedGang, node: str, now: float) -> None:
+def clear_suspicion(gang: ObservedGang, node: str, now: float) -> None:
     """Drop every suspicion and accusation of `node`: its agent has answered."""
-    stop_suspecting(seen, node)
-    seen.closed_by.pop(node, None)
-    seen.cleared_at[node] = now
+    stop_suspecting(gang, node)
+    gang.closed_by.pop(node, None)
+    gang.cleared_at[node] = now
 
 
-def stop_suspecting(seen: ObservedGang, node: str) -> None:
+def stop_suspecting(gang: ObservedGang, node: str) -> None:
     """Drop the suspicion of `node` and its probes."""
-    for found in (seen.suspected_since, seen.probes, seen.kernel_only_since):
+    for found in (gang.suspected_since, gang.probes, gang.kernel_only_since):
         found.pop(node, None)

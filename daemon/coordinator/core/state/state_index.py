@@ -59,13 +59,13 @@ class StateIndex:
         match fact:
             case facts.MemberJoined():
                 self._homes[fact.node] = [g.id for g in self.gangs_of(fact.node) if g.id != fact.gang] + [fact.gang]
-                self._member(fact.gang, fact.node)
+                self._mark_membership(fact.gang, fact.node)
             case facts.MemberRemoved():
-                self._member(fact.gang, fact.node)
+                self._mark_membership(fact.gang, fact.node)
             case facts.SlurmCallOwed():
                 self._mark(fact.gang, fact.node)
             case facts.NodeJudged():
-                self._judged(fact)
+                self._mark_health(fact)
             case (
                 facts.PhaseChanged() | facts.GenerationFenced() | facts.GenerationStarted() | facts.FlushOrdered()
                 | facts.JobRestarted() | facts.GangEnded() | facts.GangForgotten() | facts.PoolRequestClosed()
@@ -78,12 +78,12 @@ class StateIndex:
         if node and (index := self._gangs.get(gang)):
             index.to_recount.add(node)
 
-    def _member(self, gang: str, node: str) -> None:
+    def _mark_membership(self, gang: str, node: str) -> None:
         self._mark(gang, node)
         if index := self._gangs.get(gang):
             index.note_membership_change()
 
-    def _judged(self, fact: facts.NodeJudged) -> None:
+    def _mark_health(self, fact: facts.NodeJudged) -> None:
         if fact.health in OUT_OF_SERVICE:
             self.out_of_service.add(fact.node)
         else:
