@@ -100,7 +100,7 @@ chaos: image ## random faults against two training jobs on a real Slurm: make ch
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench-recovery: image ## time from each fault to the first step after it, on a cluster of containers
-	@$(BIN)/python -m benchmarks.bench_recovery --json benchmarks/recovery.json
+	@$(BIN)/python -m benchmarks.bench_recovery --json build/recovery.json
 
 figures: setup ## the README's picture and table of recoveries, from what bench-recovery measured last
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[figures]'

@@ -3,8 +3,8 @@
 The container cluster has 10 nodes: 8 ranks, one on each node, and 2 spares. The model has 3.2 M parameters and uses
 AdamW. A snapshot is taken at every step; heartbeats come every 5 s. Each fault is injected `--runs` times. The output
 is the median, the worst value and the phases of each fault; the last line is a JSON object. `--json FILE` also writes
-that object to a file, with the date and the machine. `make figures` makes the README's picture and table from
-benchmarks/recovery.json.
+that object to a file, with the date and the machine. `make bench-recovery` writes build/recovery.json; `make figures`
+makes the README's picture and table from it.
 
 The clock starts when the fault takes effect, as the cluster tool reports. It stops when the coordinator learns of the
 first step of the next generation. All containers share this host's clock. `steps_redone` counts the repeated steps in
@@ -176,6 +176,7 @@ def main() -> int:
     Console(width=160).print(table(results))
     found = {**summary(results), "peers": peers}
     if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(measured(found, args.runs), indent=2) + "\n")
     print(json.dumps(found))
     return 0

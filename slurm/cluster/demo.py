@@ -27,7 +27,7 @@ from muster.slurm.cluster.training import FATAL_XID_LINE, Training, TrainingSpec
 from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError
 
-FIRST_FAULT, SECOND_FAULT, STEPS = 30, 45, 60
+FIRST_FAULT, SECOND_FAULT, STEPS = 20, 32, 44
 COLOURS = {"FIT": "green", "SUSPECT": "yellow", "DEGRADED": "yellow", "RETURNING": "yellow"}
 
 

@@ -106,20 +106,35 @@ def test_a_partition_of_node_0_that_heals_changes_nothing(healthy: Cluster) -> N
         wait_until(lambda: state(healthy, job) == "CANCELLED", 30, f"job {job} is cancelled")
 
 
-def test_a_batch_host_that_dies_before_the_gang_has_gathered_costs_a_requeue(healthy: Cluster) -> None:
-    """The batch host reboots at once, so Slurm notices nothing: the job keeps its nodes, but nobody starts agents on
-    them.
+def test_a_batch_host_may_fail_before_the_gang_has_gathered(healthy: Cluster) -> None:
+    """One batch host reboots at once, so Slurm notices nothing: the job keeps its nodes, but nobody starts agents on
+    them, and the job is requeued. Another one is cut off until srun has given up: srun is started again.
     """
-    spec = TrainingSpec(
-        "at-once", nodes=2, spares=1, steps=40, arguments=SMALL_MODEL, settings=("gather_timeout = 60",)
-    )
-    with Training(healthy, spec) as training:
-        job = training.submit()
-        host = f"squeue -h -j {job} -t R -o %B"
-        wait_until(lambda: healthy.sh(CONTROLLER, host) != "", 30, f"job {job} runs")
-        dies = healthy.sh(CONTROLLER, host).strip()
+    timeout = ("gather_timeout = 60",)
+    rebooted = TrainingSpec("at-once", nodes=2, spares=1, steps=40, arguments=SMALL_MODEL, settings=timeout)
+    cut_off = TrainingSpec("cut-off", 2, 1, 40, SMALL_MODEL, timeout, user="bob")
+    with Training(healthy, rebooted) as first, Training(healthy, cut_off) as second:
+        host = _batch_host(healthy, second)
+        healthy.partition(host)
+        dies = _batch_host(healthy, first)
         healthy.crash(dies)
         healthy.start_node(dies)
-        view = training.wait_final(180)
-        assert view["phase"] == "DONE", view.get("reason")
-        training.wait_job_ended()
+        output = second.folder / f"slurm-{second.job}.out"
+
+        def given_up() -> bool:  # or srun was quicker than the fault, and the gang goes on without this node
+            return "srun has ended" in output.read_text() or second.view.get("phase") == "RUNNING"
+
+        wait_until(given_up, 60, "srun has given up")
+        healthy.heal(host)
+        for training in (first, second):
+            view = training.wait_final(180)
+            assert view["phase"] == "DONE", view.get("reason")
+            training.wait_job_ended()
+
+
+def _batch_host(cluster: Cluster, training: Training) -> str:
+    """Submits the job, and waits until it runs. Returns its batch host."""
+    job = training.submit()
+    host = f"squeue -h -j {job} -t R -o %B"
+    wait_until(lambda: cluster.sh(CONTROLLER, host) != "", 30, f"job {job} runs")
+    return cluster.sh(CONTROLLER, host).strip()

@@ -245,6 +245,23 @@ async def test_another_failure_of_srun_is_not_tried_again(tmp_path: Path) -> Non
     assert len(calls(tmp_path)) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "srun: error: Unable to confirm allocation for job 15: Unable to contact slurm controller (connect failure)",
+        "srun: error: Unable to create step for job 15: Socket timed out on send/recv operation",
+    ],
+)
+async def test_a_launch_without_the_controller_is_tried_again(tmp_path: Path, words: str) -> None:
+    """The batch host was cut off while srun asked slurmctld for the step. The coordinator's answer ends that."""
+    srun = f"echo once >> {tmp_path}/calls; echo '{words}' >&2; exit 1"
+    given = Allocation(7, node_count=4, min_nodes=3)
+    assert await run_batch(["sh", "-c", srun], Answers(SILENT, SILENT, GATHERING), given, FAST) == 1
+    assert len(calls(tmp_path)) == MAX_LAUNCHES
+    assert await run_batch(["sh", "-c", srun], Answers(ATTACHED, DONE), given, FAST) == 0
+    assert len(calls(tmp_path)) == MAX_LAUNCHES + 1
+
+
 async def test_srun_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     assert await run_batch(["/nowhere/srun"], Answers(GATHERING), timing=FAST) == 127
     assert "can't start /nowhere/srun" in caplog.text

@@ -113,9 +113,10 @@ async def run_batch(
     """Run `argv` (srun) and wait until the gang is final; return its exit code, or EXIT_REQUEUED.
 
     If srun finds dead nodes in `allocation`, srun is started again without them; if too few nodes are left, the job is
-    requeued. A launch that was killed by a dying node is also repeated, MAX_LAUNCHES times at most. In two cases the
-    result is srun's own exit code, with the reason in the log: the launch fails otherwise and no agent stays attached;
-    or srun has ended and the coordinator still does not know the gang.
+    requeued. A launch is also repeated if a dying node has killed it, or if this host could not reach slurmctld.
+    srun is started MAX_LAUNCHES times at most. In two cases the result is srun's own exit code, with the reason in
+    the log: the launch fails otherwise and no agent stays attached; or srun has ended and the coordinator still does
+    not know the gang.
     """
     allocation, lost_nodes, launches = allocation or Allocation(), set[str](), 0
     while True:
@@ -135,7 +136,8 @@ async def run_batch(
         lost_nodes |= found
         if code and found and await _can_relaunch(allocation, lost_nodes):
             continue
-        may_relaunch = bool(allocation.min_nodes) and not found and launches < MAX_LAUNCHES
+        started_nothing = _was_killed(code) or srun.controller_unreachable
+        may_relaunch = bool(allocation.min_nodes) and not found and started_nothing and launches < MAX_LAUNCHES
         ended = await _poll_after_srun(code, coordinator, timing, may_relaunch)
         if ended is not None:
             return ended
@@ -197,8 +199,8 @@ async def _poll_after_srun(code: int, coordinator: Coordinator, timing: PollTimi
             and (no_agent_count >= timing.no_agent_answers or not _any_agent_attached(view))
         ):
             when = "and its agents are gone" if _any_agent_attached(view) else "before any agent attached"
-            if may_relaunch and _was_killed(code):
-                log.warning("srun was killed with status %d %s: starting srun again", code, when)
+            if may_relaunch:
+                log.warning("srun ended with status %d %s: starting srun again", code, when)
                 return None
             log.error(
                 "srun failed with status %d %s: see srun's message above; "

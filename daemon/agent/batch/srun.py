@@ -2,6 +2,9 @@
 
 A node may die after Slurm has given it to a job and before the step is launched. srun then finds no slurmd on that
 node, reports it, and ends the whole step. The batch process starts srun again without that node.
+
+The batch host itself may be cut off from slurmctld at that moment. srun then launches nothing and reports that it can't
+reach slurmctld. The batch process starts srun again on the same nodes once the coordinator answers.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from dataclasses import dataclass, field
 log = logging.getLogger(__name__)
 
 _LAUNCH_FAILURE = re.compile(rb"Task launch for \S+ failed on node ([^\s:]+)")
+_CONTROLLER_UNREACHABLE = re.compile(
+    rb"Unable to contact slurm controller|Socket timed out on send/recv operation|Zero Bytes were transmitted"
+)
+"""Slurm's errors of a call to slurmctld that failed on the network (src/common/slurm_errno.c of Slurm)."""
 _CHUNK = 65536
 _OUTPUT_DRAIN_S = 2.0
 """Seconds for which srun's remaining output is read after srun has ended. A child of srun may keep the pipe open for
@@ -62,6 +69,8 @@ class Srun:
     process: asyncio.subprocess.Process
     failed_nodes: set[str] = field(default_factory=set)
     """Nodes on which srun could start nothing."""
+    controller_unreachable: bool = False
+    """srun has reported that it can't reach slurmctld."""
     _reader: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -116,6 +125,7 @@ class Srun:
             partial_line = partial_line[-_CHUNK:]
             for line in lines:
                 self.failed_nodes.update(name.decode(errors="replace") for name in _LAUNCH_FAILURE.findall(line))
+                self.controller_unreachable |= _CONTROLLER_UNREACHABLE.search(line) is not None
 
 
 async def _process_ends_within(process: asyncio.subprocess.Process, within: float) -> bool:
