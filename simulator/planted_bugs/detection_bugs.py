@@ -80,8 +80,8 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
     "blame-a-late-order": PlantedBug(
         "A node is called unfit although it had no order to obey.",
         module=f"{_ROOM}.failure_detector",
-        code="    return gang_turn.now - max(since, agent.attached_at, reached_at) > KILL_TIMEOUT_S",
-        bug="    return gang_turn.now - since > KILL_TIMEOUT_S",
+        code="    return max(_phase_observed_since(gang_turn), agent.attached_at, reached_at) + KILL_TIMEOUT_S",
+        bug="    return _phase_observed_since(gang_turn) + KILL_TIMEOUT_S",
     ),
     "ignore-the-circuit-breaker": PlantedBug(
         "Node after node is taken out of service.",

@@ -10,7 +10,7 @@ import pytest
 from muster.simulator import parallel, seeds
 
 SEEDS = 2000
-EVENTS, FAULTS = 500, 3
+EVENTS, FAULTS = 400, 3
 """On average, a seed."""
 MIN_COUNT = 50
 """Every transition of the state tables and every kind of recovery occurs at least this often."""

@@ -72,7 +72,7 @@ class Core:
         if self.state.correlated_faults and any(isinstance(fact, facts.NodeJudged) for fact in turn.outcome.facts):
             correlated_faults.resolve_explained(turn)
         if self.state.correlated_faults or self._due.get(CORRELATED_FAULTS) is not None:
-            self._due.set(CORRELATED_FAULTS, correlated_faults.next_deadline(self.state, self.observed, now))
+            self._set_deadline_of_correlated_faults(now)
         turn.outcome.next_tick_at = self._due.nearest
         return turn.outcome
 
@@ -104,6 +104,12 @@ class Core:
                 before if due is None else min(due, before)
             )  # only one node was examined: the deadlines of the others hold
         self._due.set(gang.id, due)
+
+    def _set_deadline_of_correlated_faults(self, now: float) -> None:
+        due, before = correlated_faults.next_deadline(self.state, self.observed, now), self._due.get(CORRELATED_FAULTS)
+        if due is not None and before is not None and before > now:
+            due = min(due, before)  # events that come often must not delay the next look for ever
+        self._due.set(CORRELATED_FAULTS, due)
 
     def _gangs_to_advance(self, turn: Turn, event: events.Event, now: float) -> list[Gang]:
         """The gangs that this event may move."""

@@ -6,6 +6,8 @@ not acknowledge a fence. A suspicion leads to a round of probes and to nothing e
 coordinator's own probes are one witness and never enough.
 """
 
+from math import inf
+
 from muster.daemon.coordinator.core.detection import circuit_breaker, outage, progress_timeouts
 from muster.daemon.coordinator.core.detection.probe_result import ProbeResult, evaluate
 from muster.daemon.coordinator.core.detection.progress_timeouts import CAUSE_WAIT_S, OUT_OF_TOUCH_S
@@ -36,6 +38,8 @@ REATTACH_S = 5.0
 """Seconds within which an agent attaches again after its stream broke, or after a restart of the coordinator."""
 KILL_TIMEOUT_S = 10.0
 """Seconds after which a rank that SIGKILL has not ended makes its node UNFIT."""
+OUTAGE_RECHECK_S = 1.0
+"""Seconds until the next look at how many nodes are silent or stuck, while a node waits for that."""
 MUTE_TIMEOUT_S = 10.0
 """Seconds after which an agent that does not answer, while its node's daemon does, loses its place in the gang."""
 
@@ -60,8 +64,6 @@ def examine(gang_turn: GangTurn) -> None:
             _act_on_result(gang_turn, member)
         if member.node in suspected:
             _probe_if_due(gang_turn, member)
-    if suspected:
-        gang_turn.turn.tick_at(gang_turn.now + 0.05)
 
 
 def _may_be_removed(gang_turn: GangTurn, node: str) -> bool:
@@ -85,9 +87,17 @@ def _without_acknowledgement(gang_turn: GangTurn) -> set[str]:
     gang, unfenced = gang_turn.gang, gang_turn.index.unfenced
     if gang.phase not in FENCING or (not unfenced and gang_turn.store_listens()):
         return set()
-    gang_turn.turn.tick_at(gang_turn.now + 0.05)
-    early = gang_turn.now - max(gang.phase_at, gang_turn.turn.observed.observing_since) <= FENCE_ANSWER_S
-    return set() if early else {*unfenced, gang.store_node}
+    due = _phase_observed_since(gang_turn) + FENCE_ANSWER_S
+    if gang_turn.now < due:
+        gang_turn.turn.tick_at(due)
+        return set()
+    return {*unfenced, gang.store_node}
+
+
+def _phase_observed_since(gang_turn: GangTurn) -> float:
+    """Since when this coordinator observes the gang in its present phase: it may have started, or stood still, later
+    than the phase began."""
+    return max(gang_turn.gang.phase_at, gang_turn.turn.observed.observing_since)
 
 
 def _silent_agents(gang_turn: GangTurn) -> set[str]:
@@ -115,22 +125,20 @@ def _last_contact_at(gang_turn: GangTurn, node: str) -> float:
 def ranks_ended(gang_turn: GangTurn, member: Member) -> bool:
     """No rank of the fenced generation runs on the member's node, or only its kernel still holds one: the agent has
     acknowledged the fence, or the member was removed because its ranks outlived SIGKILL."""
-    return gang_turn.has_fenced(member.node) or (member.removed and _outlives_kill(gang_turn, member))
+    outlives_kill = member.removed and gang_turn.now > _kill_timeout_at(gang_turn, member)
+    return outlives_kill or gang_turn.has_fenced(member.node)
 
 
-def _outlives_kill(gang_turn: GangTurn, member: Member) -> bool:
-    """The agent has had the fence for more than KILL_TIMEOUT_S and does not acknowledge it.
+def _kill_timeout_at(gang_turn: GangTurn, member: Member) -> float:
+    """When the agent has had the fence for KILL_TIMEOUT_S; infinite where it is not certain that the fence has arrived.
 
-    The fence has arrived for certain: the stream is open, and the coordinator's own probes reach the agent.
+    It is certain if the stream is open and the coordinator's own probes reach the agent.
     """
     agent = gang_turn.observed.agents.get(member.node)
     reached, reached_at = gang_turn.observed.reachability.get(member.node, (False, gang_turn.now))
     if agent is None or not agent.attached or not reached:
-        return False
-    since = max(
-        gang_turn.gang.phase_at, gang_turn.turn.observed.observing_since
-    )  # a coordinator that stood still has not read everything yet
-    return gang_turn.now - max(since, agent.attached_at, reached_at) > KILL_TIMEOUT_S
+        return inf
+    return max(_phase_observed_since(gang_turn), agent.attached_at, reached_at) + KILL_TIMEOUT_S
 
 
 def _suspect_unheard(gang_turn: GangTurn) -> set[str]:
@@ -174,28 +182,40 @@ def _suspect_unfenced(gang_turn: GangTurn, member: Member) -> None:
         fenced and (member.node != gang_turn.gang.store_node or gang_turn.store_listens())
     ):
         return
-    asked_at = max(
-        gang_turn.gang.phase_at,
-        gang_turn.turn.observed.observing_since,
-        gang_turn.observed.cleared_at.get(member.node, 0.0),
-    )
+    asked_at = max(_phase_observed_since(gang_turn), gang_turn.observed.cleared_at.get(member.node, 0.0))
     if fenced:
         asked_at = max(asked_at, gang_turn.gang.store_at)  # the fence is acknowledged, only the store is missing
-    gang_turn.turn.tick_at(gang_turn.now + 0.05)
-    if gang_turn.now - asked_at > FENCE_ANSWER_S and member.node not in gang_turn.observed.suspected_since:
-        gang_turn.observed.suspected_since[member.node] = asked_at
-    if not fenced and not member.removed and _outlives_kill(gang_turn, member) and not _waits_for_many_stuck(gang_turn):
+    if gang_turn.now < asked_at + FENCE_ANSWER_S:
+        gang_turn.turn.tick_at(asked_at + FENCE_ANSWER_S)
+    else:
+        gang_turn.observed.suspected_since.setdefault(member.node, asked_at)
+    if not fenced:
+        _take_out_if_stuck(gang_turn, member)
+
+
+def _take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
+    """Take the node out of service if its ranks outlive SIGKILL."""
+    timeout_at = _kill_timeout_at(gang_turn, member)
+    if timeout_at == inf:
+        return
+    if gang_turn.now <= timeout_at:
+        gang_turn.turn.tick_at(timeout_at)
+    elif not member.removed and not _waits_for_many_stuck(gang_turn):
         reason = f"ranks on {member.node} could not be killed within {KILL_TIMEOUT_S:.0f} s"
         _take_out(gang_turn, member, NodeHealth.UNFIT, reason)
 
 
 def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
     """Ranks on many nodes can't be killed: no node is blamed for CAUSE_WAIT_S, because the nodes share a cause."""
-    since, observed = max(gang_turn.gang.phase_at, gang_turn.turn.observed.observing_since), gang_turn.turn.observed
+    observed = gang_turn.turn.observed
     if outage.many_stuck(gang_turn):
         observed.many_stuck_at = gang_turn.now
     # Shared storage that comes back releases one node after another.
-    return gang_turn.now - since < CAUSE_WAIT_S and gang_turn.now - observed.many_stuck_at < outage.STUCK_AFTER_S
+    wait_ends_at = min(_phase_observed_since(gang_turn) + CAUSE_WAIT_S, observed.many_stuck_at + outage.STUCK_AFTER_S)
+    if gang_turn.now >= wait_ends_at:
+        return False
+    gang_turn.turn.tick_at(gang_turn.now + OUTAGE_RECHECK_S)
+    return True
 
 
 def _act_on_result(gang_turn: GangTurn, member: Member) -> None:
@@ -284,8 +304,8 @@ def _node_answered(gang_turn: GangTurn, member: Member) -> None:
         remove_member(gang_turn, member, reason, alive=False)
         return
     clear_suspicion(gang_turn.observed, member.node, gang_turn.now)
-    if not gang_turn.observed.is_attached(member.node):
-        gang_turn.turn.tick_at(gang_turn.now + FENCE_ANSWER_S)
+    if gang_turn.gang.phase in FENCING or not gang_turn.observed.is_attached(member.node):
+        gang_turn.turn.tick_at(gang_turn.now + FENCE_ANSWER_S)  # what the node has not answered yet is looked at again
 
 
 def _gang_needs_member(gang_turn: GangTurn, member: Member, away_s: float) -> bool:
@@ -302,25 +322,25 @@ def _gang_needs_member(gang_turn: GangTurn, member: Member, away_s: float) -> bo
 
 def _out_of_touch_since(gang_turn: GangTurn, member: Member) -> float:
     """Since when the agent and the coordinator do not hear each other; now, where that is not known."""
-    began = max(gang_turn.gang.phase_at, gang_turn.turn.observed.observing_since)
     heard_at = gang_turn.turn.observed.agent_heard_at(gang_turn.gang.id, member.node)
     reached, since = gang_turn.observed.reachability.get(member.node, (True, gang_turn.now))
-    return max(began, min(heard_at, gang_turn.now if reached else since))
+    return max(_phase_observed_since(gang_turn), min(heard_at, gang_turn.now if reached else since))
 
 
 def _probe_if_due(gang_turn: GangTurn, member: Member) -> None:
     probe = gang_turn.observed.probes.get(member.node)
     closed = member.node in gang_turn.observed.closed_by
+    timeout_s = CLOSED_PROBE_TIMEOUT_S if closed else PROBE_TIMEOUT_S
     if probe is not None:
-        deadline = CLOSED_PROBE_TIMEOUT_S if closed else PROBE_TIMEOUT_S
-        spent = gang_turn.now - probe.asked_at
-        if spent < deadline + LATE_ANSWER_S and not (probe.complete and spent > deadline):
+        due = probe.asked_at + timeout_s + (0.0 if probe.complete else LATE_ANSWER_S)
+        if gang_turn.now < due:
+            gang_turn.turn.tick_at(due)
             return
         for mute in (w for w in probe.witnesses if w not in probe.silence_by_witness and w not in (AGENT, MUSTERD)):
-            gang_turn.observed.suspected_since.setdefault(
-                mute, gang_turn.now
-            )  # a witness that does not answer is suspected too
-    _start_probe(gang_turn, member, CLOSED_PROBE_TIMEOUT_S if closed else PROBE_TIMEOUT_S)
+            gang_turn.observed.suspected_since.setdefault(mute, gang_turn.now)
+            gang_turn.turn.tick_at(gang_turn.now)  # a witness that does not answer is suspected too, and probed next
+    _start_probe(gang_turn, member, timeout_s)
+    gang_turn.turn.tick_at(gang_turn.now + timeout_s + LATE_ANSWER_S)
 
 
 def _start_probe(gang_turn: GangTurn, member: Member, deadline_s: float) -> None:
@@ -343,7 +363,7 @@ def _take_out_unless_many(gang_turn: GangTurn, member: Member, verdict: NodeHeal
     """Take the node out of service, unless many nodes are silent at once: that may be the coordinator's own network.
     Then wait until the suspicion is CAUSE_WAIT_S old."""
     if gang_turn.now - gang_turn.observed.suspected_since[member.node] < CAUSE_WAIT_S and outage.many_silent(gang_turn):
-        gang_turn.turn.tick_at(gang_turn.now + 1.0)
+        gang_turn.turn.tick_at(gang_turn.now + OUTAGE_RECHECK_S)
         return
     _take_out(gang_turn, member, verdict, reason)
 
