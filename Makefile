@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core test-long chaos figures clean
+.PHONY: beside-cluster help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core test-long chaos figures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -79,16 +79,22 @@ demo: ## a training job outlives a dead node, on one screen
 	    wait $$image && exit $$setup
 	@$(BIN)/python -m muster.slurm.cluster.demo
 
-# The image is built beside the unit tests: it mostly waits for packages.
+# The image is built beside the unit tests: it mostly waits for packages. The cluster tests mostly wait for Slurm, so the
+# simulated worlds and the PyTorch tests run beside them, with the time that they leave.
 test: setup ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
 	@$(MAKE) --no-print-directory image >$(VENV)/image.log 2>&1 & image=$$!; \
 	    trap 'kill $$image 2>/dev/null' INT TERM; \
 	    $(UNIT); unit=$$?; \
 	    wait $$image || { cat $(VENV)/image.log; exit 1; }; exit $$unit
+	@nice -n 19 $(MAKE) --no-print-directory beside-cluster >$(VENV)/beside.log 2>&1 & beside=$$!; \
+	    trap 'kill $$beside 2>/dev/null' INT TERM; \
+	    $(PYTEST) --budget 500 -n 3 --dist worksteal tests/cluster; cluster=$$?; \
+	    wait $$beside; beside=$$?; cat $(VENV)/beside.log; exit $$((cluster | beside))
+
+beside-cluster:
+	@$(TORCH)
 	@$(SEEDS)
 	@$(PLANTED_BUGS)
-	@$(TORCH)
-	@$(PYTEST) --budget 400 -n 3 --dist worksteal tests/cluster
 
 test-long: test ## what takes longer: repetitions of unit tests, ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(PYTEST) -n 2 -m long tests/unit
