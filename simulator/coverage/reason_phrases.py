@@ -6,11 +6,11 @@ uses each phrase.
 
 from __future__ import annotations
 
-CAUSE_PROVEN = "go on elsewhere"
+CAUSE_PROVEN = "trains on without this node"
 """A node is blamed for crashes: the ranks run well without it."""
-BATCH_PROCESS_LOST = "batch script"
+BATCH_PROCESS_LOST = "batch process of the job"
 """The job is requeued because nothing is left that would start its agents."""
-BATCH_PROCESS_SILENT = "is heard no more"
+BATCH_PROCESS_SILENT = "batch process of the job is silent"
 """The job is requeued because its batch process is silent."""
 NODE_SILENT = ("its kernel answers, its processes don't", "does not answer")
 """A generation is fenced because of a node whose ranks may be alive."""

@@ -46,7 +46,7 @@ def test_at_the_limit_a_live_node_stays_in_service_whatever_its_hardware_reports
     world.run_for(5)
     assert world.gang.generation == 2
     assert verdict(world, "n2") is NodeHealth.DEGRADED
-    assert "Xid 79; it stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
+    assert "Xid 79; the node stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
     assert ("drain", "n1") in verbs(world)
     assert ("drain", "n2") not in verbs(world)
 
@@ -170,7 +170,7 @@ def test_observe_mode_leaves_the_requeue_flag_where_one_failure_is_enough() -> N
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.final)
     assert (world.gang.phase, world.gang.exit_code) == (Phase.FAILED, 99)
-    assert "observe mode: the job would fail with exit code 93: 1 generations" in world.gang.reason
+    assert "observe mode: the job would fail with exit code 93: 1 generation ended" in world.gang.reason
     assert verbs(world) == []
 
 
@@ -203,7 +203,10 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_the_ranks
     runs(world, 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
     assert verdict(world, "n2") is NodeHealth.UNFIT
-    assert world.core.state.node("n2").reason == "ranks failed on n2 twice running, and go on elsewhere"
+    assert (
+        world.core.state.node("n2").reason
+        == "ranks failed on n2 in two consecutive generations, and the gang trains on without this node"
+    )
     assert ("drain", "n2") in verbs(world)
     assert world.gang.unattributed_node == ""
 

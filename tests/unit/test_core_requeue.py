@@ -148,7 +148,7 @@ def test_a_batch_host_that_dies_while_nodes_gather_costs_a_requeue_and_not_the_j
     world.run_for(3)
     world.world.boot("n0")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 40)
-    assert f"{left} of 3 nodes are here, and their batch script is heard no more" in world.slurm[0].text
+    assert f"{left} of 3 agents are attached, and the batch process of the job is silent" in world.slurm[0].text
     assert world.slurm[0].exclude == ()
 
 
@@ -162,7 +162,7 @@ def test_a_job_without_a_launcher_is_requeued_in_the_end() -> None:
     world.run_for(49)
     assert world.gang.phase is Phase.GATHERING
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 2)
-    words = "0 of 3 nodes attached within 50 s, and nothing is heard of the job's batch script"
+    words = "0 of 3 nodes attached within 50 s, and nothing was heard from the batch process of the job"
     assert world.slurm[0].text == f"muster: {words}"
 
 
@@ -290,7 +290,7 @@ def test_agents_that_end_while_others_are_awaited_cost_a_requeue_and_not_the_job
     world.run_until(lambda: len(world.gang.members) == 3)
     world.kill_agent("n3")
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED, 50)
-    assert "the agents on n3 have ended, and none were started anew" in world.gang.reason
+    assert "the agents on n3 have ended, and were not started again" in world.gang.reason
 
 
 @pytest.mark.parametrize("seen", ["runs again", "is back in the queue"])

@@ -299,4 +299,4 @@ def _call_unfit(turn: Turn, node: str, reason: str) -> None:
             turn, next(iter(turn.index.gangs_of(node)), None), node, NodeHealth.UNFIT, reason
         )
     elif turn.state.node(node).health is NodeHealth.FIT:
-        turn.record(facts.NodeJudged(node, NodeHealth.DEGRADED, f"{reason}; it stays in service: {held}"))
+        turn.record(facts.NodeJudged(node, NodeHealth.DEGRADED, f"{reason}; the node stays in service: {held}"))

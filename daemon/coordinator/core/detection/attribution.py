@@ -62,7 +62,9 @@ def swap_crashing_node(gang_turn: GangTurn) -> None:
         return
     if len(gang_turn.usable()) > len(gang.seats):
         gang_turn.turn.record(
-            facts.MemberRemoved(gang.id, node, f"ranks failed on {node} twice running", alive=True, attributed=False)
+            facts.MemberRemoved(
+                gang.id, node, f"ranks failed on {node} in two consecutive generations", alive=True, attributed=False
+            )
         )
 
 
@@ -78,7 +80,7 @@ def attribute_to_node(gang_turn: GangTurn) -> None:
         return
     if gang_turn.observed.last_step[1] <= gang.furthest_step + 1:
         return  # a finished step proves of other ranks only that they finished the step before
-    reason = f"ranks failed on {node} twice running, and go on elsewhere"
+    reason = f"ranks failed on {node} in two consecutive generations, and the gang trains on without this node"
     if node not in gang_turn.turn.index.out_of_service:
         circuit_breaker.take_out_of_service(gang_turn.turn, gang, node, NodeHealth.UNFIT, reason)
     gang_turn.turn.record(facts.MemberRemoved(gang.id, node, reason, alive=gang.members[node].alive))

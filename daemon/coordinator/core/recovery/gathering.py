@@ -74,7 +74,7 @@ def gather(gang_turn: GangTurn) -> None:
         requeueing.requeue_or_end(gang_turn, requeueing.too_few_nodes_reason(gang_turn))
     elif here < spec.nodes and gang.runs_without_start < RUNS_WITHOUT_START and _launcher_lost(gang_turn):
         requeueing.requeue_or_end(
-            gang_turn, f"{here} of {spec.nodes} nodes are here, and their batch script is heard no more"
+            gang_turn, f"{here} of {spec.nodes} agents are attached, and the batch process of the job is silent"
         )
     elif here >= _awaited_nodes(gang_turn, waited):
         _start_preflight(gang_turn)
@@ -114,16 +114,16 @@ def _requeue_reason(gang_turn: GangTurn, dead: list[str]) -> str:
     gang = gang_turn.gang
     gone = [member.node for member in gang.present() if not gang_turn.observed.is_attached(member.node)]
     if dead:
-        return f"neither agent nor daemon is heard of {', '.join(dead)}"
+        return f"neither an agent nor a node daemon was heard on {', '.join(dead)}"
     if gang.runs_without_start >= RUNS_WITHOUT_START:
         return ""
     if gone:
-        return f"the agents on {', '.join(gone)} have ended, and none were started anew"
+        return f"the agents on {', '.join(gone)} have ended, and were not started again"
     heard_at = _batch_heard_at(gang_turn)
     if heard_at is None or gang_turn.now - heard_at > BATCH_SILENCE_S:
         attached, timeout_s = len(gang_turn.index.in_service), gang.spec.gather_timeout_s
         few = f"{attached} of {gang.spec.nodes} nodes attached within {timeout_s:.0f} s"
-        return f"{few}, and nothing is heard of the job's batch script"
+        return f"{few}, and nothing was heard from the batch process of the job"
     return ""
 
 

@@ -302,7 +302,9 @@ def _software_fails(gang: Gang) -> bool:
 def _failure_reason(gang_turn: GangTurn) -> str:
     gang = gang_turn.gang
     last = gang.recoveries[-1].cause if gang.recoveries else ""
-    return f"{gang.failures_in_a_row} generations running ended without progress; last: {last}"
+    count = gang.failures_in_a_row
+    generations = "1 generation" if count == 1 else f"{count} consecutive generations"
+    return f"{generations} ended without progress; last: {last}"
 
 
 # -- running --
