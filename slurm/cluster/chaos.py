@@ -69,7 +69,6 @@ class JobSequence:
     """The jobs of one user, one after another. `runs` counts the jobs that have ended."""
 
     user: str
-    steps: int
     training: Training
     runs: int = 0
     killed_at: int = -1
@@ -314,12 +313,12 @@ class ChaosRun:
         return {str(node["node"]) for node in nodes if node["verdict"] == "FIT"}
 
 
-def job_spec(name: str, user: str, steps: int, spares: int = SPARES, pause_s: float = PAUSE_S) -> TrainingSpec:
+def job_spec(name: str, user: str, spares: int = SPARES, pause_s: float = PAUSE_S) -> TrainingSpec:
     """A job that may be requeued, and that writes a digest of its weights at its end."""
     folder = f"/shared/jobs/{name}"
     arguments = (*MODEL, "--pause", str(pause_s), "--digest", f"{folder}/digest")
     settings = (f'durable_dir = "{folder}/durable"', "[slurm]", 'time = "01:00:00"')
-    return TrainingSpec(name, NODES, spares, steps, arguments, settings, user)
+    return TrainingSpec(name, NODES, spares, STEPS, arguments, settings, user)
 
 
 def digest(training: Training) -> str:
@@ -334,9 +333,9 @@ def digest(training: Training) -> str:
     return digests.pop()
 
 
-def reference_digest(cluster: Cluster, steps: int) -> str:
+def reference_digest(cluster: Cluster) -> str:
     """The digest of the weights after a job without faults."""
-    with Training(cluster, job_spec("reference_digest", "alice", steps, spares=0, pause_s=0.0)) as training:
+    with Training(cluster, job_spec("reference_digest", "alice", spares=0, pause_s=0.0)) as training:
         training.submit()
         wait_done(training)
         return digest(training)
@@ -376,9 +375,9 @@ _POOL_FACTS = ("PoolQueued", "MemberJoined")
 """PoolQueued: a small job for a pool node has its number. MemberJoined: an agent of that job has joined."""
 
 
-def submit(cluster: Cluster, user: str, steps: int, run: int) -> Training:
+def submit(cluster: Cluster, user: str, run: int) -> Training:
     """Submits the next job of the sequence."""
-    training = Training(cluster, job_spec(f"{user}-{run}", user, steps))
+    training = Training(cluster, job_spec(f"{user}-{run}", user))
     wait_until(lambda: _submitted(training), 60, f"{user}'s job is taken", every=0.5)
     return training
 
@@ -392,24 +391,19 @@ def _submitted(training: Training) -> bool:
         raise
 
 
-def run_chaos(
-    cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None], steps: int = STEPS, faults: int = 0
-) -> ChaosRun:
-    """Injects faults for `minutes`, and until there were `faults` faults. Then checks the promises.
-
-    Args:
-        steps: optimizer steps of each job.
+def run_chaos(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], None]) -> ChaosRun:
+    """Injects faults for `minutes`. Then checks the promises.
 
     Raises:
         PromiseBroken, WaitTimeout: a promise was not kept.
     """
-    expected = reference_digest(cluster, steps)
+    expected = reference_digest(cluster)
     say("a job without faults has ended")
     chaos = ChaosRun(cluster, random.Random(seed), say)
-    sequences = [JobSequence(user, steps, submit(cluster, user, steps, 0)) for user in USERS]
+    sequences = [JobSequence(user, submit(cluster, user, 0)) for user in USERS]
     try:
         end = time.monotonic() + 60 * minutes
-        while time.monotonic() < end or chaos.counts.total() < faults:
+        while time.monotonic() < end:
             time.sleep(chaos.random.uniform(*FAULT_INTERVAL_S))
             chaos.repair_due()
             for sequence in sequences:
@@ -454,7 +448,7 @@ def _next_job(chaos: ChaosRun, sequence: JobSequence, expected: str) -> None:
         return
     _check_end(chaos, sequence, expected)
     sequence.training.close()
-    sequence.training = submit(chaos.cluster, sequence.user, sequence.steps, sequence.runs)
+    sequence.training = submit(chaos.cluster, sequence.user, sequence.runs)
     sequence.killed_at = -1
 
 
