@@ -48,10 +48,13 @@ def healthy(cluster: Cluster) -> Cluster:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Add to a failure what the cluster had to say: the nodes, the queue and the controller's logs."""
+    """Add to a failure what the cluster shows: the nodes, the queue, the controller's logs, the newest jobs' output."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.failed and report.when == "call" and _CLUSTER in item.config.stash:
-        look = "sinfo -N; squeue; tail -n 30 /var/log/muster/slurmctld.log /var/log/muster/muster-coordinator.log"
+        look = (
+            "sinfo -N; squeue; tail -n 30 /var/log/muster/slurmctld.log /var/log/muster/muster-coordinator.log; "
+            "ls -t /shared/jobs/*/slurm-*.out | head -n 3 | xargs -r tail -n 30"
+        )
         said = item.config.stash[_CLUSTER].exec(CONTROLLER, "sh", "-c", look, check=False)
         report.sections.append(("cluster", said.stdout))
