@@ -201,7 +201,9 @@ def _start_preflight(gang_turn: GangTurn) -> None:
     """Enough agents are attached: make sure that no rank of an earlier run is left, and have the store opened."""
     gang, here = gang_turn.gang, [gang_turn.gang.members[node] for node in gang_turn.index.in_service]
     store = placement.first_seats(here, gang.spec.nodes)[0]
-    gang_turn.turn.record(facts.GenerationFenced(gang.id, gang.generation, "start", True, store, 0, gang_turn.now))
+    gang_turn.turn.record(
+        facts.GenerationFenced(gang.id, gang.generation, facts.PREFLIGHT, True, store, 0, gang_turn.now)
+    )
 
 
 def _missing_nodes_reason(gang: Gang, here: Collection[str]) -> str:

@@ -82,6 +82,10 @@ class PhaseChanged:
     """With DRAINING: the phase that follows once the checkpoint is durable."""
 
 
+PREFLIGHT = "start"
+"""The cause of the fence before a run's first generation. Journals keep it."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationFenced:
     """Every rank up to `generation` must end. `store_node` opens the rendezvous store of the next generation.

@@ -1,0 +1,16 @@
+"""Facts in words, where the words depend on more than one field."""
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.fact_text import describe
+
+
+def test_the_preflight_of_a_requeued_run_is_not_called_a_fenced_generation() -> None:
+    first = facts.GenerationFenced("job1", 0, facts.PREFLIGHT, True, "n0", 0, 1.0)
+    requeued = facts.GenerationFenced("job1", 3, facts.PREFLIGHT, True, "n0", 0, 9.0)
+    assert describe(first) == "preflight: the agent on n0 opens the rendezvous store: start"
+    assert describe(requeued) == describe(first)
+
+
+def test_a_fault_fences_its_generation() -> None:
+    fenced = facts.GenerationFenced("job1", 3, "n1 is lost", True, "n0", 40, 9.0)
+    assert describe(fenced) == "generation 3 is fenced at step 40, and its ranks are ended: n1 is lost"
