@@ -110,7 +110,7 @@ def test_a_batch_host_may_fail_before_the_gang_has_gathered(healthy: Cluster) ->
     """One batch host reboots at once, so Slurm notices nothing: the job keeps its nodes, but nobody starts agents on
     them, and the job is requeued. Another one is cut off until srun has given up: srun is started again.
     """
-    # An srun that cannot reach its node may wait a minute before it gives up. The second one waits for it.
+    # srun waits up to a minute for a node that it cannot reach. The gang must wait longer than srun.
     timeout = ("gather_timeout = 300",)
     rebooted = TrainingSpec("at-once", nodes=2, spares=1, steps=40, arguments=SMALL_MODEL, settings=timeout)
     cut_off = TrainingSpec("cut-off", 2, 1, 40, SMALL_MODEL, timeout, user="bob")

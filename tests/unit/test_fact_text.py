@@ -1,12 +1,12 @@
-"""Facts in words, where the words depend on more than one field."""
+"""The words for `GenerationFenced`. This fact begins a preflight, or it ends a generation after a fault."""
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.fact_text import describe
 
 
 def test_the_preflight_of_a_requeued_run_is_not_called_a_fenced_generation() -> None:
-    first = facts.GenerationFenced("job1", 0, facts.PREFLIGHT, True, "n0", 0, 1.0)
-    requeued = facts.GenerationFenced("job1", 3, facts.PREFLIGHT, True, "n0", 0, 9.0)
+    first = facts.GenerationFenced("job1", 0, facts.PREFLIGHT_CAUSE, True, "n0", 0, 1.0)
+    requeued = facts.GenerationFenced("job1", 3, facts.PREFLIGHT_CAUSE, True, "n0", 0, 9.0)
     assert describe(first) == "preflight: the agent on n0 opens the rendezvous store: start"
     assert describe(requeued) == describe(first)
 

@@ -202,7 +202,7 @@ def _start_preflight(gang_turn: GangTurn) -> None:
     gang, here = gang_turn.gang, [gang_turn.gang.members[node] for node in gang_turn.index.in_service]
     store = placement.first_seats(here, gang.spec.nodes)[0]
     gang_turn.turn.record(
-        facts.GenerationFenced(gang.id, gang.generation, facts.PREFLIGHT, True, store, 0, gang_turn.now)
+        facts.GenerationFenced(gang.id, gang.generation, facts.PREFLIGHT_CAUSE, True, store, 0, gang_turn.now)
     )
 
 

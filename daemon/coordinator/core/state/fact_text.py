@@ -102,7 +102,7 @@ def _of_generation(
         case facts.HangDetected():
             reason = _because(fact.reason)
             return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"
-        case facts.GenerationFenced(cause=facts.PREFLIGHT):
+        case facts.GenerationFenced(cause=facts.PREFLIGHT_CAUSE):
             return f"preflight: the agent on {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
         case facts.GenerationFenced():
             fenced = f"generation {fact.generation} is fenced at step {fact.step_before}, and its ranks are ended"

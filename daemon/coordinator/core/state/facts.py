@@ -82,8 +82,8 @@ class PhaseChanged:
     """With DRAINING: the phase that follows once the checkpoint is durable."""
 
 
-PREFLIGHT = "start"
-"""The cause of the fence before a run's first generation. Journals keep it."""
+PREFLIGHT_CAUSE = "start"
+"""The `cause` of the fence that begins a preflight. Journals contain this word, so it must not change."""
 
 
 @dataclass(frozen=True, slots=True)
