@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits

@@ -8,9 +8,10 @@ from collections.abc import Collection
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.owed_calls import BUG_ATTEMPTS, OwedCalls, make_call
 from muster.daemon.coordinator.slurm.roster import SlurmRoster

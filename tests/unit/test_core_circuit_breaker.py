@@ -4,11 +4,12 @@ import pytest
 
 from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
 from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.core.state.turn import Turn
 from muster.simulator.scenarios.scenario import Scenario
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.core import GANG_KEPT_S, GANGS_KEPT, Core
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import RECOVERIES_KEPT, DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.state_updates import RECOVERIES_KEPT, apply
 
 SPEC = events.GangSpec(1, 0)
 

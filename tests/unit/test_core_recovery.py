@@ -6,9 +6,10 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.scenarios.scenario import Scenario
 from muster.slurm.client.states import JobState

@@ -6,8 +6,9 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
+from muster.daemon.coordinator.core.state.state_updates import apply
 
 HELLO = events.NodeAttached("n1", "boot", "incarnation", "10.0.0.1:7071")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.journal.migrations import FORMAT
 

@@ -25,9 +25,10 @@ from pydantic import ValidationError
 from sqlite_utils import Database
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.state_tables import IllegalTransition
+from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
 from muster.daemon.coordinator.journal.per_term_journal import UNSHARED_JOURNAL, Takeover, journal_path, newest_term

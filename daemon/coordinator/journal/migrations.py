@@ -2,7 +2,7 @@
 
 A released format is never changed. Whatever an older coordinator can't read makes a new format, a new kind of fact too.
 Each migration rebuilds the durable state from all facts, because an older version's snapshot is not this version's
-durable state. So a change of what older facts fold to makes a new format as well.
+durable state. So a change of what older facts do to the durable state makes a new format as well.
 """
 
 MIGRATIONS = (

@@ -6,8 +6,9 @@ gang goes on without a dead node all the same. A gang that loses node after node
 """
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import LIMIT_WINDOW_S, Gang
+from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_updates import LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import Turn
 
 COUNTED_OUT_S = 86400.0

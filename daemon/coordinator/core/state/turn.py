@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member, apply
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.coordinator.core.state.facts import Fact
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_index import StateIndex
+from muster.daemon.coordinator.core.state.state_updates import apply
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,261 @@
+"""How each fact changes the durable state: `apply(state, fact, at)` changes the state in place and does no I/O.
+
+The same facts in the same order always give the same durable state: a restarted coordinator applies them again.
+"""
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import (
+    CorrelatedFault,
+    DurableState,
+    Flush,
+    Gang,
+    Hang,
+    Member,
+    Node,
+    PoolRequest,
+    Recovery,
+    Stop,
+)
+from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.state_tables import (
+    OUT_OF_SERVICE,
+    Phase,
+    check_gang_transition,
+    check_node_transition,
+)
+
+LIMIT_WINDOW_S = 3600.0
+"""Seconds over which the hourly limits count."""
+RECOVERIES_KEPT = 500
+"""Number of a gang's newest recoveries that are kept: each snapshot and each view holds them. The journal has all."""
+LONG_RUN_S = 3600.0
+"""Seconds after which a generation counts as progress although its script never declares a step."""
+
+
+def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
+    """Change the durable state by one fact, decided at wall-clock time `at` (seconds).
+
+    Raises:
+        IllegalTransition: a state table forbids it; nothing was changed.
+    """
+    match fact:
+        case facts.NodeRegistered() | facts.NodeJudged():
+            _apply_node(state, fact, at)
+        case facts.CorrelatedFaultSuspected():
+            state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at)
+        case facts.CorrelatedFaultResolved():
+            state.correlated_faults.pop(fact.node, None)
+        case facts.SlurmCallOwed():
+            state.owed[fact.call] = fact
+            state.last_call = max(state.last_call, fact.call)
+            if fact.verb == "let_go":
+                state.gangs[fact.gang].members[fact.node].released = True
+            elif fact.verb == "complete":
+                state.gangs[fact.gang].completion_owed = True
+            elif fact.verb == "requeue":
+                gang = state.gangs[fact.gang]
+                gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
+                gang.runs_without_start += gang.phase is Phase.GATHERING
+            elif fact.verb == "admit":
+                gang = state.gangs[fact.gang]
+                gang.admitted += fact.admit
+            elif fact.verb in ("drain", "down"):
+                recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
+                state.taken_out_at = {**recent, fact.node: at}
+        case facts.SlurmCallSettled():
+            state.owed.pop(fact.call, None)
+        case facts.ActionWithheld():
+            pass  # no call was made
+        case facts.GangRegistered():
+            state.gangs.setdefault(
+                fact.gang,
+                Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, fact.spec_json, at, phase_at=at),
+            )
+        case facts.GangForgotten():
+            state.gangs.pop(fact.gang, None)
+        case _:
+            _apply_gang(state.gangs[fact.gang], fact, at)
+
+
+def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudged, at: float) -> None:
+    node = state.nodes.setdefault(fact.node, Node(fact.node))
+    if isinstance(fact, facts.NodeRegistered):
+        node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
+    else:
+        node.health = check_node_transition(node.health, fact.health)
+        node.reason, node.judged_at = fact.reason, at
+        if fact.health in OUT_OF_SERVICE:
+            state.correlated_faults.pop(fact.node, None)
+
+
+def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
+    match fact:
+        case facts.MemberJoined():
+            _add_member(gang, fact)
+        case facts.MemberRemoved():
+            _remove_member(gang, fact, at)
+        case facts.PhaseChanged():
+            _enter_phase(gang, fact.phase, at)
+            gang.reason, gang.phase_after_drain = fact.reason, fact.next_phase
+            gang.order_serial += fact.phase is Phase.REQUEUED  # the agents are told to leave
+        case facts.GenerationFenced():
+            _fence_generation(gang, fact, at)
+        case facts.HangDetected():
+            gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
+            gang.order_serial += 1
+        case facts.StoreMoved():
+            gang.store_node, gang.store_at = fact.store_node, at
+            gang.stores_missed += fact.missed
+            gang.order_serial += 1
+        case facts.GenerationStarted():
+            _start_generation(gang, fact, at)
+        case facts.FirstStep():
+            gang.stepped_generation = fact.generation
+            if fact.observed_live:
+                gang.first_step_s = max(gang.first_step_s, at - gang.started_at)
+            if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
+                gang.recoveries[-1].first_step_at = at
+        case facts.FlushOrdered():
+            gang.flush = Flush(fact.serial, fact.version, fact.sources, fact.reason, at)
+            gang.order_serial += 1
+        case facts.FlushEnded():
+            _end_flush(gang, fact)
+        case facts.GangEnded():
+            _enter_phase(gang, fact.phase, at)
+            gang.exit_code, gang.reason = fact.exit_code, fact.reason
+            gang.order_serial += 1
+        case facts.StopPlanned():
+            gang.stop = Stop(fact.reason, fact.next_phase, at)
+            gang.order_serial += 1
+        case facts.JobRestarted():
+            _restart_job(gang, fact)
+        case facts.JobChanged():
+            gang.job_nodes = fact.nodes
+        case facts.JobEnded():
+            gang.job_over = True
+        case facts.PoolNodeRequested() | facts.PoolJobQueued() | facts.PoolRequestClosed():
+            _apply_pool_request(gang, fact, at)
+
+
+def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
+    if to != gang.phase:
+        gang.phase = check_gang_transition(gang.phase, to)
+        gang.phase_at = at
+
+
+def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
+    gang.members[fact.node] = Member(
+        fact.node, fact.job, fact.incarnation, fact.peer_address, fact.batch_host, fact.leaf
+    )
+    for request in gang.pool.values():
+        if request.job == fact.job:
+            request.node = fact.node
+    gang.order_serial += 1
+
+
+def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
+    member = gang.members[fact.node]
+    member.removal_reason, member.alive = fact.reason, fact.alive
+    gang.order_serial += 1
+    if not fact.attributed:
+        gang.unattributed_node = "" if any(recovery.hung for recovery in gang.recoveries[-2:]) else fact.node
+        gang.group_ranks_swapped_once += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
+    elif gang.unattributed_node == fact.node:
+        gang.unattributed_node = ""
+    if not gang.recoveries or gang.phase is not Phase.RECOVERING:
+        return
+    recovery = gang.recoveries[-1]
+    if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
+        recovery.nodes_out.append(fact.node)
+    if not recovery.hardware and fact.attributed:
+        # The rank failed because of its node, so the failure does not count against the software.
+        recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
+        gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)
+
+
+def _apply_pool_request(
+    gang: Gang, fact: facts.PoolNodeRequested | facts.PoolJobQueued | facts.PoolRequestClosed, at: float
+) -> None:
+    match fact:
+        case facts.PoolNodeRequested():
+            gang.pool[fact.serial] = PoolRequest(fact.serial, fact.requesting_node, fact.options)
+            gang.pool_serial, gang.pool_requested_at = fact.serial, gang.pool_requested_at or at
+            gang.order_serial += 1
+        case facts.PoolJobQueued():
+            gang.pool[fact.serial].job = fact.job
+        case facts.PoolRequestClosed():
+            request = gang.pool.pop(fact.serial)
+            gang.pool_refused = fact.reason if fact.refused else gang.pool_refused
+            member = gang.members.get(request.node)
+            if member is not None and member.job == request.job:
+                member.released = True
+            gang.order_serial += 1
+
+
+def _fence_generation(gang: Gang, fact: facts.GenerationFenced, at: float) -> None:
+    gang.fenced_generation = fact.generation
+    gang.store_node, gang.stores_missed = fact.store_node, 0
+    hung, gang.hang = gang.hang is not None and fact.cause == gang.hang.reason, None
+    gang.pool_requested_at, gang.pool_refused = 0.0, ""
+    gang.order_serial += 1
+    if gang.phase is Phase.GATHERING:
+        _enter_phase(gang, Phase.PREFLIGHT, at)
+    else:
+        _enter_phase(gang, Phase.RECOVERING, at)
+        if not fact.hardware:
+            came_further = fact.step_before > gang.furthest_step or _ran_long(gang, at)
+            gang.failures_in_a_row = 1 if came_further else gang.failures_in_a_row + 1
+            gang.unattributed_node = (
+                gang.unattributed_node if came_further else ""
+            )  # ranks crash elsewhere, too: the node was not the cause
+        gang.furthest_step = max(gang.furthest_step, fact.step_before)
+        recovery = Recovery(fact.generation + 1, fact.cause, fact.hardware, step_before=fact.step_before)
+        recovery.crashed_on, recovery.hung = fact.crashed_on, hung
+        recovery.suspected_at, recovery.detected_at = fact.suspected_at, at
+        gang.recoveries = [*gang.recoveries[1 - RECOVERIES_KEPT :], recovery]
+
+
+def _ran_long(gang: Gang, at: float) -> bool:
+    """The script never declares a step, and the generation ran for long. Nothing else tells whether it made
+    progress."""
+    return gang.stepped_generation == 0 and at - gang.started_at >= LONG_RUN_S
+
+
+def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> None:
+    before = {seat.node for seat in gang.seats}
+    _enter_phase(gang, Phase.STARTING, at)
+    gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
+    gang.seats, gang.spares = fact.seats, fact.spares
+    if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
+        gang.rank_counts[fact.generation] = gang.ranks
+    gang.master_node, gang.master_port = fact.master_node, fact.master_port
+    gang.restored_version, gang.restore_sources = fact.version, fact.sources
+    gang.durable_path = fact.durable_path or gang.durable_path  # a start from memory does not change it
+    gang.order_serial += 1
+    if gang.recoveries and gang.recoveries[-1].generation == fact.generation:
+        recovery = gang.recoveries[-1]
+        recovery.action, recovery.fenced_at, recovery.started_at = fact.action, fact.fenced_at, at
+        origin = fact.version or (gang.durable_version if fact.durable_path else None)
+        recovery.step_restored = origin.step if origin else 0
+        recovery.nodes_in = sorted({seat.node for seat in fact.seats} - before)
+        recovery.crashed_on = recovery.crashed_on if fact.crashed_on is None else fact.crashed_on
+
+
+def _end_flush(gang: Gang, fact: facts.FlushEnded) -> None:
+    flush = gang.flush
+    if flush is None or flush.serial != fact.serial:
+        return
+    flush.path, flush.error = fact.path, fact.error
+    if fact.path:
+        gang.durable_path, gang.durable_version = fact.path, flush.version
+
+
+def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
+    gang.job, gang.restart_count = fact.job, fact.restart_count
+    gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
+    gang.job_nodes = ()
+    gang.restored_version = gang.stop = gang.hang = None
+    gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
+    gang.furthest_step = 0  # the new run may start from an old checkpoint
+    gang.fenced_generation = -1
+    gang.order_serial += 1
