@@ -29,6 +29,7 @@ from types import FrameType
 from typing import NoReturn
 
 from muster.slurm.cluster.cluster import CONTROLLER, COORDINATOR, LOGIN, Cluster
+from muster.slurm.cluster.diagnostics import diagnostics
 from muster.slurm.cluster.leftovers import wait_nothing_left
 from muster.slurm.cluster.recent_faults import RecentFaults
 from muster.slurm.cluster.spec import USERS, ClusterSpec
@@ -418,21 +419,12 @@ def run_chaos(cluster: Cluster, minutes: float, seed: int, say: Callable[[str], 
         if minutes >= POOL_CHECK_MINUTES and not chaos.pool_joins:
             raise PromiseBroken("no node has joined from the shared pool")
     except (PromiseBroken, WaitTimeout):
-        say(diagnostics(cluster))
+        say(diagnostics(cluster, lines=300, jobs=20))
         raise
     finally:
         for sequence in sequences:
             sequence.training.close()
     return chaos
-
-
-def diagnostics(cluster: Cluster) -> str:
-    """What explains a broken promise: the logs of Slurm and of the coordinators, and the output of the jobs."""
-    sections = [cluster.sh(CONTROLLER, "sinfo -N; squeue -a; tail -n 300 /var/log/muster/slurmctld.log")]
-    sections += [f"==> {host} <==\n{cluster.logs(host, COORDINATOR)[-40_000:]}" for host in cluster.spec.coordinators]
-    outputs = sorted(cluster.shared.glob("jobs/*/slurm-*.out"))
-    sections += [f"==> {output} <==\n{output.read_text(errors='replace')[-6000:]}" for output in outputs]
-    return "\n".join(sections)
 
 
 def _wait_for_jobs(chaos: ChaosRun, sequences: Sequence[JobSequence]) -> None:

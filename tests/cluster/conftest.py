@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, Cluster
+from muster.slurm.cluster.cluster import Cluster
+from muster.slurm.cluster.diagnostics import diagnostics
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.image.engine import EngineError
 
@@ -52,9 +53,4 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.failed and report.when == "call" and _CLUSTER in item.config.stash:
-        look = (
-            "sinfo -N; squeue; tail -n 30 /var/log/muster/slurmctld.log /var/log/muster/muster-coordinator.log; "
-            "ls -t /shared/jobs/*/slurm-*.out | head -n 3 | xargs -r tail -n 30"
-        )
-        said = item.config.stash[_CLUSTER].exec(CONTROLLER, "sh", "-c", look, check=False)
-        report.sections.append(("cluster", said.stdout))
+        report.sections.append(("cluster", diagnostics(item.config.stash[_CLUSTER], lines=30, jobs=3)))
