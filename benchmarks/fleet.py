@@ -146,7 +146,7 @@ class TrainingGang:
     def fail_node(self, node: str) -> None:
         """A node fails silently: from the accusations to the order that starts the next generation."""
         self.silent.add(node)
-        watchers = [seat.node for seat in self.gang.seats if node in seat.neighbours]
+        watchers = [seat.node for seat in self.gang.seats if node in seat.watched_peers]
         asks = [ask for w in watchers for ask in self._accuse(w, node)]
         while not self._starting():
             before = self.gang.phase
@@ -189,7 +189,7 @@ class TrainingGang:
         return [following for event in answers for following in self.fleet.post(event).probe_requests]
 
     def _accuse(self, witness: str, node: str) -> list[ProbeRequest]:
-        return self.fleet.post(events.NeighbourAccused(self.id, witness, node, Silence.NO_ANSWER)).probe_requests
+        return self.fleet.post(events.PeerAccused(self.id, witness, node, Silence.NO_ANSWER)).probe_requests
 
     def _answer(self, ask: ProbeRequest) -> None:
         """All witnesses report no answer, at the deadline of the probe."""

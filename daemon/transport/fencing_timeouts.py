@@ -6,6 +6,6 @@ ranks of two generations could run at the same time.
 """
 
 ACCUSE_AFTER_S = 1.25
-"""Seconds of silence after which an agent accuses a neighbour."""
+"""Seconds of silence after which an agent accuses a watched peer."""
 SELF_FENCE_AFTER_S = 2.0
 """Seconds without an answer from the coordinator and from a majority, after which an agent kills its own ranks."""

@@ -132,4 +132,4 @@ def false_accusation(world: World, gang: str) -> None:
         witness, node = world.rng.sample(nodes, 2)
         silence = world.rng.choice(list(events.Silence))
         world.note(f"FAULT: {witness} accuses {node} without a reason ({silence})")
-        world.coordinator.post_event(events.NeighbourAccused(gang, witness, node, silence))
+        world.coordinator.post_event(events.PeerAccused(gang, witness, node, silence))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.agent.failure_detector import silence_rules
-from muster.daemon.coordinator.core.state.events import NeighbourAccused, Silence
+from muster.daemon.coordinator.core.state.events import PeerAccused, Silence
 from muster.daemon.transport.fencing_timeouts import SELF_FENCE_AFTER_S
 from muster.v1.agent_pb2 import DUTY_RUN, Order
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from muster.simulator.world.agent import Agent
 
 SLOW_PING_INTERVAL_S = 5.0
-"""Seconds between two pings to a peer that is no neighbour."""
+"""Seconds between two pings to a peer that is not watched."""
 ACCUSATION_INTERVAL_S = 2.0
 """Seconds before an agent repeats an accusation."""
 LAST_ANSWER_KEPT_S = 10.0
@@ -56,16 +56,16 @@ class PeerMonitor:
         return self._agent.schedule.now
 
     def apply_order(self, order: Order) -> None:
-        """Take over members and neighbours from an order."""
+        """Take over members and watched peers from an order."""
         if order.duty == DUTY_RUN and order.generation > self._generation:
             self._run_started_at = self._now
         self._generation = order.generation
         members = frozenset(member.node for member in order.members)
         own_entry = next((member for member in order.members if member.node == self._agent.node), None)
-        neighbours = frozenset(own_entry.neighbours if own_entry is not None else ()) & members
+        watched_peers = frozenset(own_entry.neighbours if own_entry is not None else ()) & members
         for node in sorted(self._membership.members - members):
             self._record_last_answer(node)
-        self._membership = silence_rules.PeerGroup(self._agent.node, members, neighbours - {self._agent.node})
+        self._membership = silence_rules.PeerGroup(self._agent.node, members, watched_peers - {self._agent.node})
         self._accused_at = {node: at for node, at in self._accused_at.items() if node in members}
         self.start_checking()
 
@@ -90,7 +90,7 @@ class PeerMonitor:
         """The peer's kernel has closed the connection: the peer's process has ended."""
         if node in self._membership.members and node not in self._closed:
             self._closed.add(node)
-            if node in self._membership.neighbours:
+            if node in self._membership.watched_peers:
                 self._accused_at.pop(node, None)
                 self._accuse(node, Silence.CLOSED)
 
@@ -101,7 +101,7 @@ class PeerMonitor:
     def _ping_interval_s(self, node: str) -> float:
         if self.suspicion_since is not None:
             return silence_rules.SUSPICION_PING_S
-        return silence_rules.NEIGHBOUR_PING_S if node in self._membership.neighbours else SLOW_PING_INTERVAL_S
+        return silence_rules.WATCHED_PEER_PING_S if node in self._membership.watched_peers else SLOW_PING_INTERVAL_S
 
     def _contact_age_s(self, node: str) -> float:
         if node not in self._ping_phase:
@@ -116,7 +116,7 @@ class PeerMonitor:
     def heard_s(self) -> dict[str, float]:
         """Seconds since each frequently pinged peer last answered."""
         frequent_peers = (
-            self._membership.neighbours
+            self._membership.watched_peers
             if self.suspicion_since is None
             else self._membership.members - {self._agent.node}
         )
@@ -183,12 +183,12 @@ class PeerMonitor:
             return
         self._accused_at[node] = self._now
         agent = self._agent
-        agent.send("accusation", NeighbourAccused(agent.identity.gang, agent.node, node, silence))
+        agent.send("accusation", PeerAccused(agent.identity.gang, agent.node, node, silence))
 
     def accuse_again(self) -> None:
         """Repeat every accusation that still holds."""
         self._accused_at.clear()
-        for node in sorted(self._membership.neighbours & self._closed):
+        for node in sorted(self._membership.watched_peers & self._closed):
             self._accuse(node, Silence.CLOSED)
         if self._last_contact_before_break:
             self.start_checking()

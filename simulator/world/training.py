@@ -148,7 +148,7 @@ class Training:
                 rank.agent.status_changed(0.25)
 
     def _ring_connected(self) -> bool:
-        """Every two neighbours in the ring of nodes reach each other."""
+        """Every two adjacent nodes in the ring reach each other."""
         nodes = list(dict.fromkeys(self.ranks[n].agent.node for n in sorted(self.ranks)))
         connected = self._world.network.connected
         return all(connected(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b)

@@ -81,7 +81,7 @@ async def test_the_event_loop_never_stands_still(gang: Gang, monkeypatch: pytest
     watch.cancel()
     told = "".join((gang.folder / f"{node}.err").read_text() for node in gang.nodes)
     assert "Loaded running loop" in told or "asyncio" in told
-    # A neighbour begins to worry after 0.75 s. On a busy machine every event loop stands still, this one too.
+    # A watched peer begins to worry after 0.75 s. On a busy machine every event loop stands still, this one too.
     most = 0.5 + 3 * ours.longest_s
     assert [float(seconds) for seconds in re.findall(r"took ([\d.]+) seconds", told) if float(seconds) > most] == []
 
@@ -335,7 +335,7 @@ async def test_an_older_term_is_ignored(gang: Gang) -> None:
     assert alive(pid)
 
 
-async def test_a_dead_neighbour_is_accused_at_once(gang: Gang) -> None:
+async def test_a_dead_watched_peer_is_accused_at_once(gang: Gang) -> None:
     await gang.start(3, PYTHON, "-c", WAIT)
     await gang.run(1)
     await gang.until(lambda: gang.all(lambda n: len(gang.status(n).heard_ms) == 1))
@@ -360,7 +360,7 @@ async def test_a_new_coordinator_is_told_of_the_dead_at_once(gang: Gang) -> None
     assert gang.said("n0", "accusation")[0].accusation.silence == SILENCE_CLOSED
 
 
-async def test_a_mute_neighbour_is_accused_and_probes_tell_how_it_is_mute(gang: Gang) -> None:
+async def test_a_mute_watched_peer_is_accused_and_probes_tell_how_it_is_mute(gang: Gang) -> None:
     await gang.start(3, PYTHON, "-c", WAIT)
     await gang.run(1)
     mute = gang.agent_pid("n1")

@@ -15,10 +15,10 @@ EDGE = 0.001
 NEVER = float("-inf")
 
 
-def peer_group(size: int, neighbours: int = 2) -> PeerGroup:
+def peer_group(size: int, watched_peers: int = 2) -> PeerGroup:
     """Node n0 of a gang of `size`, which pings n1, n2, ..."""
     nodes = [f"n{i}" for i in range(size)]
-    return PeerGroup("n0", frozenset(nodes), frozenset(nodes[1 : 1 + neighbours]))
+    return PeerGroup("n0", frozenset(nodes), frozenset(nodes[1 : 1 + watched_peers]))
 
 
 def last_contacts(now: float, ages: dict[str, float], coordinator: float = 0.0, **more: float) -> LastContacts:
@@ -34,7 +34,7 @@ def test_alone_there_is_nobody_to_lose() -> None:
     assert evaluate(100, PeerGroup("n0"), LastContacts()) == Decision()
 
 
-def test_a_neighbour_whose_link_is_not_open_yet_is_not_silent() -> None:
+def test_a_watched_peer_whose_link_is_not_open_yet_is_not_silent() -> None:
     assert evaluate(100, peer_group(3), LastContacts(coordinator=100)) == Decision()
 
 
@@ -45,7 +45,7 @@ def test_silence_begins_a_suspicion(age: float, suspicion_since: float | None) -
     assert evaluate(100, peer_group(10), last_contacts(100, {"n1": age, "n2": 0})).suspicion_since == suspicion_since
 
 
-def test_a_suspicion_keeps_its_beginning_and_ends_when_all_neighbours_answer() -> None:
+def test_a_suspicion_keeps_its_beginning_and_ends_when_all_watched_peers_answer() -> None:
     assert (
         evaluate(100, peer_group(10), last_contacts(100, {"n1": 1.0, "n2": 0.9}, suspicion_since=95.0)).suspicion_since
         == 95.0
@@ -96,9 +96,9 @@ def test_all_lost(coordinator: float, killed: bool) -> None:
 )
 def test_the_majority_counts_this_node(size: int, near: int, killed: bool) -> None:
     ages = {f"n{i}": 0.1 if size - i <= near else 3.0 for i in range(1, size)}
-    ages["n1"] = max(ages["n1"], SUSPECT_AFTER_S)  # one neighbour is silent, otherwise there is no suspicion
+    ages["n1"] = max(ages["n1"], SUSPECT_AFTER_S)  # one watched peer is silent, otherwise there is no suspicion
     found = evaluate(
-        100, peer_group(size, neighbours=1), last_contacts(100, ages, coordinator=3.0, suspicion_since=97.0)
+        100, peer_group(size, watched_peers=1), last_contacts(100, ages, coordinator=3.0, suspicion_since=97.0)
     )
     assert bool(found.self_fence_reason) is killed
 
@@ -127,7 +127,7 @@ def test_an_agent_that_stood_still_for_long_kills_at_once() -> None:
     assert evaluate(100, peer_group(10), stopped).self_fence_reason
 
 
-def test_one_dead_neighbour_and_no_coordinator_kill_nobody() -> None:
+def test_one_dead_watched_peer_and_no_coordinator_kill_nobody() -> None:
     ages = {"n1": 30.0, "n2": 0.1} | {f"n{i}": 0.2 for i in range(3, 10)}
     found = evaluate(100, peer_group(10), last_contacts(100, ages, coordinator=60.0, suspicion_since=70.0))
     assert set(found.accuse) == {"n1"}

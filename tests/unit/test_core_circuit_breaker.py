@@ -32,7 +32,7 @@ def verbs(world: Scenario) -> list[tuple[str, str]]:
     return [(call.verb, call.node) for call in world.slurm]
 
 
-def verdict(world: Scenario, node: str) -> NodeHealth:
+def health(world: Scenario, node: str) -> NodeHealth:
     return world.core.state.node(node).health
 
 
@@ -46,7 +46,7 @@ def test_at_the_limit_a_live_node_stays_in_service_whatever_its_hardware_reports
     world.signal("n2")
     world.run_for(5)
     assert world.gang.generation == 2
-    assert verdict(world, "n2") is NodeHealth.DEGRADED
+    assert health(world, "n2") is NodeHealth.DEGRADED
     assert "Xid 79; the node stays in service: 1 nodes were taken" in world.core.state.node("n2").reason
     assert ("drain", "n1") in verbs(world)
     assert ("drain", "n2") not in verbs(world)
@@ -58,7 +58,7 @@ def test_at_the_limit_a_gang_goes_on_without_a_dead_node_and_slurm_is_not_told()
     runs(world, 2)
     world.power_off("n2")
     runs(world, 3)
-    assert verdict(world, "n2") is NodeHealth.LOST
+    assert health(world, "n2") is NodeHealth.LOST
     assert [fact.node for fact in world.facts(facts.ActionWithheld)] == ["n2"]
     assert ("down", "n2") not in verbs(world)
 
@@ -86,7 +86,7 @@ def test_only_a_fraction_of_the_nodes_may_be_out_of_service_at_once() -> None:
     runs(world, 2)
     world.signal("n2")
     world.run_for(5)
-    assert verdict(world, "n2") is NodeHealth.DEGRADED
+    assert health(world, "n2") is NodeHealth.DEGRADED
     assert "1 of 6 nodes are out of service" in world.core.state.node("n2").reason
 
 
@@ -180,7 +180,7 @@ def test_observe_mode_leaves_a_live_node_its_ranks_whatever_its_hardware_reports
     world.signal("n2")
     world.run_for(5)
     assert world.gang.phase is Phase.RUNNING
-    assert verdict(world, "n2") is NodeHealth.DEGRADED
+    assert health(world, "n2") is NodeHealth.DEGRADED
     assert verbs(world) == []
 
 
@@ -203,7 +203,7 @@ def test_a_node_on_which_ranks_crash_twice_is_replaced_and_blamed_once_the_ranks
     crash_at_once(world, 2, 1)
     runs(world, 3)
     assert "n2" not in {seat.node for seat in world.gang.seats}
-    assert verdict(world, "n2") is NodeHealth.UNFIT
+    assert health(world, "n2") is NodeHealth.UNFIT
     assert (
         world.core.state.node("n2").reason
         == "ranks failed on n2 in two consecutive generations, and the gang trains on without this node"
@@ -226,8 +226,8 @@ def test_a_node_whose_rank_dies_of_a_peers_reset_is_not_blamed_even_if_reported_
         dies_of_reset(world, generation, "n0", "n2", -11)
     runs(world, 3)
     assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n2", "n2"]
-    assert verdict(world, "n0") is NodeHealth.FIT
-    assert verdict(world, "n2") is NodeHealth.UNFIT
+    assert health(world, "n0") is NodeHealth.FIT
+    assert health(world, "n2") is NodeHealth.UNFIT
     assert world.replayed_state() == world.core.state
 
 
@@ -249,7 +249,7 @@ def test_a_late_report_of_the_earlier_generation_blames_no_node() -> None:
     reached = world.gang.furthest_step
     world.core.observed.gang("g").last_step = (2, reached + 5)
     world.run_until(lambda: world.gang.phase is Phase.RUNNING)
-    assert verdict(world, "n2") is NodeHealth.FIT
+    assert health(world, "n2") is NodeHealth.FIT
 
 
 def test_a_node_whose_ranks_progressed_between_the_crashes_is_not_swapped() -> None:
@@ -297,7 +297,7 @@ def test_an_unattributed_node_that_carries_ranks_again_is_not_blamed() -> None:
     world.gang.recoveries[-1].nodes_in.append("n2")  # as a node of the shared pool
     runs(world, 3)
     world.run_for(2.0)
-    assert verdict(world, "n2") is NodeHealth.FIT
+    assert health(world, "n2") is NodeHealth.FIT
 
 
 def test_an_unattributed_node_is_blamed_after_a_restart_of_the_coordinator_too() -> None:
@@ -307,4 +307,4 @@ def test_an_unattributed_node_is_blamed_after_a_restart_of_the_coordinator_too()
     world.run_until(lambda: world.gang.unattributed_node == "n2")
     world.restart_coordinator()
     runs(world, 3)
-    assert verdict(world, "n2") is NodeHealth.UNFIT
+    assert health(world, "n2") is NodeHealth.UNFIT

@@ -19,8 +19,8 @@ def training(nodes: int = 6, spares: int = 3, **more: object) -> Scenario:
     return world
 
 
-def is_called(world: Scenario, node: str, verdict: NodeHealth) -> Callable[[], bool]:
-    return lambda: world.core.state.node(node).health is verdict
+def is_called(world: Scenario, node: str, health: NodeHealth) -> Callable[[], bool]:
+    return lambda: world.core.state.node(node).health is health
 
 
 def judged(world: Scenario) -> dict[str, NodeHealth]:
@@ -141,14 +141,14 @@ def test_a_job_that_ends_with_the_loss_leaves_its_peers_fit() -> None:
     assert judged(world) == {"n1": NodeHealth.LOST}
 
 
-@pytest.mark.parametrize("verdict", ["unfit", "degraded"])
-def test_a_fatal_signal_settles_the_wait_and_a_lesser_one_does_not(verdict: str) -> None:
+@pytest.mark.parametrize("signal_action", ["unfit", "degraded"])
+def test_a_fatal_signal_settles_the_wait_and_a_lesser_one_does_not(signal_action: str) -> None:
     world = training()
     world.signal("n2", "echo", NVLINK)
     world.run_for(0.5)
-    world.signal("n2", verdict, "Xid 79")
+    world.signal("n2", signal_action, "Xid 79")
     world.run_for(0.5)
-    assert list(world.core.state.correlated_faults) == ([] if verdict == "unfit" else ["n2"])
+    assert list(world.core.state.correlated_faults) == ([] if signal_action == "unfit" else ["n2"])
     world.run_for(10.0)
     assert judged(world) == {"n2": NodeHealth.UNFIT}
     assert [call.verb for call in world.slurm].count("drain") == 1

@@ -54,7 +54,7 @@ def _compare(core: Core) -> None:
 
 
 def _accuse(world: Scenario, node: str) -> None:
-    world.post_event(events.NeighbourAccused("g", "n0", node, Silence.CLOSED))
+    world.post_event(events.PeerAccused("g", "n0", node, Silence.CLOSED))
 
 
 def _restart(world: Scenario, node: str) -> None:

@@ -64,7 +64,7 @@ class Fleet:
     def fall_silent(self, gang: str, *numbers: int) -> None:
         for number in numbers:
             self.dead.add(nodes(gang)[number])
-            self.say(events.NeighbourAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
+            self.say(events.PeerAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
 
     def lost(self) -> list[str]:
         return [x.node for _, x in self.facts if isinstance(x, facts.NodeJudged) and x.health is NodeHealth.LOST]

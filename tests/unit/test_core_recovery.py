@@ -40,14 +40,14 @@ def test_all_ranks_start_and_spares_stand_by() -> None:
     assert world.slurm == []
 
 
-def test_buddies_and_neighbours_sit_in_other_leaves() -> None:
+def test_buddies_and_watched_peers_sit_in_other_leaves() -> None:
     world = training(nodes=6, spares=2)
     leaf = {machine.name: machine.leaf for machine in world.machines.values()}
     for seat in world.gang.seats:
         assert seat.buddy != seat.node
         others = [n for n in carriers(world) if leaf[n] != leaf[seat.node]]
         assert not others or leaf[seat.buddy] != leaf[seat.node]
-        assert len(set(seat.neighbours)) == 4
+        assert len(set(seat.watched_peers)) == 4
 
 
 @pytest.mark.parametrize("node", ["n0", "n1"])
@@ -260,7 +260,7 @@ def test_an_agent_that_ends_alone_costs_its_node_nothing_in_slurm() -> None:
 
 def test_one_accuser_evicts_no_node() -> None:
     world = training()
-    world.post_event(events.NeighbourAccused("g", "n2", "n1", Silence.NO_ANSWER))
+    world.post_event(events.PeerAccused("g", "n2", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").step_number > 20)
     assert world.gang.generation == 1
     assert "n1" not in world.core.observed.gang("g").suspected_since
@@ -569,7 +569,7 @@ def test_while_many_nodes_are_silent_not_even_the_first_is_evicted() -> None:
     world.run_until(lambda: {("down", "n1"), ("down", "n3"), ("down", "n5")} <= set(verbs(world)), 30)
 
 
-def test_a_silent_node_without_neighbours_is_detected() -> None:
+def test_a_silent_node_without_watched_peers_is_detected() -> None:
     world = training(nodes=1, spares=0)
     world.power_off("n0")
     world.run_for(14)
@@ -743,7 +743,7 @@ def test_a_restart_gives_flush_writers_time_to_report_again() -> None:
 
 def test_a_coordinator_frozen_during_a_recovery_blames_no_node() -> None:
     world = training()
-    world.post_event(events.NeighbourAccused("g", "n0", "n1", Silence.NO_ANSWER))
+    world.post_event(events.PeerAccused("g", "n0", "n1", Silence.NO_ANSWER))
     world.run_until(lambda: world.core.observed.gang("g").reachability.get("n1", (False, 0.0))[0])
     world.kill_rank("n2")
     world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
@@ -755,6 +755,6 @@ def test_a_coordinator_frozen_during_a_recovery_blames_no_node() -> None:
 def test_an_accusation_of_an_unknown_node_is_dropped() -> None:
     world = training()
     for number in range(50):
-        world.post_event(events.NeighbourAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
+        world.post_event(events.PeerAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
     seen = world.core.observed.gang("g")
     assert (seen.closed_by, seen.suspected_since) == ({}, {})

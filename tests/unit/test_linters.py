@@ -1,6 +1,6 @@
-"""Lint, format and types are tests, and so is the rule of one door: each outside world is entered in few, named places.
+"""Lint, format and types are tests. So is the rule of boundaries: few, named places enter each outside world.
 
-A door is a row of DOORS. Who needs another adds it there, with its reason.
+A boundary is a row of BOUNDARIES. Who needs another adds it there, with its reason.
 """
 
 import ast
@@ -30,15 +30,15 @@ def test_nothing_to_complain_about(command: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Door:
+class Boundary:
     """An outside world: the names that enter it, and where that is done and why. A folder stands for all below it."""
 
     names: tuple[str, ...]
     allowed: dict[str, str]
 
 
-DOORS = {
-    "processes": Door(
+BOUNDARIES = {
+    "processes": Boundary(
         (
             "subprocess",
             "multiprocessing",
@@ -67,18 +67,18 @@ DOORS = {
             "simulator/parallel.py": "seeds run in processes; no daemon imports it",
         },
     ),
-    "wall clock": Door(
+    "wall clock": Boundary(
         ("time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today"),
         {
             "daemon/host/clock.py": "the clock of all daemons",
             "slurm/cluster/": "the test cluster says when a fault took effect; no daemon imports it",
         },
     ),
-    "database": Door(
+    "database": Boundary(
         ("sqlite3", "sqlite_utils"),
         {"daemon/coordinator/journal/journal.py": "the journal"},
     ),
-    "gRPC transport": Door(
+    "gRPC transport": Boundary(
         (
             "grpc.insecure_channel",
             "grpc.secure_channel",
@@ -92,7 +92,7 @@ DOORS = {
             "checkpoint/testing/gang_in_one_process.py": "a gang in one process on loopback, for tests and benchmarks",
         },
     ),
-    "pyslurm": Door(
+    "pyslurm": Boundary(
         ("pyslurm",),
         {"slurm/client/backends/pyslurm_worker.py": "a process of its own: pyslurm holds the GIL through every call"},
     ),
@@ -151,22 +151,22 @@ def _names_of_files() -> dict[str, set[str]]:
     return {str(path.relative_to(ROOT)): names_used(path.read_text()) for path in _files(*PACKAGES)}
 
 
-def _uses(door: Door) -> dict[str, set[str]]:
-    """The door's names that each file of the packages uses."""
-    return {path: found for path, names in _names_of_files().items() if (found := names & set(door.names))}
+def _uses(boundary: Boundary) -> dict[str, set[str]]:
+    """The boundary's names that each file of the packages uses."""
+    return {path: found for path, names in _names_of_files().items() if (found := names & set(boundary.names))}
 
 
-@pytest.mark.parametrize("world", DOORS)
+@pytest.mark.parametrize("world", BOUNDARIES)
 def test_each_outside_world_is_entered_through_its_doors(world: str) -> None:
-    door = DOORS[world]
-    strays = {path: names for path, names in _uses(door).items() if not path.startswith(tuple(door.allowed))}
-    assert strays == {}, f"{world}: use {', '.join(door.allowed)}, or add a door with its reason"
+    boundary = BOUNDARIES[world]
+    strays = {path: names for path, names in _uses(boundary).items() if not path.startswith(tuple(boundary.allowed))}
+    assert strays == {}, f"{world}: use {', '.join(boundary.allowed)}, or add a boundary with its reason"
 
 
-@pytest.mark.parametrize("world", DOORS)
+@pytest.mark.parametrize("world", BOUNDARIES)
 def test_no_door_is_left_open_for_nobody(world: str) -> None:
-    door = DOORS[world]
-    unused = [allowed for allowed in door.allowed if not any(path.startswith(allowed) for path in _uses(door))]
+    boundary = BOUNDARIES[world]
+    unused = [allowed for allowed in boundary.allowed if not any(path.startswith(allowed) for path in _uses(boundary))]
     assert unused == [], f"{world}: nothing enters here any more"
 
 
@@ -204,7 +204,7 @@ def test_a_door_is_seen_under_any_name(source: str, name: str) -> None:
 
 @pytest.mark.parametrize("source", ["import time\ntime.monotonic()", "now = object()\nnow.time", "# subprocess"])
 def test_what_is_no_door_is_not_seen(source: str) -> None:
-    assert not names_used(source) & {name for door in DOORS.values() for name in door.names}
+    assert not names_used(source) & {name for boundary in BOUNDARIES.values() for name in boundary.names}
 
 
 def test_one_file_has_one_name() -> None:

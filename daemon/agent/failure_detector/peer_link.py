@@ -59,7 +59,7 @@ class PeerLink:
 
     def __init__(self, ends: LinkEndpoints, open_link: OpenLink, callbacks: LinkCallbacks) -> None:
         self.endpoints = ends
-        self.period = silence_rules.NEIGHBOUR_PING_S
+        self.period = silence_rules.WATCHED_PEER_PING_S
         self.last_contact = clock.monotonic()
         self.answered = False
         self.closed_by_peer = False

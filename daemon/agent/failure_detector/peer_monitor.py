@@ -1,4 +1,4 @@
-"""Monitors the other agents of the gang: links to the neighbours, links to all members during a suspicion, and what
+"""Monitors the other agents of the gang: links to the watched peers, links to all members during a suspicion, and what
 follows.
 
 `silence_rules` decides. This module holds the links, the clock and the callbacks.
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 # In a gang with fewer members, every agent keeps a link to every other agent. During a suspicion an answer then takes
-# one round trip, without a new connection and credential. Members that are not neighbours are pinged rarely until then.
+# one round trip, without a new connection and credential. Members that are not watched peers are pinged rarely until
+# then.
 _FULL_MESH_MEMBERS = 32
 _IDLE_PING_S = 5.0
 _STALL_S = 0.5
@@ -69,15 +70,15 @@ class PeerMonitor:
         self._state = _MonitorState()
 
     def apply_order(self, order: Order) -> None:
-        """Take members and neighbours from the order."""
+        """Take members and watched peers from the order."""
         if order.duty == DUTY_RUN and order.generation > self._generation:
             self._state.ranks_started_at = clock.monotonic()
         self._generation = order.generation
         self._addresses = {member.node: member.peer_address for member in order.members}
         me = next((member for member in order.members if member.node == self._identity.node), None)
-        neighbours = frozenset(me.neighbours if me is not None else ()) & frozenset(self._addresses)
+        watched_peers = frozenset(me.neighbours if me is not None else ()) & frozenset(self._addresses)
         self._group = silence_rules.PeerGroup(
-            self._identity.node, frozenset(self._addresses), neighbours - {self._identity.node}
+            self._identity.node, frozenset(self._addresses), watched_peers - {self._identity.node}
         )
         self._state.accused_at = {n: at for n, at in self._state.accused_at.items() if n in self._addresses}
         self._set_links(wide=self._state.suspicion_since is not None)
@@ -95,7 +96,7 @@ class PeerMonitor:
     def repeat_accusations(self) -> None:
         """Report all accusations again: a new coordinator may not know them."""
         self._state.accused_at.clear()
-        for node in self._group.neighbours:
+        for node in self._group.watched_peers:
             if self.closed_by_peer(node):
                 self._on_closed(node)
 
@@ -134,7 +135,7 @@ class PeerMonitor:
         contacts = {
             node: link.last_contact
             for node, link in self._links.items()
-            if link.answered or node in self._group.neighbours
+            if link.answered or node in self._group.watched_peers
         }
         return silence_rules.LastContacts(
             contacts, self._callbacks.coordinator(), self._state.suspicion_since, self._state.awake_since
@@ -152,7 +153,7 @@ class PeerMonitor:
 
     def _set_links(self, *, wide: bool) -> None:
         others = self._group.members - {self._identity.node}
-        wanted = others if wide or len(others) < _FULL_MESH_MEMBERS else self._group.neighbours
+        wanted = others if wide or len(others) < _FULL_MESH_MEMBERS else self._group.watched_peers
         for node, link in list(self._links.items()):
             if node not in wanted or link.endpoints.peer_address != self._addresses[node]:
                 self._links.pop(node).stop()
@@ -161,7 +162,7 @@ class PeerMonitor:
             ends = LinkEndpoints(self._identity.gang, self._identity.node, node, self._addresses[node])
             self._links[node] = PeerLink(ends, self._open_link, link_callbacks)
         for node, link in self._links.items():
-            calm = silence_rules.NEIGHBOUR_PING_S if node in self._group.neighbours else _IDLE_PING_S
+            calm = silence_rules.WATCHED_PEER_PING_S if node in self._group.watched_peers else _IDLE_PING_S
             link.set_period(silence_rules.SUSPICION_PING_S if wide else calm)
 
     def _on_pong(self, node: str, pong: LinkPong) -> None:
@@ -170,6 +171,6 @@ class PeerMonitor:
             self._callbacks.self_fence(f"{node} says that generation {pong.generation} goes on without this node")
 
     def _on_closed(self, node: str) -> None:
-        if node in self._group.neighbours and node in self._links:
+        if node in self._group.watched_peers and node in self._links:
             self._state.accused_at.pop(node, None)
             self._accuse(node, Silence.SILENCE_CLOSED, clock.monotonic() - self._links[node].last_contact)

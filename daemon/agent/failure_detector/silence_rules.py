@@ -3,8 +3,8 @@
 Pure: all times are seconds on one monotonic clock and are passed in. A *contact* is the time at which the newest
 answered ping was sent: nothing newer is known about a peer.
 
-    a neighbour silent for 0.75 s   a *suspicion* begins: ping the coordinator and all members every 250 ms
-    a neighbour silent for 1.25 s   accuse the neighbour
+    a watched peer silent for 0.75 s   a *suspicion* begins: ping the coordinator and all members every 250 ms
+    a watched peer silent for 1.25 s   accuse the watched peer
     2 s without an answer from      kill the ranks (self-fencing). This node counts as heard. At exactly half
     the coordinator and from a      of the gang, the coordinator's answer decides.
     majority of the gang
@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 
 from muster.daemon.transport.fencing_timeouts import ACCUSE_AFTER_S, SELF_FENCE_AFTER_S
 
-NEIGHBOUR_PING_S = 0.5
-"""Seconds between two pings to a neighbour."""
+WATCHED_PEER_PING_S = 0.5
+"""Seconds between two pings to a watched peer."""
 SUSPICION_PING_S = 0.25
 """Seconds between two pings during a suspicion."""
 SUSPECT_AFTER_S = 0.75
-"""Seconds of a neighbour's silence after which a suspicion begins."""
+"""Seconds of a watched peer's silence after which a suspicion begins."""
 
 _NEVER = float("-inf")
 
@@ -37,21 +37,21 @@ class PeerGroup:
 
     own_node: the agent's node.
     members: all nodes of the gang, `own_node` too.
-    neighbours: the nodes that the agent always pings.
+    watched_peers: the nodes that the agent always pings.
     """
 
     own_node: str
     members: frozenset[str] = frozenset()
-    neighbours: frozenset[str] = frozenset()
+    watched_peers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class LastContacts:
     """When this agent last heard from whom.
 
-    contacts: the last contact with each node. A neighbour that has never answered has the time of the first ping.
+    contacts: the last contact with each node. A watched peer that has never answered has the time of the first ping.
     coordinator: the last contact with the coordinator; minus infinity: never.
-    suspicion_since: the last contact with the neighbour whose silence began the suspicion; None: nobody is suspected.
+    suspicion_since: the last contact with the peer whose silence began the suspicion; None: nobody is suspected.
         A node that is pinged only during a suspicion counts as heard until this time.
     awake_since: since when this agent has run without a pause.
     """
@@ -78,7 +78,7 @@ class Decision:
 
 def evaluate(now: float, group: PeerGroup, last_contacts: LastContacts) -> Decision:
     """Decide what follows from the contacts at the time `now`."""
-    contacts = {node: last_contacts.contacts.get(node, now) for node in group.neighbours - {group.own_node}}
+    contacts = {node: last_contacts.contacts.get(node, now) for node in group.watched_peers - {group.own_node}}
     silent = [contact for contact in contacts.values() if now - contact >= SUSPECT_AFTER_S]
     if not silent:
         return Decision()
@@ -105,6 +105,6 @@ def _self_fence_reason(now: float, group: PeerGroup, last_contacts: LastContacts
 
 
 def _contact_with(last_contacts: LastContacts, group: PeerGroup, node: str, suspicion_since: float) -> float:
-    if node in group.neighbours and node in last_contacts.contacts:
+    if node in group.watched_peers and node in last_contacts.contacts:
         return last_contacts.contacts[node]
     return max(last_contacts.contacts.get(node, _NEVER), suspicion_since)

@@ -90,7 +90,7 @@ class Gang:
         await self.coordinator.until(what)
 
     def members(self, *without: str) -> list[Member]:
-        """The members except `without`. Each has the next one as its neighbour."""
+        """The members except `without`. Each has the next one as its watched peer."""
         nodes = [node for node in self.nodes if node not in without]
         return [
             Member(

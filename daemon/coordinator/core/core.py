@@ -28,7 +28,7 @@ _ABOUT_A_NODE = (
     events.AgentAttached
     | events.AgentDisconnected
     | events.AgentReported
-    | events.NeighbourAccused
+    | events.PeerAccused
     | events.ProbeAnswered
     | events.NodeEvent
 )
@@ -54,7 +54,7 @@ class Core:
 
         Returns: the facts, to be journaled before anyone acts on them; the probes to make; when to send a Tick.
         """
-        if isinstance(event, events.NeighbourAccused) and not self._is_member(event):
+        if isinstance(event, events.PeerAccused) and not self._is_member(event):
             return Outcome(
                 next_tick_at=self._due.nearest
             )  # a suspicion of a node that is no member would never be dropped
@@ -91,7 +91,7 @@ class Core:
         owed = self.state.owed.values()
         return gang.final and not any(call.gang == gang.id and call.verb == "requeue_off" for call in owed)
 
-    def _is_member(self, event: events.NeighbourAccused) -> bool:
+    def _is_member(self, event: events.PeerAccused) -> bool:
         gang = self.state.gangs.get(event.gang)
         return gang is not None and event.node in gang.members
 
@@ -281,14 +281,14 @@ def _decide_on_node(
 
 
 def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
-    verdict = turn.state.node(event.node).health
-    if verdict in OUT_OF_SERVICE:
+    health = turn.state.node(event.node).health
+    if health in OUT_OF_SERVICE:
         return
-    if event.judgement == "unfit":
+    if event.signal_action == "unfit":
         _call_unfit(turn, event.node, event.reason)
-    elif event.judgement == "echo":
+    elif event.signal_action == "echo":
         correlated_faults.suspect(turn, event.node, event.reason)
-    elif event.judgement == "degraded" and verdict is NodeHealth.FIT:
+    elif event.signal_action == "degraded" and health is NodeHealth.FIT:
         turn.record(facts.NodeJudged(event.node, NodeHealth.DEGRADED, event.reason))
 
 

@@ -265,7 +265,7 @@ def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None
             return events.AgentHeartbeat(stream.gang, stream.node)
         case "accusation":
             accused = message.accusation
-            return events.NeighbourAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
+            return events.PeerAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
         case "probe_result":
             result = message.probe_result
             silence = None if result.answered else conversion.silence(result.silence)

@@ -2,7 +2,7 @@
 
 `Engine.post` gives an event to the core, writes the facts that follow to the journal, and only then acts on them:
 orders to agents, calls to Slurm, probes, the timer. All of this happens on one thread and without waiting, so a rank's
-exit becomes its neighbours' FENCE within one iteration of the event loop. Acting is idempotent: `start` carries out
+exit becomes the other agents' FENCE within one iteration of the event loop. Acting is idempotent: `start` carries out
 what was still owed before a restart.
 
 Where the journal can't be written, or the core fails, the engine stops for good and `failed` says why. Ranks train on

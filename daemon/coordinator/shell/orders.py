@@ -130,7 +130,7 @@ def _member_message(member: Member, seat: facts.Seat | None) -> common_pb2.Membe
         leaf=member.leaf,
         group_rank=seat.group_rank if seat else -1,
         buddy=seat.buddy if seat else "",
-        neighbours=seat.neighbours if seat else (),
+        neighbours=seat.watched_peers if seat else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""From evidence to a verdict: failure detector, probe results, attribution, hangs, outages, circuit breaker.
+"""From evidence to node health: failure detector, probe results, attribution, hangs, outages, circuit breaker.
 
 Imports `core.state`. `core.recovery` imports it.
 """

@@ -30,13 +30,13 @@ def reason_to_withhold(turn: Turn) -> str:
     return ""
 
 
-def take_out_of_service(turn: Turn, gang: Gang | None, node: str, verdict: NodeHealth, reason: str) -> None:
+def take_out_of_service(turn: Turn, gang: Gang | None, node: str, health: NodeHealth, reason: str) -> None:
     """Set the node's health, and owe Slurm a drain (the node is alive) or DOWN. Where a limit withholds the call,
     record that."""
     held, before = reason_to_withhold(turn), turn.state.node(node).health
-    if verdict is before or verdict in NODE_TRANSITIONS[before]:
-        turn.record(facts.NodeJudged(node, verdict, reason))
-    verb: facts.SlurmVerb = "drain" if verdict is NodeHealth.UNFIT else "down"
+    if health is before or health in NODE_TRANSITIONS[before]:
+        turn.record(facts.NodeJudged(node, health, reason))
+    verb: facts.SlurmVerb = "drain" if health is NodeHealth.UNFIT else "down"
     id, job = (gang.id, gang.job) if gang else ("", 0)
     if held:
         turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))

@@ -1,7 +1,7 @@
 """The failure detector: which nodes are suspected, how they are probed, and what follows from the answers.
 
-A node is suspected when a neighbour accuses it, when its agent's stream ends or brings nothing, or when its agent does
-not acknowledge a fence. A suspicion leads to a round of probes and to nothing else. Only the result of a round
+A node is suspected when a watched peer accuses it, when its agent's stream ends or brings nothing, or when its agent
+does not acknowledge a fence. A suspicion leads to a round of probes and to nothing else. Only the result of a round
 (`probe_result`) removes a node from its gang. A node is LOST or HUNG only if two other agents have found it silent: the
 coordinator's own probes are one witness and never enough.
 """
@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.detection.probe_result import ProbeResult, e
 from muster.daemon.coordinator.core.detection.progress_timeouts import CAUSE_WAIT_S, OUT_OF_TOUCH_S
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Member
-from muster.daemon.coordinator.core.state.gang_index import silent_neighbours
+from muster.daemon.coordinator.core.state.gang_index import silent_watched_peers
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD, Probe, clear_suspicion, stop_suspecting
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
@@ -33,7 +33,7 @@ FENCE_ANSWER_S = 0.4
 """Seconds within which a healthy agent acknowledges a fence. After that its node is probed."""
 HEARTBEAT_TIMEOUT_S = 11.0
 """Seconds without a heartbeat after which an attached agent, or a node's daemon, counts as silent. An agent sends a
-heartbeat every 5 s: two are missed, and a margin. Neighbours notice a silent agent sooner."""
+heartbeat every 5 s: two are missed, and a margin. Watched peers notice a silent agent sooner."""
 REATTACH_S = 5.0
 """Seconds within which an agent attaches again after its stream broke, or after a restart of the coordinator."""
 KILL_TIMEOUT_S = 10.0
@@ -142,7 +142,7 @@ def _kill_timeout_at(gang_turn: GangTurn, member: Member) -> float:
 
 
 def _suspect_unheard(gang_turn: GangTurn) -> set[str]:
-    """Suspect the neighbours whose silence stands in the statuses of agents. So an accusation outlives a restart.
+    """Suspect the watched peers whose silence stands in the statuses of agents. So an accusation outlives a restart.
 
     Returns: the nodes that are suspected for this reason.
     """
@@ -150,7 +150,7 @@ def _suspect_unheard(gang_turn: GangTurn) -> set[str]:
     unheard = set()
     for watcher in sorted(index.accusers if changed_node is None else index.accusers & {changed_node}):
         agent = seen.agents[watcher]
-        for node in silent_neighbours(index.seats[watcher], agent.status):
+        for node in silent_watched_peers(index.seats[watcher], agent.status):
             if node in index.present and agent.reported_at > seen.cleared_at.get(node, 0.0):
                 unheard.add(node)
                 seen.suspected_since.setdefault(node, agent.reported_at)
@@ -258,8 +258,8 @@ def _act_on_result(gang_turn: GangTurn, member: Member) -> None:
 def _spare_is_silent(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:
     """A member without a seat has been silent for CAUSE_WAIT_S.
 
-    Steps of the gang prove nothing about such a member, and while there are steps its node gets no verdict. But the
-    member is removed, because a recovery would wait for it.
+    Steps of the gang prove nothing about such a member. While there are steps its node health does not change.
+    But the member is removed, because a recovery would wait for it.
     """
     seat = gang_turn.index.seats.get(member.node)
     if (seat is not None and seat.group_rank >= 0) or gang_turn.now - gang_turn.observed.suspected_since[
@@ -359,18 +359,18 @@ def _start_probe(gang_turn: GangTurn, member: Member, deadline_s: float) -> None
     )
 
 
-def _take_out_unless_many(gang_turn: GangTurn, member: Member, verdict: NodeHealth, reason: str) -> None:
+def _take_out_unless_many(gang_turn: GangTurn, member: Member, health: NodeHealth, reason: str) -> None:
     """Take the node out of service, unless many nodes are silent at once: that may be the coordinator's own network.
     Then wait until the suspicion is CAUSE_WAIT_S old."""
     if gang_turn.now - gang_turn.observed.suspected_since[member.node] < CAUSE_WAIT_S and outage.many_silent(gang_turn):
         gang_turn.turn.tick_at(gang_turn.now + OUTAGE_RECHECK_S)
         return
-    _take_out(gang_turn, member, verdict, reason)
+    _take_out(gang_turn, member, health, reason)
 
 
-def _take_out(gang_turn: GangTurn, member: Member, verdict: NodeHealth, reason: str) -> None:
-    circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, member.node, verdict, reason)
-    remove_member(gang_turn, member, reason, alive=verdict is NodeHealth.UNFIT)
+def _take_out(gang_turn: GangTurn, member: Member, health: NodeHealth, reason: str) -> None:
+    circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, member.node, health, reason)
+    remove_member(gang_turn, member, reason, alive=health is NodeHealth.UNFIT)
 
 
 def remove_member(gang_turn: GangTurn, member: Member, reason: str, alive: bool) -> None:

@@ -189,7 +189,7 @@ class AgentReported:
 
 
 @dataclass(frozen=True, slots=True)
-class NeighbourAccused:
+class PeerAccused:
     """The agent `witness` gets no answer from `node`."""
 
     gang: str
@@ -284,13 +284,14 @@ class NodeHeartbeat:
     node: str
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
-    """A node's hardware reported a signal. `judgement` is the policy's signal action: "unfit", "echo", "degraded",
+    """A node's hardware reported a signal. `signal_action` is what the policy says: "unfit", "echo", "degraded",
     "rank" or "ignore"."""
 
     node: str
-    judgement: str
+    signal_action: str
     reason: str
     text: str
 
@@ -313,7 +314,7 @@ class Tick:
 
 GangEvent = (
     GangSubmitted | AgentAttached | AgentDisconnected | AgentHeartbeat | AgentReported | BatchHeartbeat
-    | NeighbourAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | SlurmAnswered
+    | PeerAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | SlurmAnswered
 )  # fmt: skip
 NodeEvent = NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged
 Event = GangEvent | NodeEvent | Tick

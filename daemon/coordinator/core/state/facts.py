@@ -15,6 +15,7 @@ from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 
 
+@keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A node that carries ranks in a generation, with its group rank; a spare has group rank -1."""
@@ -22,7 +23,7 @@ class Seat:
     node: str
     group_rank: int
     buddy: str
-    neighbours: tuple[str, ...]
+    watched_peers: tuple[str, ...]
 
 
 @keeps_stored_names

@@ -70,7 +70,7 @@ class GangIndex:
       `crashed`: a rank has failed.
       `in_declared_phase`: a rank is in a declared phase.
       `stacks_missing`: the stacks of the ranks are not written yet.
-    `accusers`: the agent misses a neighbour.
+    `accusers`: the agent misses a watched peer.
     `to_release`: the member is removed, alive, and not released yet.
     `flush_pending`: the agent still writes a part of the running flush. `flush_failed`: the agent could not write it.
     `reported`, `progressed`, `exited_cleanly`: numbers of ranks of the running generation.
@@ -156,7 +156,7 @@ class GangIndex:
         _put(self.crashed, node, ranks.failed)
         _put(self.in_declared_phase, node, ranks.in_declared_phase)
         _put(self.stacks_missing, node, carries and status.stacks_generation < gang.generation)
-        _put(self.accusers, node, attached and seat is not None and bool(silent_neighbours(seat, status)))
+        _put(self.accusers, node, attached and seat is not None and bool(silent_watched_peers(seat, status)))
         before = self._ranks.get(node, _NO_RANKS)
         if ranks != before:
             self._ranks[node] = ranks
@@ -182,9 +182,9 @@ class GangIndex:
         self._by_fabric, self.time_fenced_at = [], 0.0
 
 
-def silent_neighbours(seat: facts.Seat, status: AgentStatus) -> list[str]:
-    """Neighbours that have not answered the agent of `seat` for as long as an accusation needs."""
-    return [node for node in seat.neighbours if status.heard_s.get(node, 0.0) >= ACCUSE_AFTER_S]
+def silent_watched_peers(seat: facts.Seat, status: AgentStatus) -> list[str]:
+    """Watched peers that have not answered the agent of `seat` for as long as an accusation needs."""
+    return [node for node in seat.watched_peers if status.heard_s.get(node, 0.0) >= ACCUSE_AFTER_S]
 
 
 def _awaits_release(member: Member) -> bool:

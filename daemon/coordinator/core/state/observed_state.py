@@ -207,7 +207,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
                 gang.batch = ObservedBatch(
                     event.job, event.restart_count, now
                 )  # otherwise the process belongs to an earlier run
-        case events.NeighbourAccused():
+        case events.PeerAccused():
             _observe_accusation(observed.gang(event.gang), event, now)
         case events.ProbeAnswered():
             _observe_probe(observed.gang(event.gang), event, now)
@@ -268,7 +268,7 @@ def _newest_step(status: AgentStatus) -> tuple[int, int]:
     return max(((rank.generation, rank.step) for rank in status.ranks if rank.progressed), default=(0, 0))
 
 
-def _observe_accusation(gang: ObservedGang, event: events.NeighbourAccused, now: float) -> None:
+def _observe_accusation(gang: ObservedGang, event: events.PeerAccused, now: float) -> None:
     gang.suspected_since.setdefault(event.node, now)
     if event.silence is Silence.CLOSED:
         gang.closed_by.setdefault(event.node, set()).add(event.witness)

@@ -1,7 +1,7 @@
-"""Which node carries which group rank, and who its buddy and its neighbours are. Pure functions.
+"""Which node carries which group rank, and what its buddy and its watched peers are. Pure functions.
 
 Seats follow the network fabric: nodes of one leaf switch get adjacent group ranks. Copies and witnesses cross it: a
-buddy, and the neighbours that watch a node, sit on other leaves wherever there are any.
+buddy, and the peers that watch a node, sit on other leaves wherever there are any.
 """
 
 import re
@@ -11,8 +11,8 @@ from functools import lru_cache
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.facts import Seat
 
-NEIGHBOUR_COUNT = 4
-"""Neighbours that each node watches. Two of them are witnesses; the others may fail."""
+WATCHED_PEER_COUNT = 4
+"""Watched peers that each node watches. Two of them are witnesses; the others may fail."""
 
 
 @lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
@@ -86,7 +86,7 @@ def _next(ring: Sequence[Member], at: int, count: int) -> list[str]:
 
 
 def assign_seats(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tuple[Seat, ...], tuple[Seat, ...]]:
-    """Seats (in the order of group ranks) and spares of a generation, with buddies and neighbours.
+    """Seats (in the order of group ranks) and spares of a generation, with buddies and watched peers.
 
     Args:
         ranked: nodes that carry ranks, in the order of group ranks.
@@ -101,12 +101,12 @@ def assign_seats(ranked: Sequence[str], members: Sequence[Member]) -> tuple[tupl
             node=node,
             group_rank=position,
             buddy=next(iter(_next(carriers, among[node], 1)), ""),
-            neighbours=tuple(_next(whole, at[node], NEIGHBOUR_COUNT)),
+            watched_peers=tuple(_next(whole, at[node], WATCHED_PEER_COUNT)),
         )
         for position, node in enumerate(ranked)
     )
     spares = tuple(
-        Seat(m.node, -1, "", tuple(_next(whole, at[m.node], NEIGHBOUR_COUNT)))
+        Seat(m.node, -1, "", tuple(_next(whole, at[m.node], WATCHED_PEER_COUNT)))
         for m in in_fabric_order(members)
         if m.node not in among
     )

@@ -51,7 +51,7 @@ class StateIndex:
             self._mark(event.gang, event.node)
         if isinstance(event, events.AgentAttached | events.AgentReported) and event.gang in self._gangs:
             self._gangs[event.gang].reported_since.add(event.node)
-        if isinstance(event, events.AgentDisconnected | events.NeighbourAccused) and event.gang in self._gangs:
+        if isinstance(event, events.AgentDisconnected | events.PeerAccused) and event.gang in self._gangs:
             self._gangs[event.gang].time_fenced_at = 0.0  # a closed connection may prove that a process has ended
 
     def note_fact(self, fact: facts.Fact) -> None:
