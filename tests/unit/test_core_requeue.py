@@ -386,3 +386,15 @@ def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_wh
     assert world.gang.members["n2"].removal_reason == "n2 is silent, and Slurm has taken it out of the job"
     assert world.core.state.node("n2").health is NodeHealth.FIT, "one witness is none"
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+
+
+def test_the_small_job_of_a_pool_node_that_is_removed_ends_once_the_gang_goes_on() -> None:
+    world = Scenario(3, 0, idle_nodes=2, limits=Limits(pool=POOL), pool_nodes=2)
+    steps(world, 1)
+    world.signal("n1")
+    steps(world, 2)
+    first = next(iter(world.gang.pool.values()))
+    world.signal(first.node)
+    steps(world, 3)
+    assert [call.job for call in calls(world, "cancel")] == [first.job]
+    assert first.serial not in world.gang.pool

@@ -19,6 +19,7 @@ import pytest
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import SignalAction
 from muster.launcher.__main__ import COMMANDS, parser
+from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -32,6 +33,25 @@ def test_the_states_are_those_of_the_tables() -> None:
         [sys.executable, ROOT / "docs" / "make_states.py"], capture_output=True, text=True, timeout=60, check=True
     )
     assert made.stdout == (ROOT / "docs" / "STATES.md").read_text(), "run: python docs/make_states.py > docs/STATES.md"
+
+
+def test_the_rules_name_functions_tests_and_planted_bugs_that_exist() -> None:
+    core, module = ROOT / "daemon" / "coordinator" / "core", ""
+    checked = 0
+    for line in (ROOT / "docs" / "RULES.md").read_text().splitlines():
+        if line.startswith("## "):
+            module = (core / line.removeprefix("## ")).read_text()
+        elif line.startswith("| `"):
+            function, _, evidence, _ = line.strip("| ").split(" | ")
+            assert f"def {function.strip('`')}(" in module, line
+            assert "nothing found" not in evidence, line
+            for file, test in re.findall(r"`(\w+)::(test_\w+)`", evidence):
+                assert f"def {test}(" in (ROOT / "tests" / "unit" / f"test_core_{file}.py").read_text(), line
+            for scenario in re.findall(r"`ladder ([\w-]+)`", evidence):
+                assert (ROOT / "docs" / "ladder" / f"{scenario}.txt").exists(), line
+            assert set(re.findall(r"bug `([\w-]+)`", evidence)) <= set(PLANTED_BUGS), line
+            checked += 1
+    assert checked > 150
 
 
 def test_links_lead_somewhere() -> None:
