@@ -308,3 +308,22 @@ def test_an_unattributed_node_is_blamed_after_a_restart_of_the_coordinator_too()
     world.restart_coordinator()
     runs(world, 3)
     assert health(world, "n2") is NodeHealth.UNFIT
+
+
+def test_losses_count_for_an_hour() -> None:
+    world = training()
+    world.power_off("n1")
+    world.run_until(lambda: world.gang.phase is Phase.RECOVERING)
+    assert "has lost 1 nodes" in circuit_breaker.too_many_swaps(world.gang, world.now, 0)
+    assert circuit_breaker.too_many_swaps(world.gang, world.now + 3600.0, 0) == ""
+
+
+def test_observe_mode_lets_no_node_go() -> None:
+    world = training(limits=Limits(observe=True))
+    spare = world.gang.spares[0].node
+    world.agent(spare).failure = "no space left on /shared"
+    world.agent(spare).status_changed(0.0)
+    world.run_until(lambda: world.gang.members[spare].removed)
+    world.run_for(5)
+    assert world.gang.generation == 1
+    assert verbs(world) == []

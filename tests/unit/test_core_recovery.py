@@ -758,3 +758,38 @@ def test_an_accusation_of_an_unknown_node_is_dropped() -> None:
         world.post_event(events.PeerAccused("g", "n0", f"nobody{number}", Silence.CLOSED))
     seen = world.core.observed.gang("g")
     assert (seen.closed_by, seen.suspected_since) == ({}, {})
+
+
+def test_an_agent_that_is_started_anew_ends_the_generation_with_that_reason() -> None:
+    world = training()
+    world.relaunch_agents("n1")
+    world.run_until(lambda: bool(world.facts(facts.GenerationFenced)[1:]))
+    assert world.facts(facts.GenerationFenced)[-1].cause == "muster-agent on n1 was started anew"
+
+
+def test_the_new_agent_of_a_removed_member_does_not_come_back() -> None:
+    world = training()
+    world.kill_agent("n1")
+    world.run_until(recovered(world))
+    world.relaunch_agents("n1")
+    world.run_for(5)
+    assert world.gang.members["n1"].removed
+
+
+def test_an_agent_that_comes_after_the_end_joins_nothing() -> None:
+    world = training()
+    world.post_event(events.CancelRequested("g", "uid 1000"))
+    joined = len(world.facts(facts.MemberJoined))
+    world.post_event(events.AgentAttached("g", "n9", 1, 0, "late", "a:1", False, "", events.AgentStatus()))
+    assert len(world.facts(facts.MemberJoined)) == joined
+
+
+def test_a_minor_signal_makes_a_fit_node_degraded_and_nothing_else() -> None:
+    world = training()
+    world.signal("n1", "degraded", "row remapping is pending")
+    world.signal("n1", "degraded", "row remapping is pending")
+    world.signal("n2", "ignore", "a signal that the policy ignores")
+    world.run_for(5)
+    health = [(fact.node, fact.health) for fact in world.facts(facts.NodeJudged)]
+    assert health == [("n1", NodeHealth.DEGRADED)]
+    assert (world.gang.generation, world.slurm) == (1, [])

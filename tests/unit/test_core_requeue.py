@@ -6,8 +6,9 @@ import pytest
 
 from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.recovery.requeueing import EXCLUSION_S
+from muster.daemon.coordinator.core.recovery.shared_pool import refusal
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.durable_state import DurableState, PoolRequest
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.scenarios.scenario import Scenario
@@ -388,13 +389,31 @@ def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_wh
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
 
 
-def test_the_small_job_of_a_pool_node_that_is_removed_ends_once_the_gang_goes_on() -> None:
-    world = Scenario(3, 0, idle_nodes=2, limits=Limits(pool=POOL), pool_nodes=2)
+def test_a_member_of_the_pool_that_carries_no_rank_again_gives_its_small_job_back() -> None:
+    world = Scenario(2, 0, idle_nodes=2, limits=replace(NO_LIMITS, pool=POOL), durable_dir="/durable", pool_nodes=2)
     steps(world, 1)
-    world.signal("n1")
+    world.crash("n1")
     steps(world, 2)
-    first = next(iter(world.gang.pool.values()))
-    world.signal(first.node)
-    steps(world, 3)
-    assert [call.job for call in calls(world, "cancel")] == [first.job]
-    assert first.serial not in world.gang.pool
+    member = next(member for member in world.gang.present() if member.job != world.gang.job)
+    world.signal(member.node)
+    world.run_until(lambda: world.gang.stepped_generation == 3, 120)
+    world.run_for(2)
+    assert [call.job for call in calls(world, "cancel")] == [member.job]
+    assert calls(world, "let_go") == []
+
+
+def test_an_agent_joins_from_the_pool_only_with_its_own_open_request() -> None:
+    world = training(nodes=2, spares=0)
+    gang = world.gang
+    gang.pool[1] = PoolRequest(1, "n0", ())
+    assert refusal(gang, 1, 7, "n5") == ""
+    gang.pool[1] = PoolRequest(1, "n0", (), job=7, node="n5")
+    assert refusal(gang, 1, 7, "n5") == ""
+    words = "no node of the pool is wanted any more"
+    assert refusal(gang, 1, 8, "n5") == words, "the job of another request"
+    assert refusal(gang, 1, 7, "n6") == words, "a second node of one job"
+    assert refusal(gang, 2, 7, "n5") == words, "an unknown request"
+    assert refusal(None, 1, 7, "n5") == words, "an unknown gang"
+    world.post_event(events.CancelRequested("g", "uid 1000"))
+    gang.pool[1] = PoolRequest(1, "n0", ())
+    assert refusal(gang, 1, 7, "n5") == words, "a gang that is over"

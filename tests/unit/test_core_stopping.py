@@ -244,3 +244,14 @@ def test_the_time_limit_of_the_earlier_run_stops_no_rank() -> None:
     world.run_for(0.5)
     assert world.core.observed.gang("g").job_restarts == 0
     assert len(world.facts(facts.StopPlanned)) == 1
+
+
+def test_a_job_that_slurm_has_ended_is_saved_while_its_agents_live() -> None:
+    world = training()
+    last = stopped_at(world)
+    world.post_event(events.SlurmJobChanged("g", 1, (), 0, "TIMEOUT"))
+    assert not world.gang.final
+    world.run_until(lambda: world.gang.final)
+    assert durable(world) >= last
+    assert (world.gang.phase, world.gang.reason) == (Phase.FAILED, "Slurm ended job 1: TIMEOUT")
+    assert verbs(world) == []
