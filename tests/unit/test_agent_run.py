@@ -81,7 +81,7 @@ async def test_the_event_loop_never_stands_still(gang: Gang, monkeypatch: pytest
     watch.cancel()
     told = "".join((gang.folder / f"{node}.err").read_text() for node in gang.nodes)
     assert "Loaded running loop" in told or "asyncio" in told
-    # A watched peer begins to worry after 0.75 s. On a busy machine every event loop stands still, this one too.
+    # An agent suspects a watched peer after 0.75 s. On a busy machine every event loop stands still, this one too.
     most = 0.5 + 3 * ours.longest_s
     assert [float(seconds) for seconds in re.findall(r"took ([\d.]+) seconds", told) if float(seconds) > most] == []
 

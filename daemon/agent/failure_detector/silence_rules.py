@@ -3,10 +3,10 @@
 Pure: all times are seconds on one monotonic clock and are passed in. A *contact* is the time at which the newest
 answered ping was sent: nothing newer is known about a peer.
 
-    a watched peer silent for 0.75 s   a *suspicion* begins: ping the coordinator and all members every 250 ms
-    a watched peer silent for 1.25 s   accuse the watched peer
-    2 s without an answer from      kill the ranks (self-fencing). This node counts as heard. At exactly half
-    the coordinator and from a      of the gang, the coordinator's answer decides.
+    a watched peer is silent 0.75 s  a *suspicion* begins: ping the coordinator and all members every 250 ms
+    a watched peer is silent 1.25 s  accuse that peer
+    2 s without an answer from       kill the ranks (self-fencing). This node counts as heard. At exactly half
+    the coordinator and from a       of the gang, the coordinator's answer decides.
     majority of the gang
 
 The coordinator relies on self-fencing: it starts no new generation before every silent agent must have killed its

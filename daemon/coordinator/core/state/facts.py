@@ -1,5 +1,5 @@
-"""Facts: what the core has decided. Facts are the records of the journal. Only facts change
-the durable state (`state_updates`).
+"""Facts: what the core has decided. Facts are the records of the journal. Only facts change the
+durable state (`state_updates`).
 
 A fact carries its reason in words wherever there is one. `FACTS` has each kind under its stored name. A fact may get
 new fields with defaults; it never loses a stored name (`stored_names`).

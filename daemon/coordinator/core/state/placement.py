@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.facts import Seat
 
 WATCHED_PEER_COUNT = 4
-"""Watched peers that each node watches. Two of them are witnesses; the others may fail."""
+"""Number of peers that each node watches. Two of them are witnesses; the others may fail."""
 
 
 @lru_cache(maxsize=65_536)  # all nodes of a large site: they are sorted often
