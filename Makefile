@@ -115,7 +115,7 @@ figures: setup ## the README's picture and table of recoveries, from what bench-
 bench-slurm: image ## what each call of the Slurm client costs, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_slurm
 
-bench-standby: image ## how long nobody coordinates where a standby takes over, on a cluster of containers
+bench-standby: image ## how long nobody coordinates when a standby takes over, on a cluster of containers
 	@$(BIN)/python -m benchmarks.bench_standby
 
 bench-cancel: image ## how long `muster cancel` takes to free everything, on a cluster of containers

@@ -47,7 +47,7 @@ GAP = 0.6
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of the picture. `seconds` is None where the job did not train again."""
+    """One bar of the picture. `seconds` is None if the job did not train again."""
 
     fault: str
     system: str

@@ -86,7 +86,7 @@ class Manifest:
 
 
 def _manifest_in(folder: Path) -> dict[str, Any]:
-    """The manifest in a folder; empty where there is none, or where it can't be read."""
+    """The manifest in a folder; empty if there is none, or if it can't be read."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError):

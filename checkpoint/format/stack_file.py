@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def find_stack_file(pid: int) -> str | None:
-    """The path of a process's stack file; None where the process has none, or has ended."""
+    """The path of a process's stack file; None if the process has none, or has ended."""
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for name in os.listdir(folder):

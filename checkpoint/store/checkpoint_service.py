@@ -68,7 +68,7 @@ class CheckpointService:
         gang_id, node: the gang and the node of this agent.
         dial: returns a stub for a peer's address, host:port.
         on_change: called when `shards`, `committed`, `progress` or `phases` return something new.
-        slots_refused: why no rank gets slots; empty where ranks get slots.
+        slots_refused: why no rank gets slots; empty if ranks get slots.
     """
 
     def __init__(

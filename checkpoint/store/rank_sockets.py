@@ -44,7 +44,7 @@ class RankSockets:
         return rank_end
 
     def generation(self, rank: int) -> int | None:
-        """The generation of the connected rank; None where the rank is not connected."""
+        """The generation of the connected rank; None if the rank is not connected."""
         return self._sockets[rank][0] if rank in self._sockets else None
 
     def send(self, rank: int, message: AgentRankMessage, fds: Sequence[int] = ()) -> None:

@@ -46,7 +46,7 @@ class TorchlessRank:
         In the durable metadata, item 0 is rank 0's shared bytes, and item 100 + R is the object of rank R.
 
         Returns:
-            Why there are no slots; empty where there are.
+            Why there are no slots; empty if there are.
         """
         self._objects_offset = layout.align_up(shared_bytes)
         self._header_offset = self._objects_offset + layout.align_up(layout.LENGTH_BYTES + object_capacity)

@@ -1,6 +1,6 @@
 """A rank's connection to its agent: one inherited Unix socket that carries packets, with memfds beside them. No torch.
 
-The connection must not delay training: it reads messages without waiting, except where the rank waits for its state or
+The connection must not delay training: it reads messages without waiting, except when the rank waits for its state or
 for a slot on purpose. When the agent ends, snapshots end and training goes on.
 """
 
@@ -97,7 +97,7 @@ class AgentConnection:
         """Ask for two slots of this size. Their bytes are in `slots` afterwards.
 
         Returns:
-            Why there are no slots; empty where there are.
+            Why there are no slots; empty if there are.
         """
         self.slots = []
         self._free_slots.clear()
@@ -138,12 +138,12 @@ class AgentConnection:
         self._send(RankMessage(filled=RankFilled(slot=slot, step=step)))
 
     def read_pending(self) -> None:
-        """Read all messages that have arrived, without waiting. This takes microseconds where none has."""
+        """Read all messages that have arrived, without waiting. This takes microseconds if none has."""
         while self.alive and self._receive(0.0)[0] is not None:
             pass
 
     def slot_for_scheduled_step(self, step: int, every: int, wait_s: float = 0.0) -> int | None:
-        """The slot for the snapshot of `step`; None where `step` is not the step that all ranks keep next.
+        """The slot for the snapshot of `step`; None if `step` is not the step that all ranks keep next.
 
         Args:
             step: a finished step for which a snapshot is due: `every` divides it.
@@ -153,7 +153,7 @@ class AgentConnection:
         return self._wait_for_slot(lambda: self._scheduled_slot(step, every), wait_s)
 
     def slot_for_any_step(self, step: int, every: int, wait_s: float) -> int | None:
-        """Any slot that may be written, whatever step it is meant for; None where none is free within `wait_s` seconds.
+        """Any slot that may be written, whatever step it is meant for; None if none is free within `wait_s` seconds.
 
         All ranks keep the first and the last step, whether these steps are scheduled or not. `every`: as in
         `slot_for_scheduled_step`.

@@ -246,7 +246,7 @@ class Checkpoint:
 
 
 def _durable_source(start: StartPoint, durable: str) -> Path | None:
-    """The durable checkpoint to load; None where there is none, or where the state is in memory."""
+    """The durable checkpoint to load; None if there is none, or if the state is in memory."""
     if start.shard is not None:
         return None
     return _resolve(start.durable_path) if start.durable_path else _resolve_on_rank_0(durable)
@@ -275,7 +275,7 @@ def _resolve_on_rank_0(path: str) -> Path | None:
 
 
 def _resolve(path: str) -> Path | None:
-    """The checkpoint that a path leads to; None where there is none yet.
+    """The checkpoint that a path leads to; None if there is none yet.
 
     If the path names a version that is not there, a newer version of the same gang beside it is found: a flush of a
     running gang may write a newer version than its order names. A name without a gang leads to no other folder.

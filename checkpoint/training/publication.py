@@ -47,7 +47,7 @@ def rank_and_world_size() -> tuple[int, int]:
     """
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() > 1 and not _has_numpy():
-            raise CheckpointError("numpy is missing: PyTorch needs it where ranks exchange objects; pip install numpy")
+            raise CheckpointError("numpy is missing: PyTorch needs it when ranks exchange objects; pip install numpy")
         return dist.get_rank(), dist.get_world_size()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:

@@ -107,8 +107,8 @@ class TrainingState:
 
         Args:
             structure: the structure of each shared state, by name.
-            value_of: returns the value of a shared leaf by its name; raises KeyError where there is none.
-            per_rank_value_of: returns this rank's state of an object by name, or of "generators"; None where there is
+            value_of: returns the value of a shared leaf by its name; raises KeyError if there is none.
+            per_rank_value_of: returns this rank's state of an object by name, or of "generators"; None if there is
                 none.
 
         Raises:

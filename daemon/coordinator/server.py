@@ -39,7 +39,7 @@ class Settings:
 
     Args:
         listen: "host:port", port 0 for any.
-        confirm_leadership: is called before the coordinator acts; does not return where another coordinator may act.
+        confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
     """
 

@@ -3,8 +3,8 @@
 1. One generation can run, commit and publish. When a generation starts, all ranks of earlier generations have ended. 2.
 No committed step is lost while its shards exist, and no restored state mixes versions. 3. No healthy node is evicted on
 the word of one witness. No node is called LOST while its gang makes progress, and none is called HUNG within 3 s. A
-hang is found only where there is one. 4. Every gang ends or settles; no call is owed to Slurm for ever. A hang is found
-in time. 5. While many nodes are silent at once, none is evicted for a minute. 6. No more nodes are taken out of service
+hang is found only if there is one. 4. Every gang ends or settles; no call is owed to Slurm for ever. A hang is found in
+time. 5. While many nodes are silent at once, none is evicted for a minute. 6. No more nodes are taken out of service
 than the site allows. In observe mode nothing is done to a node. 7. A node keeps memory only for a gang that may come
 back, for ten minutes at most, and never beside another job.
 

@@ -15,7 +15,7 @@ class WaitTimeout(AssertionError):
 
 
 def allowed(seconds: float) -> float:
-    """The deadline that is kept where `seconds` would do on an idle machine: MUSTER_PATIENCE times as long.
+    """The deadline that is kept if `seconds` would do on an idle machine: MUSTER_PATIENCE times as long.
 
     The tests set it, so that a busy machine fails none of them: a deadline only ends a wait that would never end.
     """

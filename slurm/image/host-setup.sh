@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs on this host what the test cluster needs and lacks, through apt-get (Debian and Ubuntu);
-# where packages are named, these and nothing else.
-# Does nothing where everything is there already; a docker that answers is used as it is.
+# if packages are named, these and nothing else.
+# Does nothing if everything is there already; a docker that answers is used as it is.
 set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 missing="${*:+ $*}"

@@ -103,7 +103,7 @@ class CommitProtocol:
         self.fenced_generation = generation
 
     def stale_reason(self, version: Version) -> str:
-        """Why a version is no longer replicated or committed; empty where it still is."""
+        """Why a version is no longer replicated or committed; empty if it still is."""
         if version == self._restored_version():
             return ""
         if version.generation <= self.fenced_generation:
@@ -243,7 +243,7 @@ class CommitProtocol:
     # The commit leader.
 
     def receive_report(self, request: peer_pb2.StoredReport) -> str:
-        """Record a node's report; returns why the report is refused, empty where it is not."""
+        """Record a node's report; returns why the report is refused, empty if it is not."""
         version = Version.from_wire(request.version)
         if request.gang_id != self._gang_id or version.generation != self._tracker.generation:
             return f"{self._node} tracks generation {self._tracker.generation} of gang {self._gang_id}"
@@ -287,7 +287,7 @@ class CommitProtocol:
     # Every agent.
 
     def receive_decision(self, request: peer_pb2.CommitNotice) -> str:
-        """Apply the leader's decision; returns why the decision is refused, empty where it is not."""
+        """Apply the leader's decision; returns why the decision is refused, empty if it is not."""
         version = Version.from_wire(request.version)
         if request.gang_id != self._gang_id or version.generation <= self.fenced_generation:
             return f"{self._node} has fenced generation {self.fenced_generation} of gang {self._gang_id}"

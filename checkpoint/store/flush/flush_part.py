@@ -129,7 +129,7 @@ def describe_error(error: Exception, folder: Path) -> str:
 
 
 def contiguous_bytes(shard: Shard) -> memoryview:
-    """The bytes of a shard as one range: its memory, or a copy where the shard refers to pieces of other shards."""
+    """The bytes of a shard as one range: its memory, or a copy if the shard refers to pieces of other shards."""
     if not shard.references:
         return shard.memory.view
     return memoryview(b"".join(shard.piece(n) for n in range(len(shard.pieces))))

@@ -79,7 +79,7 @@ class SlotPool:
         return assigned
 
     def mark_full(self, rank: int, number: int) -> Slot | None:
-        """Mark a slot as full; None where the rank has no free slot of this number."""
+        """Mark a slot as full; None if the rank has no free slot of this number."""
         for slot in self._slots.get(rank, []):
             if slot.number == number and not slot.full:
                 slot.full = True
@@ -88,7 +88,7 @@ class SlotPool:
         return None
 
     def next_free(self, rank: int) -> Slot | None:
-        """The free slot that the rank shall write next; None where all slots are full."""
+        """The free slot that the rank shall write next; None if all slots are full."""
         free = [s for s in self._slots.get(rank, []) if s.number is not None and not s.full]
         return min(free, key=lambda s: s.number or 0, default=None)
 

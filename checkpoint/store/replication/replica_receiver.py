@@ -29,7 +29,7 @@ class ReplicaReceiver:
         gang_id: offers of other gangs are refused.
         shard_store: the shards of this node.
         replica_builder: builds the replicas.
-        stale_reason: returns why a version is refused; empty where it is not.
+        stale_reason: returns why a version is refused; empty if it is not.
         awaits_slot: returns whether a rank of this node may still fill a slot with a version.
     """
 
@@ -54,7 +54,7 @@ class ReplicaReceiver:
         self._slots_changed = asyncio.Event()
 
     async def offer(self, offer: peer_pb2.ShardOffer) -> peer_pb2.ShardNeed:
-        """Answer which pieces are missing. Where none is, the verified replica is stored when this returns."""
+        """Answer which pieces are missing. If none is, the verified replica is stored when this returns."""
         version = transfer.version_of_offer(offer)
         if refused := self._refusal(offer.gang_id, version):
             return peer_pb2.ShardNeed(refused=refused)

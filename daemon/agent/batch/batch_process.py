@@ -91,7 +91,7 @@ class PollTiming:
     poll_s: float = 1.0
     poll_beside_srun_s: float = 2.0
     srun_exit_s: float = 3.0
-    # From SIGKILL to the end of srun, which the kernel delays where srun waits for a dead file server.
+    # From SIGKILL to the end of srun, which the kernel delays if srun waits for a dead file server.
     srun_kill_s: float = 3.0
     # After srun's end: consecutive answers that the gang is unknown. Two minutes: an agent on its way attaches within
     # one, even if Slurm is slow to confirm its identity.

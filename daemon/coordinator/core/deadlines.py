@@ -14,7 +14,7 @@ class Deadlines:
         self._heap: list[tuple[float, str]] = []  # old deadlines stay in the heap until they reach its top
 
     def get(self, key: str) -> float | None:
-        """The deadline of `key`; None where it has none."""
+        """The deadline of `key`; None if it has none."""
         return self._at.get(key)
 
     def set(self, key: str, at: float | None) -> None:
@@ -27,7 +27,7 @@ class Deadlines:
 
     @property
     def nearest(self) -> float | None:
-        """The nearest deadline of all keys; None where no key has one."""
+        """The nearest deadline of all keys; None if no key has one."""
         while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -21,7 +21,7 @@ class EndMark:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def read(self) -> tuple[int, int]:
-        """Term and position; zeros where nothing was written, or a power cut has damaged the mark."""
+        """Term and position; zeros if nothing was written, or a power cut has damaged the mark."""
         words = os.pread(self._handle, _BYTES, 0).split()
         if len(words) != 2 or not all(word.isdigit() for word in words):
             return 0, 0

@@ -56,7 +56,7 @@ class JournalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One fact. `gang` is empty where the fact concerns a node alone, `node` where the fact names no node.
+    """One fact. `gang` is empty if the fact concerns a node alone, `node` if the fact names no node.
     `cause`: the event that led to the fact, in words."""
 
     position: int
@@ -72,7 +72,7 @@ class Record:
 class Journal:
     """The journal in `folder`. The folder is created if it does not exist; this process locks it.
 
-    `lease_term` is the term of the lease, where two machines share the folder; 0: they don't. A shared folder has one
+    `lease_term` is the term of the lease, if two machines share the folder; 0: they don't. A shared folder has one
     journal per term (per_term_journal.py says why).
 
     Raises:
@@ -168,7 +168,7 @@ class Journal:
     def load(self, *, use_snapshot: bool = True) -> DurableState:
         """Replay: the newest snapshot and the facts after it (all facts, without `use_snapshot`).
 
-        Completes a takeover: where this journal is a copy, older journals are removed.
+        Completes a takeover: if this journal is a copy, older journals are removed.
 
         Raises:
             JournalError: a record is damaged or missing. A copy to which nothing was written is closed and removed.
@@ -211,7 +211,7 @@ class Journal:
             return [Record(*row) for row in rows]
 
     def find_owner(self, gang: str = "", job: int = 0) -> tuple[str, int] | None:
-        """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None where none was registered.
+        """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None if none was registered.
 
         Raises:
             JournalError: the journal can't be read.
@@ -252,7 +252,7 @@ class Journal:
         """Replace the snapshots that an older version wrote by one of this version.
 
         The older snapshots lack fields of today's durable state. Facts are never removed, so they lack nothing. This
-        happens in the migration's transaction: where a fact can't be read, the journal stays as it was, and the older
+        happens in the migration's transaction: if a fact can't be read, the journal stays as it was, and the older
         version can still use it.
         """
         newest = int(self._first_row("SELECT max(position) FROM snapshots")[0] or 0)
@@ -308,7 +308,7 @@ class Journal:
         return row[0]
 
     def _first_row(self, sql: str, *values: object) -> Any:
-        """The first row of the answer; None where the answer is empty."""
+        """The first row of the answer; None if the answer is empty."""
         return self._db.execute(sql, values).fetchone()
 
     @contextmanager
@@ -345,7 +345,7 @@ def _parse_snapshot(position: int, text: str, crc: int | None) -> DurableState:
 
 
 def _verify_checksum(record: Record, crc: int | None) -> None:
-    """Raises JournalError where `record` does not match `crc`; None: written before format 2, without a checksum."""
+    """Raises JournalError if `record` does not match `crc`; None: written before format 2, without a checksum."""
     values = (record.at, record.gang, record.node, record.name, record.json, record.text, record.cause)
     if crc not in (None, _crc(*values)):
         raise JournalError(f"record {record.position} ({record.name}) is damaged: its checksum is wrong")

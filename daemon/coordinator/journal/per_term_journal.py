@@ -4,7 +4,7 @@ A machine that was cut off from the file server may still hold writes in its cac
 long after the process that made them has died. So a new leader never continues an older term's file: it copies the
 newest journal into a file of its own term. Late writes go to a file that no coordinator reads any more.
 
-A copy is provisional until it has been read. Where reading fails, the copy is removed, and the next start copies again.
+A copy is provisional until it has been read. If reading fails, the copy is removed, and the next start copies again.
 After a successful read all journals are removed except the copy and its source. A power cut after that loses nothing:
 the bytes of the copy and its name in the folder are on the disk by then.
 """
@@ -43,7 +43,7 @@ def journal_path(folder: Path, term: int) -> Path:
 
 
 def newest_term(folder: Path) -> int:
-    """The highest term that has a journal in `folder`; 0 where none has.
+    """The highest term that has a journal in `folder`; 0 if none has.
 
     Raises:
         OSError: the folder can't be read.

@@ -1,4 +1,4 @@
-"""Leadership as a process sees it: wait for the lease, renew it, and exit at once where it is lost."""
+"""Leadership as a process sees it: wait for the lease, renew it, and exit at once if it is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LeaseKeeper:
         self.lease.release()
 
     def guard(self) -> float:
-        """Seconds for which this process still holds the lease. Ends the process where it does not hold the lease.
+        """Seconds for which this process still holds the lease. Ends the process if it does not hold the lease.
 
         Call it before every action that only the leader may do (`slurm/client/lease_guard.py`).
         """

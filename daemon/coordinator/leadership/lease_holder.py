@@ -30,7 +30,7 @@ class LeaseHolder:
 
     @classmethod
     def parse(cls, text: str) -> LeaseHolder | None:
-        """The inverse of `str`; None where `text` is not an identity."""
+        """The inverse of `str`; None if `text` is not an identity."""
         host, _, rest = text.partition("|")
         parts = rest.split("|")
         if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
@@ -38,7 +38,7 @@ class LeaseHolder:
         return cls(host, parts[0], int(parts[1]), int(parts[2]))
 
     def has_ended(self, observer: LeaseHolder, proc: Path = PROC) -> bool:
-        """Whether `observer` knows that this process has ended; False where `observer` can't know."""
+        """Whether `observer` knows that this process has ended; False if `observer` can't know."""
         if (self.host, self.kernel_id) != (observer.host, observer.kernel_id):
             return False
         start_ticks = _read_start_ticks(self.pid, proc)
@@ -49,7 +49,7 @@ class LeaseHolder:
 
 
 def _read_start_ticks(pid: int, proc: Path = PROC) -> int | None:
-    """None where the process does not exist, or where /proc hides other users' processes (hidepid, ProtectProc)."""
+    """None if the process does not exist, or if /proc hides other users' processes (hidepid, ProtectProc)."""
     try:
         return int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError, PermissionError):

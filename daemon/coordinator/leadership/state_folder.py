@@ -55,7 +55,7 @@ def check_shared_folder(folder: Path | None, process: LeaseHolder, environ: Mapp
     try:
         mode = folder.stat().st_mode
     except OSError as error:
-        # The folder is never created here: where the share is not mounted, the lease would be local to this machine.
+        # The folder is never created here: if the share is not mounted, the lease would be local to this machine.
         raise LeaseError(
             f"{folder}: {error.strerror}. Is the share mounted? (An administrator creates the folder once, owned by "
             "SlurmUser, with mode 0700)"

@@ -271,7 +271,7 @@ def _unknown_gang(ref: pb.GangRef) -> RpcAbort:
 
 
 def _login_name(caller: Caller) -> str:
-    """The caller's login name, where this host knows the uid."""
+    """The caller's login name, if this host knows the uid."""
     try:
         return pwd.getpwuid(caller.uid).pw_name
     except KeyError:

@@ -154,7 +154,7 @@ async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
 
 
 async def addresses_of(name: str) -> set[str]:
-    """The IP addresses that this host resolves `name` to; none where no server answers."""
+    """The IP addresses that this host resolves `name` to; none if no server answers."""
     try:
         async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
             answers = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
 """The roll call: health, leaf switch and jobs of every node that Slurm has or that Muster has heard from. Pure.
 
-A node of Slurm is UNHEARD where no musterd of it was ever heard: Muster gets no hardware signals from the node.
+A node of Slurm is UNHEARD if no musterd of it was ever heard: Muster gets no hardware signals from the node.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A stream's outbox holds at most one order, the newest, because an order replaces all orders before it. All other
 messages (pongs, probe orders) are sent in their sequence.
 
-A gang has one agent on each node. Where a second process claims to be that agent, messages from the first one decide:
-a live agent sends a message at least every 5 s.
+A gang has one agent on each node. If a second process claims to be that agent, messages from the first one decide: a
+live agent sends a message at least every 5 s.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class AgentStreams:
         of_gang[stream.node] = stream
 
     def remove(self, stream: AgentStream) -> bool:
-        """Remove `stream`. False, and nothing happens, where a newer stream has replaced it."""
+        """Remove `stream`. False, and nothing happens, if a newer stream has replaced it."""
         of_gang = self._streams.get(stream.gang, {})
         if of_gang.get(stream.node) is not stream:
             return False

@@ -5,7 +5,7 @@ orders to agents, calls to Slurm, probes, the timer. All of this happens on one 
 exit becomes the other agents' FENCE within one iteration of the event loop. Acting is idempotent: `start` carries out
 what was still owed before a restart.
 
-Where the journal can't be written, or the core fails, the engine stops for good and `failed` says why. Ranks train on
+If the journal can't be written, or the core fails, the engine stops for good and `failed` says why. Ranks train on
 without the coordinator, and the next start continues from the end of the journal.
 """
 
@@ -57,7 +57,7 @@ class Engine:
         confirm_leadership: Callable[[], object] = no_lease,
     ) -> None:
         """`state` is the replay of `journal`. `confirm_leadership` is called after writing and before acting; it does
-        not return where another coordinator may act."""
+        not return if another coordinator may act."""
         self.clock = clock or SteadyClock(journal.last_at)
         self.core = Core(state, self.clock.now(), limits)
         self.journal = journal
@@ -104,7 +104,7 @@ class Engine:
         await self._prober.aclose()
 
     def post(self, event: events.Event) -> None:
-        """Process `event`. Never blocks, never raises. The event is dropped where the engine is not running."""
+        """Process `event`. Never blocks, never raises. The event is dropped if the engine is not running."""
         self._queue.append(event)
         if self._processing:
             return

@@ -26,7 +26,7 @@ class Executor(Protocol):
     """Carries out what the core decided. Every method is idempotent: a restarted coordinator may repeat each action."""
 
     def confirm_leadership(self) -> None:
-        """Do not return where another coordinator may act: this machine may have been suspended a moment ago."""
+        """Do not return if another coordinator may act: this machine may have been suspended a moment ago."""
         ...
 
     def publish(self, records: Sequence[Record]) -> None:

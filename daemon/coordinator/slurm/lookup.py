@@ -2,7 +2,7 @@
 
 Look-ups of the same job at the same time share one call: when a coordinator restarts, every agent of every gang
 attaches at once. An answer is reused for a second. A caller is rejected only on an answer that is newer than the
-caller's request. Where Slurm doesn't answer, the call is retried for a while. Then the answer is Unknown, which never
+caller's request. If Slurm doesn't answer, the call is retried for a while. Then the answer is Unknown, which never
 counts as no.
 """
 
@@ -54,7 +54,7 @@ class SlurmLookup:
         return await self._shared(("node", node), call, since or clock.monotonic() - _ANSWER_VALID_S)
 
     async def leaf(self, node: str) -> str:
-        """The leaf switch of `node`; empty where Slurm has no topology or doesn't answer."""
+        """The leaf switch of `node`; empty if Slurm has no topology or doesn't answer."""
         found = await self._shared("topology", self._slurm.topology, clock.monotonic() - _TOPOLOGY_VALID_S)
         return (found.leaf(node) or "") if isinstance(found, Topology) else ""
 

@@ -43,7 +43,7 @@ class SlurmRoster:
         self.unknown = "Slurm has not answered yet"
 
     def leaf(self, node: str) -> str:
-        """The leaf switch of `node`; empty where Slurm has no topology or has not answered."""
+        """The leaf switch of `node`; empty if Slurm has no topology or has not answered."""
         return self._topology.leaf(node) or ""
 
     async def run(self) -> NoReturn:

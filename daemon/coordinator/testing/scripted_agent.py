@@ -63,7 +63,7 @@ class ScriptedAgent:
         await self._server.start()
 
     async def attach(self, coordinator: str) -> None:
-        """Run one stream, from hello to its end. Raises grpc.aio.AioRpcError where the coordinator aborts it."""
+        """Run one stream, from hello to its end. Raises grpc.aio.AioRpcError if the coordinator aborts it."""
         async with open_channel(coordinator, self._credentials) as channel:
             metadata = await credential_metadata(self._credentials, "/muster.v1.AgentService/Attach")
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)

@@ -24,7 +24,7 @@ ended."""
 
 
 def find_crashed_node(gang_turn: GangTurn) -> str:
-    """The node on which ranks crashed and ended the newest generation; empty where no single node can be named.
+    """The node on which ranks crashed and ended the newest generation; empty if no single node can be named.
 
     Called when all ranks have ended. The first reported exit proves little: a healthy rank dies of the reset of a
     peer's connection, and its agent may report first.
@@ -47,7 +47,7 @@ def _exit_codes(gang_turn: GangTurn, node: str) -> set[int]:
 
 
 def swap_crashing_node(gang_turn: GangTurn) -> None:
-    """If ranks have crashed twice in a row on one node, remove the node where a spare can take its place."""
+    """If ranks have crashed twice in a row on one node and a spare can take its place, remove the node."""
     gang = gang_turn.gang
     if len(gang.recoveries) < 2:
         return

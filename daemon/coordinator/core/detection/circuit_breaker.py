@@ -1,8 +1,8 @@
 """The circuit breaker: limits on what Muster takes out of service by itself, and observe mode.
 
-A wrong row in the policy, or a fault of the network, must not empty a cluster. Where a limit is reached, a live node
-stays in service whatever its hardware reports, and Slurm is not told about a dead node: Slurm finds out by itself. The
-gang goes on without a dead node all the same. A gang that loses node after node is stopped.
+A wrong row in the policy, or a fault of the network, must not empty a cluster. If a limit is reached, a live node stays
+in service whatever its hardware reports, and Slurm is not told about a dead node: Slurm finds out by itself. The gang
+goes on without a dead node all the same. A gang that loses node after node is stopped.
 """
 
 from muster.daemon.coordinator.core.state import facts
@@ -16,7 +16,7 @@ COUNTED_OUT_S = 86400.0
 
 
 def reason_to_withhold(turn: Turn) -> str:
-    """Why no further node may be taken out of service; empty where one may."""
+    """Why no further node may be taken out of service; empty if one may."""
     limits = turn.limits
     if limits.observe:
         return "observe mode"
@@ -31,8 +31,8 @@ def reason_to_withhold(turn: Turn) -> str:
 
 
 def take_out_of_service(turn: Turn, gang: Gang | None, node: str, health: NodeHealth, reason: str) -> None:
-    """Set the node's health, and owe Slurm a drain (the node is alive) or DOWN. Where a limit withholds the call,
-    record that."""
+    """Set the node's health, and owe Slurm a drain (the node is alive) or DOWN. If a limit withholds the call, record
+    that."""
     held, before = reason_to_withhold(turn), turn.state.node(node).health
     if health is before or health in NODE_TRANSITIONS[before]:
         turn.record(facts.NodeJudged(node, health, reason))
@@ -45,8 +45,8 @@ def take_out_of_service(turn: Turn, gang: Gang | None, node: str, health: NodeHe
 
 
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:
-    """Why the gang may not go on with further nodes; empty where it may. Losses in an earlier run of the job do not
-    keep this run from its start."""
+    """Why the gang may not go on with further nodes; empty if it may. Losses in an earlier run of the job do not keep
+    this run from its start."""
     if gang.phase is not Phase.RECOVERING or not gang.recoveries or not gang.recoveries[-1].nodes_out:
         return ""
     lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)

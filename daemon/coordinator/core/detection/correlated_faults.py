@@ -1,6 +1,6 @@
 """Correlated faults: a hardware signal on one node that the loss of a peer explains, such as an NVLink error.
 
-The core waits for the loss of a peer. Only where no peer is lost does the signal make its own node unfit. The node's
+The core waits for the loss of a peer. Only if no peer is lost does the signal make its own node unfit. The node's
 daemon has had its answer and does not repeat the signal, so the durable state holds the signal until it is decided.
 """
 
@@ -17,8 +17,8 @@ PEER_LOSS_AFTER_S = 2.5
 PEER_LOSS_BEFORE_S = 5.0
 """Seconds before the signal within which a peer may have been found lost and still be the cause."""
 LONGEST_WAIT_S = CAUSE_WAIT_S + 10.0
-"""Seconds to wait, at most. While a peer is suspected, its loss may still show; where many nodes are silent at once,
-that takes CAUSE_WAIT_S and more."""
+"""Seconds to wait, at most. While a peer is suspected, its loss may still show; if many nodes are silent at once, that
+takes CAUSE_WAIT_S and more."""
 RECHECK_S = 0.5
 """Seconds until the next look whether a peer is lost."""
 
@@ -52,7 +52,7 @@ def resolve_unexplained(turn: Turn) -> list[tuple[str, str]]:
 
 
 def next_deadline(state: DurableState, observed: ObservedState, now: float) -> float | None:
-    """When a signal may have to be decided (seconds); None where none is undecided."""
+    """When a signal may have to be decided (seconds); None if none is undecided."""
     dues = (_due_at(observed, fault) for fault in state.correlated_faults.values())
     return min((due if due > now else now + RECHECK_S for due in dues), default=None)
 
@@ -72,7 +72,7 @@ def _gangs_with(turn: Turn, node: str, at: float) -> list[Gang]:
 
 
 def _lost_peer(turn: Turn, node: str, at: float) -> str:
-    """A node of the same gang that was found lost or hung at that time or later; empty where there is none."""
+    """A node of the same gang that was found lost or hung at that time or later; empty if there is none."""
     peers = {
         peer for gang in _gangs_with(turn, node, at) for peer in turn.index.out_of_service & gang.members.keys()
     } - {node}

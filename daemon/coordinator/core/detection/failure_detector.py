@@ -22,8 +22,7 @@ PROBE_TIMEOUT_S = 0.75
 """Seconds that a probe waits for an answer. A busy but healthy node answers in time. The wait is part of every
 detection of a silent node, so it is short."""
 CLOSED_PROBE_TIMEOUT_S = 0.4
-"""Seconds that a probe waits where the node's own kernel has closed the agent's connections. The probe only
-confirms."""
+"""Seconds that a probe waits if the node's own kernel has closed the agent's connections. The probe only confirms."""
 LATE_ANSWER_S = 0.35
 """Seconds after the timeout of a probe in which a witness's answer may still arrive. Then the round is repeated."""
 HUNG_AFTER_S = 4.0
@@ -130,7 +129,7 @@ def ranks_ended(gang_turn: GangTurn, member: Member) -> bool:
 
 
 def _kill_timeout_at(gang_turn: GangTurn, member: Member) -> float:
-    """When the agent has had the fence for KILL_TIMEOUT_S; infinite where it is not certain that the fence has arrived.
+    """When the agent has had the fence for KILL_TIMEOUT_S; infinite if it is not certain that the fence has arrived.
 
     It is certain if the stream is open and the coordinator's own probes reach the agent.
     """
@@ -274,8 +273,8 @@ def _spare_is_silent(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:
 def _witnessed(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:
     """Two agents besides the coordinator have found the member silent.
 
-    Where the gang has only one other agent, one is enough. Where more agents exist but can't be asked, one is enough
-    after CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut.
+    If the gang has only one other agent, one is enough. If more agents exist but can't be asked, one is enough after
+    CAUSE_WAIT_S. The coordinator's own probes are never enough: the link of the coordinator may be what is cut.
     """
     others = len(gang_turn.index.present) - 1
     asked = len(gang_turn.index.present.intersection(probe.witnesses))  # a removed member is no witness
@@ -321,7 +320,7 @@ def _gang_needs_member(gang_turn: GangTurn, member: Member, away_s: float) -> bo
 
 
 def _out_of_touch_since(gang_turn: GangTurn, member: Member) -> float:
-    """Since when the agent and the coordinator do not hear each other; now, where that is not known."""
+    """Since when the agent and the coordinator do not hear each other; now, if that is not known."""
     heard_at = gang_turn.turn.observed.agent_heard_at(gang_turn.gang.id, member.node)
     reached, since = gang_turn.observed.reachability.get(member.node, (True, gang_turn.now))
     return max(_phase_observed_since(gang_turn), min(heard_at, gang_turn.now if reached else since))

@@ -1,6 +1,6 @@
 """The hang detector: every agent answers, and no rank finishes a step.
 
-A stall accuses no node. All agents are probed, and only where each of them answers and still no step comes does the
+A stall accuses no node. All agents are probed, and only if each of them answers and still no step comes does the
 generation hang. Then its ranks' stacks are written, and it is fenced and restarted in place, as after a crash. The
 timeout follows the gang's own pace. A declared phase (evaluation, saving) is never a stall. A script that has never
 declared a step, in no generation, is left alone: it may not use the library.
@@ -32,7 +32,7 @@ def detect_hang(gang_turn: GangTurn) -> bool:
         gang_turn.observed.stall = None
         gang_turn.turn.tick_at(due)
     elif gang_turn.observed.stall is None or not gang_turn.observed.stall.unanswered <= gang_turn.index.present:
-        _probe_all(gang_turn)  # again where an agent to be waited for was removed: the other answers are old by then
+        _probe_all(gang_turn)  # again if an agent to be waited for was removed: the other answers are old by then
     elif _all_have_answered(gang_turn, gang_turn.observed.stall):
         _record_hang(gang_turn)
     return False
@@ -100,7 +100,7 @@ def _record_hang(gang_turn: GangTurn) -> None:
 
 
 def _held_up_by(gang_turn: GangTurn) -> str:
-    """The only node whose ranks are a step behind all others, and hold them up; empty where no single node is."""
+    """The only node whose ranks are a step behind all others, and hold them up; empty if no single node is."""
     steps = {seat.node: _slowest(gang_turn, seat.node) for seat in gang_turn.gang.seats}
     least = min(steps.values())
     last = [node for node, step in steps.items() if step == least]

@@ -40,7 +40,7 @@ def process_ended(closed: set[str], others: int) -> bool:
     """Whether the agent's process has ended for certain, and its ranks with it.
 
     The kernel of the node itself must have closed the agent's connections to the coordinator and to two other agents
-    (to fewer only where the gang has fewer).
+    (to fewer only if the gang has fewer).
 
     Args:
         closed: witnesses whose connection was closed.

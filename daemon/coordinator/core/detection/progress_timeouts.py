@@ -11,8 +11,8 @@ from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 CAUSE_WAIT_S = 60.0
-"""Seconds to wait, at most, for the cause of a silence to show: where many nodes fall silent at once, or where the next
-step may prove that nothing is wrong."""
+"""Seconds to wait, at most, for the cause of a silence to show: if many nodes fall silent at once, or if the next step
+may prove that nothing is wrong."""
 OUT_OF_TOUCH_S = 30.0
 """Seconds without contact to the coordinator after which an agent that answers others loses its place, if its gang
 waits for it."""
@@ -70,7 +70,7 @@ def step_may_be_under_way(gang_turn: GangTurn, member: Member) -> bool:
 
 
 def silent_agent_timeout_s(gang_turn: GangTurn, member: Member) -> float:
-    """Seconds without a word of `member` and without a step after which the gang can't go on without it; infinite where
+    """Seconds without a word of `member` and without a step after which the gang can't go on without it; infinite if
     the gang does not need its word."""
     gang, index, pace = gang_turn.gang, gang_turn.index, gang_turn.observed.pace
     if index.in_declared_phase - index.unattached - gang_turn.observed.suspected_since.keys():

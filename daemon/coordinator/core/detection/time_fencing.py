@@ -19,7 +19,7 @@ RECHECK_S = 0.05
 
 
 def ranks_ended_at(gang_turn: GangTurn) -> float:
-    """When the ranks of every node that left in silence have ended for certain (seconds); 0 where no such node is left.
+    """When the ranks of every node that left in silence have ended for certain (seconds); 0 if no such node is left.
 
     The ranks of such a node live for as long as a majority answers the node. So every member that may have answered it
     must know that it was removed, and must say when it last treated it as a member.

@@ -22,7 +22,7 @@ def start_final_flush(gang_turn: GangTurn, reason: str, after: Phase) -> bool:
 
 
 def flush_newer_version(gang_turn: GangTurn) -> bool:
-    """Order another flush where a newer version has become whole since the last one. True: it was ordered."""
+    """Order another flush if a newer version has become whole since the last one. True: it was ordered."""
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None or gang.flush is None or not gang.flush.path:
         return False
@@ -31,7 +31,7 @@ def flush_newer_version(gang_turn: GangTurn) -> bool:
 
 
 def unsaved_version(gang_turn: GangTurn) -> Version | None:
-    """The newest whole version, where it can be written and is newer than the durable one; else None."""
+    """The newest whole version, if it can be written and is newer than the durable one; else None."""
     if not gang_turn.gang.spec.durable_dir:
         return None
     version, durable = (
@@ -103,7 +103,7 @@ def check_flush(gang_turn: GangTurn) -> None:
 
 
 def _order_again(gang_turn: GangTurn, flush: Flush, why: str) -> None:
-    """Writers are gone: have the nodes write that hold the last checkpoint now. Where no node can, the flush has
+    """Writers are gone: have the nodes write that hold the last checkpoint now. If no node can, the flush has
     failed."""
     gang = gang_turn.gang
     version = unsaved_version(gang_turn) if gang.phase is Phase.DRAINING else None

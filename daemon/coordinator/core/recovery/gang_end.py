@@ -44,7 +44,7 @@ def _ended_before_the_requeue(gang_turn: GangTurn, state: str) -> bool:
 
 
 def end_gang(gang_turn: GangTurn, phase: Phase, exit_code: int, reason: str) -> None:
-    """End the gang, and its job where the job's batch script can't."""
+    """End the gang, and its job if the job's batch script can't."""
     gang, job_ended = gang_turn.gang, gang_turn.job_ended
     gang_turn.turn.record(facts.GangEnded(gang.id, phase, exit_code, reason))
     shared_pool.close_all(gang_turn, reason, joined=phase is Phase.CANCELLED)
@@ -79,7 +79,7 @@ def batch_host_dead(gang: Gang) -> bool:
 
 
 def complete_job(gang_turn: GangTurn) -> None:
-    """End the job of a final gang. Its batch script normally does; where that does not happen, the script's host is
+    """End the job of a final gang. Its batch script normally does; if that does not happen, the script's host is
     dead."""
     gang = gang_turn.gang
     if gang_turn.observed.cancel_requested_by and not gang.job_over:

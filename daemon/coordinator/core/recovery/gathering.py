@@ -95,7 +95,7 @@ def _waiting_since(gang_turn: GangTurn) -> float:
 
 
 def _give_up(gang_turn: GangTurn) -> None:
-    """The timeout has passed. Requeue the job where another start may help, else end the gang."""
+    """The timeout has passed. Requeue the job if another start may help, else end the gang."""
     gang, dead = gang_turn.gang, requeueing.dead_nodes(gang_turn)
     why = _requeue_reason(gang_turn, dead)
     if why and gang.spec.requeue and not gang_turn.turn.limits.observe:
@@ -110,7 +110,7 @@ def _give_up(gang_turn: GangTurn) -> None:
 
 
 def _requeue_reason(gang_turn: GangTurn, dead: list[str]) -> str:
-    """Why the missing agents may come at the next start of the job; empty where another start would not help."""
+    """Why the missing agents may come at the next start of the job; empty if another start would not help."""
     gang = gang_turn.gang
     gone = [member.node for member in gang.present() if not gang_turn.observed.is_attached(member.node)]
     if dead:

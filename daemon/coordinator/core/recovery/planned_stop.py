@@ -20,7 +20,7 @@ ENDS_WITHOUT_SAVING = frozenset({"CANCELLED", "GONE"})
 
 
 def plan_stop(gang_turn: GangTurn) -> None:
-    """Plan a stop where there is a reason."""
+    """Plan a stop if there is a reason."""
     gang = gang_turn.gang
     if gang.stop is not None or gang.phase not in ACTIVE | {Phase.GATHERING}:
         return
@@ -54,7 +54,7 @@ def _slurm_has_ended_it(gang_turn: GangTurn) -> str:
 
 
 def _limit_reason(gang_turn: GangTurn) -> str:
-    """Why the job's time limit requires a stop now; empty where it does not yet."""
+    """Why the job's time limit requires a stop now; empty if it does not yet."""
     spec, limit_at = gang_turn.gang.spec, _limit_at(gang_turn)
     if limit_at is None or not spec.stop_before_s:
         return ""
@@ -66,8 +66,7 @@ def _limit_reason(gang_turn: GangTurn) -> str:
 
 
 def _limit_at(gang_turn: GangTurn) -> float | None:
-    """When the time limit ends this run of the job; None where that is unknown. Slurm may still report the earlier
-    run."""
+    """When the time limit ends this run of the job; None if that is unknown. Slurm may still report the earlier run."""
     return gang_turn.observed.limit_at if gang_turn.observed.job_restarts == gang_turn.gang.restart_count else None
 
 

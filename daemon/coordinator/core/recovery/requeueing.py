@@ -1,5 +1,5 @@
-"""Requeues: where too few nodes are left, the job goes back into Slurm's queue. Here it is decided which nodes it may
-not start on, and until when."""
+"""Requeues: if too few nodes are left, the job goes back into Slurm's queue. Here it is decided which nodes it may not
+start on, and until when."""
 
 from collections.abc import Collection
 
@@ -14,8 +14,7 @@ EXCLUSION_S = 600.0
 
 
 def requeue_or_end(gang_turn: GangTurn, why: str) -> None:
-    """Requeue the gang, or end it where it may not be requeued. `why`: the reason, used if no node is known to be
-    bad."""
+    """Requeue the gang, or end it if it may not be requeued. `why`: the reason, used if no node is known to be bad."""
     gang = gang_turn.gang
     lost = ", ".join(sorted(_nodes_to_exclude(gang_turn)))
     words = f"no spare is left for {lost}" if lost else why

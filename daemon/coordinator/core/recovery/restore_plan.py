@@ -16,7 +16,7 @@ Held = Mapping[str, Sequence[Shard]]
 
 
 def newest_complete_version(held: Held, ranks_of: Callable[[Version], int]) -> Version | None:
-    """The newest version of which the shards of ranks 0 to `ranks_of(version)` - 1 are all held; None where there is
+    """The newest version of which the shards of ranks 0 to `ranks_of(version)` - 1 are all held; None if there is
     none."""
     ranks: dict[Version, set[int]] = {}
     for shards in held.values():
@@ -44,7 +44,7 @@ def choose_sources(
         held: shards by node.
         version, count: as `newest_complete_version` found them.
         home: rank → the node that the rank will run on.
-        leaving: removed nodes; used only where no other node holds the shard.
+        leaving: removed nodes; used only if no other node holds the shard.
 
     The rank's own node comes first, then a primary shard elsewhere, then a buddy's replica; a leaving node comes last.
     """

@@ -1,4 +1,4 @@
-"""The shared pool: where no spare is left, a node of the pool joins with a small Slurm job of its own.
+"""The shared pool: if no spare is left, a node of the pool joins with a small Slurm job of its own.
 
 That job belongs to the same user. An agent of the gang submits it, because only the user may call sbatch: the agent's
 order names the request, its status brings Slurm's answer, and the agent on the new node attaches with the request's
@@ -13,7 +13,7 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
 def await_nodes(gang_turn: GangTurn) -> bool:
-    """Nodes of the pool are on their way into seats that no other node can take. Requests them where that is due."""
+    """Nodes of the pool are on their way into seats that no other node can take. Requests them when that is due."""
     gang, terms = gang_turn.gang, gang_turn.turn.limits.pool
     missing = (len(gang.seats) or gang.spec.nodes) - len(gang_turn.usable())
     if missing <= 0 or not terms.options or gang_turn.turn.limits.observe:

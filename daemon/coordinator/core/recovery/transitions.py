@@ -39,7 +39,7 @@ may deliver modules slowly. After that, another node would not help."""
 SLURM_ANSWER_S = 5.0
 """Seconds within which Slurm's end of a job is known. Slurm's view of a job is read every 2 s."""
 RELEASE_AFTER_S = 30.0
-"""Seconds after RUNNING until removed nodes are released where no step is declared: a script without the library."""
+"""Seconds after RUNNING until removed nodes are released if no step is declared: a script without the library."""
 REASON_LENGTH = 200
 """Characters of a rank's last line that a reason quotes."""
 
@@ -318,9 +318,9 @@ def _ranks_on(gang_turn: GangTurn, node: str) -> list[RankState]:
 def _agents_failing(gang_turn: GangTurn) -> bool:
     """Handle agents that report an error which no order mends. True: nothing else may be decided now.
 
-    Where most agents have failed, the job is the cause, and the gang ends. A few are removed as any node that can't
-    carry ranks. An agent that got SIGTERM will end as well; if most agents got SIGTERM, a stop is planned. So Slurm's
-    word is awaited first.
+    If most agents have failed, the job is the cause, and the gang ends. A few are removed as any node that can't carry
+    ranks. An agent that got SIGTERM will end as well; if most agents got SIGTERM, a stop is planned. So Slurm's word is
+    awaited first.
     """
     failing, seen = gang_turn.index.agent_failed | gang_turn.index.sigterm_received, gang_turn.observed
     if not failing or gang_turn.gang.stop is not None or gang_turn.gang.phase not in ACTIVE | {Phase.GATHERING}:

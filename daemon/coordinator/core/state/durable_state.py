@@ -67,7 +67,7 @@ class Member:
 
 @dataclass(slots=True)
 class Recovery:
-    """How one generation came to be. Times are seconds of the coordinator's wall clock; 0 where not reached."""
+    """How one generation came to be. Times are seconds of the coordinator's wall clock; 0 if not reached."""
 
     generation: int
     cause: str
@@ -83,7 +83,7 @@ class Recovery:
     step_before: int = 0
     step_restored: int = 0
     crashed_on: str = ""
-    """The node whose rank crashed and ended the generation before; empty where no single node can be named."""
+    """The node whose rank crashed and ended the generation before; empty if no single node can be named."""
     hung: bool = False
     """The generation before was ended because it hung."""
 

@@ -203,7 +203,7 @@ class ProbeAnswered:
     """The answer of one witness to a ProbeRequest.
 
     `witness`: a node, or "agent" or "musterd" for the coordinator's own probes of those processes on `node`. `silence`:
-    None where the node answered.
+    None if the node answered.
     """
 
     gang: str

@@ -1,8 +1,8 @@
 """Facts: what the core has decided. Facts are the records of the journal. Only facts change the
 durable state (`state_updates`).
 
-A fact carries its reason in words wherever there is one. `FACTS` has each kind under its stored name. A fact may get
-new fields with defaults; it never loses a stored name (`stored_names`).
+A fact carries its reason in words if there is one. `FACTS` has each kind under its stored name. A fact may get new
+fields with defaults; it never loses a stored name (`stored_names`).
 """
 
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ PREFLIGHT_CAUSE = "start"
 class GenerationFenced:
     """Every rank up to `generation` must end. `store_node` opens the rendezvous store of the next generation.
 
-    `crashed_on`: the node where a rank ended by itself; empty where none did.
+    `crashed_on`: the node where a rank ended by itself; empty if none did.
     """
 
     gang: str
@@ -108,7 +108,7 @@ class GenerationFenced:
 @dataclass(frozen=True, slots=True)
 class HangDetected:
     """`generation` hangs: the stacks of its ranks are written, then it is fenced. `node`: the only node whose ranks are
-    a step behind all others; empty where no single node is."""
+    a step behind all others; empty if no single node is."""
 
     gang: str
     generation: int
@@ -155,7 +155,7 @@ class FirstStep:
     """A rank of this generation has finished its first optimizer step.
 
     `observed_live`: the coordinator has run since the start of the generation, so the time of this fact is the time
-    of the step. False where a restarted coordinator hears of an older step.
+    of the step. False if a restarted coordinator hears of an older step.
     """
 
     gang: str

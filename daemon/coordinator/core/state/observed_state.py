@@ -20,7 +20,7 @@ AGENT, MUSTERD = "agent", "musterd"
 class Probe:
     """One round of probes of a node.
 
-    `silence_by_witness`: the answer of each witness so far; None where the node answered that witness.
+    `silence_by_witness`: the answer of each witness so far; None if the node answered that witness.
     """
 
     number: int
@@ -134,7 +134,7 @@ class ObservedGang:
         return agent is not None and agent.attached
 
     def status(self, node: str) -> AgentStatus:
-        """Newest status of the node's agent; an empty one where there is none."""
+        """Newest status of the node's agent; an empty one if there is none."""
         agent = self.agents.get(node)
         return agent.status if agent else AgentStatus()
 
@@ -171,7 +171,7 @@ class ObservedState:
     """When ranks were last seen to outlive SIGKILL on many nodes at once."""
 
     def node(self, name: str) -> ObservedNode:
-        """What is observed of that node; a new record where there is none."""
+        """What is observed of that node; a new record if there is none."""
         if (found := self.nodes.get(name)) is None:
             found = self.nodes[name] = ObservedNode()
         return found

@@ -1,7 +1,7 @@
 """Which node carries which group rank, and what its buddy and its watched peers are. Pure functions.
 
 Seats follow the network fabric: nodes of one leaf switch get adjacent group ranks. Copies and witnesses cross it: a
-buddy, and the peers that watch a node, sit on other leaves wherever there are any.
+buddy, and the peers that watch a node, sit on other leaves if there are any.
 """
 
 import re
@@ -39,11 +39,11 @@ def first_seats(members: Sequence[Member], count: int) -> list[str]:
 def refill_seats(
     seats: Sequence[str], usable: Sequence[Member], leaves: dict[str, str], fewest: int
 ) -> list[str] | None:
-    """The nodes of the next generation; None where fewer than `fewest` seats would be filled.
+    """The nodes of the next generation; None if fewer than `fewest` seats would be filled.
 
-    A usable node keeps its seat. Spares take the empty seats, spares of the same leaf first. Where spares do not
-    suffice, the nodes of the last seats move up into the empty seats. So all others keep their ranks, and with them the
-    state in their own memory.
+    A usable node keeps its seat. Spares take the empty seats, spares of the same leaf first. If spares do not suffice,
+    the nodes of the last seats move up into the empty seats. So all others keep their ranks, and with them the state in
+    their own memory.
 
     Args:
         seats: nodes of the generation before, in the order of group ranks.

@@ -1,4 +1,4 @@
-"""The names that the journal stores, where the code has a better name today.
+"""The names that the journal stores and for which the code has a better name today.
 
 The journal stores each fact by its class name and its field names, the durable state by its field names, and the cause
 of a decision by the event's class name and field names. A class or field that is renamed keeps its stored name: a row

@@ -34,8 +34,8 @@ class ProbeRequest:
 class Outcome:
     """What one event has led to.
 
-    `next_tick_at`: when the core needs a Tick (seconds); None where nothing is pending. `bugs`: contradictions among
-    the rules, in words for the log.
+    `next_tick_at`: when the core needs a Tick (seconds); None if nothing is pending. `bugs`: contradictions among the
+    rules, in words for the log.
     """
 
     facts: list[Fact] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Outcome:
 class Turn:
     """The states that a decision reads, the time at which it is made, and what it leads to.
 
-    `changed_node`: the one node that the event is about; None where everything may have changed.
+    `changed_node`: the one node that the event is about; None if everything may have changed.
     """
 
     state: DurableState
@@ -106,7 +106,7 @@ class GangTurn:
 
     @property
     def job_ended(self) -> str:
-        """Slurm's word for how the job ended; empty where it has not ended, or was started again since."""
+        """Slurm's word for how the job ended; empty if it has not ended, or was started again since."""
         known = self.observed.job_restarts >= self.gang.restart_count
         return (self.observed.job_ended or "") if known else ""
 
