@@ -38,7 +38,7 @@ class JobSubmission:
     spec: events.GangSpec
     time_limit_s: int | None = None
     pool_request: int = 0
-    """The serial of the request for a pool node that this small job answers. 0: this is the gang's own job. `restarts`
+    """The serial of the request for a pool node that this pool job answers. 0: this is the gang's own job. `restarts`
     is the gang's restart count at the request."""
     restarts: int = 0
 
@@ -87,7 +87,7 @@ class SlurmJobs:
         return events.PoolAnswer(serial, job_id)
 
     def pool_jobs(self, gang: str) -> list[Job]:
-        """The gang's small pool jobs, as Slurm has them."""
+        """The gang's pool jobs, as Slurm has them."""
         return [
             self._jobs[n]
             for n, submission in self._submissions.items()
@@ -264,7 +264,7 @@ class SlurmJobs:
             del self._batch_processes[job.id, job.restart_count]
 
     def _poll_pool_agent(self, job: Job) -> None:
-        """The batch script of a small pool job ends with its agent."""
+        """The batch script of a pool job ends with its agent."""
         world, node = self._world, job.batch_host
         agent = world.agents.get((self._submissions[job.id].gang, node))
         own_agent = agent if agent is not None and agent.identity.job == job.id else None

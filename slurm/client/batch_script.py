@@ -1,8 +1,8 @@
 """The parts that all batch scripts of Muster share, and the whole script of a pool job. Pure.
 
-A pool job is a small job that adds one node of the site's shared pool to a gang. `muster submit` renders the script of
-a gang's own job (launcher/submission/script.py). An agent renders the script of a pool job. Both scripts export the
-same settings and start the same srun.
+A pool job is a small Slurm job that adds one node of the site's shared pool to a gang. `muster submit` renders the
+script of a gang's own job (launcher/submission/script.py). An agent renders the script of a pool job. Both scripts
+export the same settings and start the same srun.
 """
 
 from __future__ import annotations

@@ -373,7 +373,7 @@ def count_pool_joins(training: Training) -> int:
 
 
 _POOL_FACTS = ("PoolQueued", "MemberJoined")
-"""PoolQueued: a small job for a pool node has its number. MemberJoined: an agent of that job has joined."""
+"""PoolQueued: a pool job has its number. MemberJoined: an agent of that job has joined."""
 
 
 def submit(cluster: Cluster, user: str, run: int) -> Training:

@@ -90,7 +90,7 @@ def test_two_jobs_want_the_last_node_of_the_shared_pool(healthy: Cluster) -> Non
         for training in both:
             training.cancel()
             assert training.wait_final(20)["phase"] == "CANCELLED"
-        wait_until(lambda: not healthy.sh(CONTROLLER, "squeue -h"), 30, "the small job has ended, too")
+        wait_until(lambda: not healthy.sh(CONTROLLER, "squeue -h"), 30, "the pool job has ended, too")
         assert_nothing_left(healthy)
 
 

@@ -65,7 +65,7 @@ async def test_each_request_is_made_once_however_often_the_order_comes(tmp_path:
     assert (len(slurm.scripts), asking.news) == (2, 2)
 
 
-async def test_the_small_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_comes_of(tmp_path: Path) -> None:
+async def test_the_pool_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_comes_of(tmp_path: Path) -> None:
     slurm = Slurm()
     kept = {"SLURM_CONF": "/slurm.conf", "MUSTER_AUTH": "munge", "PATH": "/bin"}
     given = {**kept, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "MUSTER_SPEC": "{}", "SLURM_JOB_QOS": "long"}
@@ -83,7 +83,7 @@ async def test_the_small_job_gets_what_a_node_of_the_job_gets_and_knows_what_it_
         "export MUSTER_POOL=5 MUSTER_RESTARTS=3",
     ):
         assert line in slurm.scripts[0].splitlines()
-    assert slurm.environ == kept, "the small job is no part of the job at hand"
+    assert slurm.environ == kept, "the pool job is no part of the job at hand"
 
 
 async def test_a_job_that_comes_of_a_request_that_is_over_is_taken_back(tmp_path: Path) -> None:

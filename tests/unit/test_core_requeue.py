@@ -316,13 +316,13 @@ def test_a_node_of_the_pool_goes_back_where_slurm_requeues_a_job_of_which_nobody
     steps(world, 1)
     world.signal("n1")
     steps(world, 2)
-    small = next(iter(world.gang.pool.values())).job
+    pool_job = next(iter(world.gang.pool.values())).job
     world.post_event(events.SlurmJobChanged("g", 1, (), 1, None))
     for node in world.gang.members:
         world.kill_agent(node)
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
     assert not world.gang.pool
-    assert [call.job for call in calls(world, "cancel")] == [small]
+    assert [call.job for call in calls(world, "cancel")] == [pool_job]
 
 
 def test_a_requeue_that_slurm_refuses_ends_a_job_that_waits_for_it() -> None:
@@ -389,7 +389,7 @@ def test_a_node_of_the_pool_that_dies_where_nobody_is_left_to_ask_is_given_up_wh
     world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
 
 
-def test_a_member_of_the_pool_that_carries_no_rank_again_gives_its_small_job_back() -> None:
+def test_a_member_of_the_pool_that_carries_no_rank_again_gives_its_pool_job_back() -> None:
     world = Scenario(2, 0, idle_nodes=2, limits=replace(NO_LIMITS, pool=POOL), durable_dir="/durable", pool_nodes=2)
     steps(world, 1)
     world.crash("n1")

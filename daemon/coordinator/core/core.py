@@ -197,7 +197,7 @@ def _admit_agent(turn: Turn, event: events.AgentAttached) -> None:
 
 def _admit_pool_agent(turn: Turn, gang: Gang, event: events.AgentAttached) -> None:
     if shared_pool.refusal(gang, event.pool, event.job, event.node) or event.restart_count != gang.restart_count:
-        return  # the small job will be cancelled
+        return  # the pool job will be cancelled
     if event.node in turn.index.out_of_service or gang.phase is Phase.REQUEUED:
         return  # the agent attaches again once Slurm has the node in service
     if not gang.pool[event.pool].job:

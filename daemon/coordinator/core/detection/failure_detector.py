@@ -285,7 +285,7 @@ def _witnessed(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:
 
 def _remove_if_slurm_has(gang_turn: GangTurn, member: Member) -> None:
     """No other agent can be asked, so Slurm decides: remove a silent member whose node is no longer in the job. For a
-    node of the shared pool, whose small job is not watched, Slurm must have the node DOWN."""
+    node of the shared pool, whose pool job is not watched, Slurm must have the node DOWN."""
     if member.job == gang_turn.gang.job:
         removed = bool(gang_turn.gang.job_nodes) and member.node not in gang_turn.gang.job_nodes
     else:

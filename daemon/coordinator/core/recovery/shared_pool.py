@@ -1,4 +1,4 @@
-"""The shared pool: if no spare is left, a node of the pool joins with a small Slurm job of its own.
+"""The shared pool: if no spare is left, a node of the pool joins with a pool job.
 
 That job belongs to the same user. An agent of the gang submits it, because only the user may call sbatch: the agent's
 order names the request, its status brings Slurm's answer, and the agent on the new node attaches with the request's
@@ -90,7 +90,7 @@ def _read_answer(gang_turn: GangTurn, request: PoolRequest) -> None:
 
 
 def release_member(gang_turn: GangTurn, member: Member) -> None:
-    """End the small job of a member that carries no rank again."""
+    """End the pool job of a member that carries no rank again."""
     for request in [*gang_turn.gang.pool.values()]:
         if request.job == member.job:
             close(gang_turn, request, member.removal_reason)

@@ -41,7 +41,7 @@ class Member:
 
     `removal_reason`: why the node is out of the gang; empty while it is a member that may carry ranks. `alive`: its
     processes can still be told to leave. `released`: Slurm was asked to take the node out of the job, or to end the
-    small job that the node came with.
+    pool job that the node came with.
     """
 
     node: str
@@ -126,7 +126,7 @@ class Hang:
 class PoolRequest:
     """A node of the shared pool that the agent on `requesting_node` was asked to request, with these options of sbatch.
 
-    `job`: the small job that Slurm made of the request; 0 until its number is known. `node`: the node that has joined
+    `job`: the pool job that Slurm made of the request; 0 until its number is known. `node`: the node that has joined
     from that job; empty until then.
     """
 

@@ -241,7 +241,7 @@ class PoolNodeRequested:
 
 @dataclass(frozen=True, slots=True)
 class PoolJobQueued:
-    """Slurm has accepted the request. `job`: the small job whose node will join."""
+    """Slurm has accepted the request. `job`: the pool job whose node will join."""
 
     gang: str
     serial: int
