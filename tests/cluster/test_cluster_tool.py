@@ -13,6 +13,7 @@ import pytest
 
 from muster.slurm.cluster import registry
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.diagnostics import diagnostics
 from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
@@ -199,6 +200,7 @@ def test_two_clusters_run_at_the_same_time(cluster: Cluster) -> None:
         assert other.subnet != cluster.subnet
         assert other.sh("n0", "getent hosts ctl").split()[0] == other.address(CONTROLLER)
         _the_roll_call_shows_who_is_missing(other)
+        _the_diagnostics_name_a_host_that_is_down(other)
     assert _traces(cluster, other.name) == ""
     assert cluster.node_states().keys() == set(cluster.nodes)
 
@@ -228,6 +230,21 @@ def _the_roll_call_shows_who_is_missing(cluster: Cluster) -> None:
     }
     assert [row["leaf"] for row in rows] == [cluster.spec.leaf_of(node) for node in cluster.nodes]
     assert rows[0]["reason"] == "no musterd was ever heard; in service in Slurm (IDLE)"
+
+
+def _the_diagnostics_name_a_host_that_is_down(cluster: Cluster) -> None:
+    """On a cluster that nobody needs afterwards: its controller stays down."""
+    cluster.sh(LOGIN, "mkdir -p /shared/jobs/kept && printf 'step 1\\nstep 2\\n' >/shared/jobs/kept/slurm-1.out")
+    whole = diagnostics(cluster, lines=1, jobs=1)
+    assert re.search(r"^n0 .* idle", whole, re.MULTILINE)
+    assert "does not answer" not in whole
+    cluster.crash(CONTROLLER)
+    parts = diagnostics(cluster, lines=1, jobs=1).splitlines()
+    down = "ctl does not answer: there is no process N: the container is not running"
+    assert [re.sub(r"process \d+", "process N", line) for line in parts] == [
+        *(down, "==> ctl <==", down),
+        *("==> jobs/kept/slurm-1.out <==", "step 2"),
+    ]
 
 
 def test_an_interrupted_start_leaves_nothing_behind(cluster: Cluster) -> None:
