@@ -1,9 +1,9 @@
-"""Reads the kernel log: lines as they appear, without polling.
+"""Reads the kernel log: records as they appear, without polling.
 
 `/dev/kmsg` is a device with one record per read; the event loop wakes up when a record is there. Any other path is a
-plain file that grows, with one record or line each (a syslog file, or a container's substitute for the device). inotify
-wakes the loop up for it, through two functions of libc: no library in Debian stable does that for asyncio, and polling
-every 20 ms would cost an idle node as much as the rest of the daemon.
+file that grows: a container's substitute for the device. Each line of it is a record, with the device's prefix or
+without one (`kernel_record.parse_line`). inotify wakes the loop up for it, through two functions of libc: no library in
+Debian stable does that for asyncio, and polling every 20 ms would cost an idle node as much as the rest of the daemon.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import ctypes
 import errno
 import logging
 import os
-import re
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
+
+from muster.daemon.node.sensors.kernel_record import KernelRecord, parse_line, parse_record
 
 _RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX: a shorter buffer makes read fail
 _CHUNK_BYTES = 65536
@@ -30,12 +31,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class KernelLog(Protocol):
     """An open kernel log; a context manager that closes it."""
 
-    def existing_lines(self) -> list[str]:
-        """The lines that were in the log when it was opened."""
+    def existing_records(self) -> list[KernelRecord]:
+        """The records that were in the log when it was opened."""
         ...
 
-    def follow(self) -> AsyncIterator[str]:
-        """The lines since the log was opened, then each new line, for ever."""
+    def follow(self) -> AsyncIterator[KernelRecord]:
+        """The records since the log was opened, then each new record, for ever."""
         ...
 
     def __enter__(self) -> KernelLog: ...
@@ -51,21 +52,7 @@ def open_kernel_log(path: Path) -> KernelLog | None:
     except OSError as error:
         hint = ": reading it takes CAP_SYSLOG" if error.errno in (errno.EPERM, errno.EACCES) else ""
         _log.warning("the kernel log %s can't be read (%s)%s; GPU errors go unseen", path, error.strerror, hint)
-        return None
-
-
-_PREFIX = re.compile(r"\d+,\d+,\d+,[^;]*;")
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
-
-
-def record_message(record: str) -> str:
-    """The unescaped message of a record ("3,4711,98765,-;words\\n KEY=value"). A line without a prefix is its own
-    message."""
-    prefix = _PREFIX.match(record)
-    if prefix is None:
-        return record.rstrip("\n")
-    first = record[prefix.end() :].partition("\n")[0]
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), first)
+    return None
 
 
 class Device:
@@ -73,8 +60,11 @@ class Device:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = self._open()
         os.lseek(self._fd, 0, os.SEEK_END)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Device:
         return self
@@ -82,31 +72,38 @@ class Device:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def existing_lines(self) -> list[str]:
-        """See KernelLog.before."""
-        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def existing_records(self) -> list[KernelRecord]:
+        """See KernelLog.existing_records."""
+        fd = self._open()
         try:
-            lines = []
-            while (record := _read_record(fd)) is not None:
-                lines.append(record_message(record))
-            return lines
+            return list(_records(fd))
         finally:
             os.close(fd)
 
-    async def follow(self) -> AsyncIterator[str]:
+    async def follow(self) -> AsyncIterator[KernelRecord]:
         """See KernelLog.follow."""
         with _ReadableEvent(self._fd) as wake:
             while True:
-                while (record := _read_record(self._fd)) is not None:
-                    yield record_message(record)
+                for record in _records(self._fd):
+                    yield record
                 await wake.wait()
 
 
-def _read_record(fd: int) -> str | None:
+def _records(fd: int) -> Iterator[KernelRecord]:
+    """The device's records, up to its end."""
+    while (data := _read_record(fd)) is not None:
+        record = parse_record(data)
+        if record is None:
+            _log.warning("the kernel log has a record of an unknown format: %r", data[:100])
+        else:
+            yield record
+
+
+def _read_record(fd: int) -> bytes | None:
     """The next record; None: there is none yet."""
     while True:
         try:
-            return os.read(fd, _RECORD_BYTES).decode(errors="replace")
+            return os.read(fd, _RECORD_BYTES)
         except BlockingIOError:
             return None
         except BrokenPipeError:
@@ -118,12 +115,12 @@ class GrowingFile:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._first_offset = self._offset = os.fstat(self._fd).st_size
         try:
             self._notify = _watch_writes(path)
         except OSError:
             os.close(self._fd)
             raise
+        self._first_offset = self._offset = os.fstat(self._fd).st_size
         self._partial_line = b""
 
     def __enter__(self) -> GrowingFile:
@@ -133,21 +130,20 @@ class GrowingFile:
         os.close(self._notify)
         os.close(self._fd)
 
-    def existing_lines(self) -> list[str]:
-        """See KernelLog.before."""
-        data = os.pread(self._fd, self._first_offset, 0)
-        return [record_message(line) for line in data.decode(errors="replace").splitlines()]
+    def existing_records(self) -> list[KernelRecord]:
+        """See KernelLog.existing_records."""
+        return [parse_line(line) for line in os.pread(self._fd, self._first_offset, 0).split(b"\n") if line]
 
-    async def follow(self) -> AsyncIterator[str]:
+    async def follow(self) -> AsyncIterator[KernelRecord]:
         """See KernelLog.follow."""
         with _ReadableEvent(self._notify) as wake:
             while True:
                 for line in self._read_lines():
-                    yield record_message(line)
+                    yield parse_line(line)
                 await wake.wait()
                 self._discard_notifications()
 
-    def _read_lines(self) -> list[str]:
+    def _read_lines(self) -> list[bytes]:
         if os.fstat(self._fd).st_size < self._offset:
             self._offset, self._partial_line = 0, b""
         data = self._partial_line
@@ -155,7 +151,7 @@ class GrowingFile:
             self._offset += len(chunk)
             data += chunk
         *lines, self._partial_line = data.split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
+        return lines
 
     def _discard_notifications(self) -> None:
         """Read the notifications away: they only say that the file has changed."""

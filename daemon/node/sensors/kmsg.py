@@ -1,6 +1,6 @@
-"""Sensor: GPU and NVSwitch errors in the kernel log, as soon as the line appears.
+"""Sensor: GPU and NVSwitch errors in the kernel log, as soon as the record appears.
 
-Only lines after the start are reported. Older lines were handled before, or belong to a repaired node: they are
+Only records after the start are reported. Older ones were handled before, or belong to a repaired node: they are
 counted, and the newest is logged. Drivers print one fault several times, so the same code of the same device within a
 second is one observation.
 """
@@ -11,8 +11,9 @@ import logging
 
 from muster.daemon.host import clock
 from muster.daemon.node.sensors.kernel_log import open_kernel_log
+from muster.daemon.node.sensors.kernel_record import KernelRecord
 from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
-from muster.daemon.node.sensors.xid import KernelError, KernelLineParser
+from muster.daemon.node.sensors.xid import KernelError, KernelErrorParser
 
 REPEAT_S = 1.0
 """Seconds within which an equal error is a repetition."""
@@ -33,10 +34,10 @@ class KernelLogSensor:
         if log is None:
             return
         with log:
-            _log_old_errors(log.existing_lines())
-            reader, recent = KernelLineParser(), RecentErrors()
-            async for line in log.follow():
-                error = reader.parse(line)
+            _log_old_errors(log.existing_records())
+            parser, recent = KernelErrorParser(), RecentErrors()
+            async for record in log.follow():
+                error = parser.parse(record)
                 if error and recent.is_new(error, clock.monotonic()):
                     _log.warning("hardware error: %s", error.text)
                     report(_observation(error))
@@ -62,8 +63,8 @@ def _observation(error: KernelError) -> Observation:
     return Observation(error.kind, error.code, error.device, error.text, clock.wall())
 
 
-def _log_old_errors(lines: list[str]) -> None:
-    reader = KernelLineParser()
-    old = [error for line in lines if (error := reader.parse(line))]
+def _log_old_errors(records: list[KernelRecord]) -> None:
+    parser = KernelErrorParser()
+    old = [error for record in records if (error := parser.parse(record))]
     if old:
         _log.warning("the kernel log holds %d GPU errors from before the start; the newest: %s", len(old), old[-1].text)

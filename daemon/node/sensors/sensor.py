@@ -50,7 +50,7 @@ Report = Callable[[Observation], None]
 
 @dataclass(frozen=True, slots=True)
 class SensorPaths:
-    """The paths that sensors read. `kmsg`: the kernel log, a device or a growing file of lines."""
+    """The paths that sensors read. `kmsg`: the kernel log, /dev/kmsg or a growing file in its place."""
 
     kmsg: Path = Path("/dev/kmsg")
 

@@ -1,6 +1,6 @@
-"""Reads NVIDIA's lines in the kernel log: Xid, SXid, recovery actions, a GPU that fell off the bus.
+r"""Reads NVIDIA's messages in the kernel log: Xid, SXid, recovery actions, a GPU that fell off the bus.
 
-Pure: text in, data out. The formats are those of the drivers since about 2010:
+Pure: records in, data out. The formats are those of the drivers since about 2010:
 
     NVRM: Xid (0000:03:00): 14, Channel 00000001                                  to 2012: no "PCI:"
     NVRM: Xid (PCI:0000:01:00): 31, Ch 00000008, ...                              2013 to 470
@@ -9,10 +9,23 @@ Pure: text in, data out. The formats are those of the drivers since about 2010:
     NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (...) B100 and newer, NVLink
     NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
     XID 63 Dynamic Page Retirement: New retired page, ...                         before A100
-    NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.                           without any Xid, or in 3 lines
+    NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.                           without any Xid
+    NVRM: GPU at 0000:01:00.0 has fallen off the bus.                             to 2016
+    NVRM: The NVIDIA GPU 0000:18:00.0\nNVRM: (PCI ID: 10de:2330) installed ...    one message with line breaks
     nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
 
 Kinds are those of the coordinator's policy.toml.
+
+An error takes a node out of service, so a user must not be able to make the kernel print one. The kernel quotes users
+in many messages. Hence:
+
+1. Only a record of the kernel counts, and only its start: each pattern holds from the first character of the message.
+2. A fragment of a line is not read: its start may be a user's text.
+3. Where a message starts with the name of a process or a network device, the name has at most 15 characters, and other
+   text of the kernel follows. No pattern matches that: each one needs more than 15 characters of the driver's own.
+4. A netfilter rule starts a message with a text of up to 127 characters, and the site may have allowed that to users
+   (net.netfilter.nf_log_all_netns). The text is followed by the interfaces and addresses of the packet: such a message
+   is not read.
 """
 
 from __future__ import annotations
@@ -20,18 +33,39 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_BDF = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
+from muster.daemon.node.sensors.kernel_record import KERNEL_FACILITY, KernelRecord
 
-_XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?(?P<bdf>{_BDF})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (?P<xid>\d+)(?:, (?P<rest>.*))?$"
+_DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
+_BDF = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
+# The name of a process is a user's text, of at most 15 characters. It may contain commas and line breaks.
+_PROCESS = r"(?:pid='?(?:[0-9]*|<unknown>)'?, (?:name=.{0,15}?, )?)?"
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.DOTALL | re.ASCII)
+
+
+_XID = _pattern(
+    rf"NVRM: Xid \((?:PCI:)?(?P<bdf>{_BDF})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (?P<xid>\d{{1,5}})(?:, ?(?P<rest>.*))?"
 )
-_RETIREMENT = re.compile(r"\bXID (?P<xid>6[34]) Dynamic Page Retirement")
-_NVLINK5 = re.compile(r"[A-Z0-9_]+\s+(?P<severity>Fatal|Nonfatal)\s+XC\d\s+i\d\s+Link\s+-?\d+\s+\(")
-_RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x(?P<to>[0-9a-f]+) \(")
-_SXID = re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d+), (?P<severity>Fatal|Non-fatal), ")
-_LOST = re.compile(rf"NVRM: GPU (?P<bdf>{_BDF}): GPU has fallen off the bus")
-_LOST_FIRST = re.compile(rf"NVRM: The NVIDIA GPU (?P<bdf>{_BDF})\b")
-_LOST_LAST = re.compile(r"NVRM: fallen off the bus and is not responding to commands")
+_RETIREMENT = _pattern(r"XID (?P<xid>6[34]) Dynamic Page Retirement")
+_NVLINK5 = _pattern(rf"{_PROCESS}[A-Z0-9_]+\s+(?P<severity>Fatal|Nonfatal)\s+XC\d\s+i\d\s+Link\s+-?\d+\s+\(")
+_RECOVERY = _pattern(
+    rf"{_PROCESS}GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x(?P<to>[0-9a-f]{{1,4}}) \("
+)
+_SXID = _pattern(
+    rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:(?P<bdf>{_BDF})\): (?P<sxid>\d{{1,5}}), (?P<severity>Fatal|Non-fatal), "
+)
+_LOST = _pattern(rf"NVRM: GPU (?:(?P<bdf>{_BDF}): GPU|at (?:PCI:)?(?P<old_bdf>{_BDF})) has fallen off the bus")
+_LOST_END = _pattern(r"NVRM: fallen off the bus and is not responding to commands")
+# One sentence in up to three lines. Each driver breaks it elsewhere.
+_GPU = rf"The NVIDIA GPU (?P<bdf>{_BDF})(?: \(PCI ID: [0-9a-f]{{4}}:[0-9a-f]{{4}}\))?"
+_LOST_SENTENCE = _pattern(
+    rf"{_GPU} installed in this system has fallen off the bus and is not responding to commands\.?"
+)
+_LOST_BEGINNING = _pattern(rf"{_GPU}(?: installed in this system(?: has)?(?: fallen off the bus(?: and is)?)?)?")
+# A packet that a netfilter rule logs. The name of a process has no room for this.
+_PACKET = _pattern(r"IN=\S* OUT=\S* (?:.* )?(?:(?:MAC)?SRC=\S+ (?:MAC)?DST=|ARP HTYPE=|TRUNCATED|MAC source = )")
 
 _NVLINK5_CODES = range(144, 151)
 _RECOVERY_CODE = 154
@@ -39,7 +73,11 @@ _RECOVERY_CODE = 154
 
 @dataclass(frozen=True, slots=True)
 class KernelError:
-    """One error in one line. `device`: the PCI address as printed, in lower case; empty if the line has none."""
+    """One error in one message.
+
+    `device`: the PCI address as printed, in lower case; empty if the message has none. `text`: the message in one line,
+    its control characters escaped.
+    """
 
     kind: str
     code: int
@@ -47,40 +85,64 @@ class KernelError:
     text: str
 
 
-class KernelLineParser:
-    """Parses line after line. Three lines together tell of a lost GPU without an Xid: the parser remembers the device
-    of the first."""
+class KernelErrorParser:
+    """Parses record after record.
+
+    A file may hold the message about a lost GPU as two or three lines. The parser then remembers the beginning of the
+    sentence, up to the kernel's next record.
+    """
 
     def __init__(self) -> None:
-        self._first_device = ""
+        self._beginning = ""
 
-    def parse(self, line: str) -> KernelError | None:
-        """Return the error in the line, or None."""
-        if "NVRM" not in line and "SXid" not in line and "XID" not in line:
-            return None  # nearly every line: skip the patterns
-        if found := _XID.search(line):
-            return _xid(found, line)
-        if found := _SXID.search(line):
-            kind = "sxid" if found["severity"] == "Fatal" else "sxid-nonfatal"
-            return KernelError(kind, int(found["sxid"]), found["bdf"].lower(), line)
-        if found := _RETIREMENT.search(line):
-            return KernelError("xid", int(found["xid"]), "", line)
-        return self._lost(line)
+    def parse(self, record: KernelRecord) -> KernelError | None:
+        """Return the error in the record, or None."""
+        if record.facility != KERNEL_FACILITY:
+            return None
+        beginning, self._beginning = self._beginning, ""
+        message = record.message
+        if record.fragment or not message.startswith(_DRIVER_STARTS) or _PACKET.search(message):
+            return None  # nearly every record: skip the patterns
+        return _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
 
-    def _lost(self, line: str) -> KernelError | None:
-        if found := _LOST.search(line):
-            return KernelError("gpu-lost", 0, found["bdf"].lower(), line)
-        if found := _LOST_FIRST.search(line):
-            self._first_device = found["bdf"].lower()
-        if _LOST_LAST.search(line):
-            return KernelError("gpu-lost", 0, self._first_device, line)
+    def _lost_gpu(self, message: str, beginning: str) -> KernelError | None:
+        if message.startswith("NVRM: The NVIDIA GPU "):
+            beginning = ""
+        lines = [line.strip().removeprefix("NVRM: ") for line in message.split("\n")]
+        sentence = " ".join([beginning, *lines]).strip()
+        if found := _LOST_SENTENCE.fullmatch(sentence):
+            return KernelError("gpu-lost", 0, found["bdf"].lower(), f"NVRM: {sentence}")
+        if _LOST_END.match(message):
+            return KernelError("gpu-lost", 0, "", _one_line(message))
+        if _LOST_BEGINNING.fullmatch(sentence):
+            self._beginning = sentence
         return None
 
 
-def _xid(found: re.Match[str], line: str) -> KernelError:
+def _error(message: str) -> KernelError | None:
+    """The error of which one message tells."""
+    text = _one_line(message)
+    if found := _XID.fullmatch(message):
+        return _xid(found, text)
+    if found := _SXID.match(message):
+        kind = "sxid" if found["severity"] == "Fatal" else "sxid-nonfatal"
+        return KernelError(kind, int(found["sxid"]), found["bdf"].lower(), text)
+    if found := _RETIREMENT.match(message):
+        return KernelError("xid", int(found["xid"]), "", text)
+    if found := _LOST.match(message):
+        return KernelError("gpu-lost", 0, (found["bdf"] or found["old_bdf"]).lower(), text)
+    return None
+
+
+def _xid(found: re.Match[str], text: str) -> KernelError:
     code, rest, device = int(found["xid"]), found["rest"] or "", found["bdf"].lower()
-    if code == _RECOVERY_CODE and (action := _RECOVERY.search(rest)):
-        return KernelError("gpu-recovery", int(action["to"], 16), device, line)
-    if code in _NVLINK5_CODES and (severity := _NVLINK5.search(rest)) and severity["severity"] == "Nonfatal":
-        return KernelError("xid-nonfatal", code, device, line)
-    return KernelError("xid", code, device, line)
+    if code == _RECOVERY_CODE and (action := _RECOVERY.match(rest)):
+        return KernelError("gpu-recovery", int(action["to"], 16), device, text)
+    if code in _NVLINK5_CODES and (severity := _NVLINK5.match(rest)) and severity["severity"] == "Nonfatal":
+        return KernelError("xid-nonfatal", code, device, text)
+    return KernelError("xid", code, device, text)
+
+
+def _one_line(message: str) -> str:
+    """`message` with its control characters escaped as the kernel escapes them."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in message)

@@ -1,0 +1,68 @@
+r"""One record of the kernel log: who wrote it, and its message.
+
+Pure: bytes in, data out. The formats, after the kernel's Documentation/ABI/testing/dev-kmsg:
+
+    3,4711,98765,-;NVRM: words          8 * facility + level, sequence number, microseconds since boot, flag; message
+    6,4712,98770,-,caller=T1;words      newer kernels add fields before the semicolon
+     DEVICE=+pci:0000:18:00.0           a line with a space before it describes the record's device, and is ignored
+
+The kernel gives its own records facility 0. It gives facility 1 or higher to whatever a program writes to /dev/kmsg,
+and no program can choose 0. The kernel escapes control characters, "\" and all bytes above 126 as "\x0a", so a record
+is one line, and a message with line breaks in it is one message.
+
+A message may quote a user: a file name, a mount option, the name of a process. Only the start of a message is therefore
+evidence of who printed it. The start of a fragment is none: it may be the name of a user's cgroup, because a record of
+another processor has come between the parts of the line. The kernel flags a fragment "c" (before 4.9 also "+"). Before
+4.9 it flags so a whole line that a driver prints without a level right after a fragment, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+KERNEL_FACILITY = 0
+"""The facility of the kernel's own records (LOG_KERN)."""
+_BARE_LINE_LEVEL = 6
+"""The level of a line without a prefix (LOG_INFO)."""
+_PREFIX = re.compile(rb"([0-9]{1,4}),([0-9]{1,20}),[0-9]{1,20},([^,;\n]*)(?:,[^;\n]*)?;")
+_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
+_FRAGMENT_FLAGS = (b"c", b"+")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """A record of the kernel log.
+
+    `level`: 0 (emergency) to 7 (debug). `sequence`: the kernel's number of the record; None for a line without a
+    prefix. `fragment`: the message is a part of a line, and its start need not be the start of that line. `message`:
+    unescaped, without a line break at its end.
+    """
+
+    facility: int
+    level: int
+    sequence: int | None
+    fragment: bool
+    message: str
+
+
+def parse_record(data: bytes) -> KernelRecord | None:
+    """Return the record that one read of /dev/kmsg gave, or None if `data` has no prefix."""
+    prefix = _PREFIX.match(data)
+    if prefix is None:
+        return None
+    priority = int(prefix[1])
+    message = data[prefix.end() :].partition(b"\n")[0]
+    if b"\\" in message:
+        message = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), message)
+    return KernelRecord(priority >> 3, priority & 7, int(prefix[2]), prefix[3] in _FRAGMENT_FLAGS, _text(message))
+
+
+def parse_line(line: bytes) -> KernelRecord:
+    """Return the record in a line of a file. A line without a prefix is the whole message of a record of the kernel."""
+    record = parse_record(line)
+    return record or KernelRecord(KERNEL_FACILITY, _BARE_LINE_LEVEL, None, False, _text(line))
+
+
+def _text(message: bytes) -> str:
+    return message.decode(errors="replace").rstrip("\n")

@@ -1,0 +1,151 @@
+"""No user makes the kernel say that a GPU has failed, whatever the kernel quotes."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from muster.daemon.node.sensors.kernel_record import KernelRecord, parse_line, parse_record
+from muster.daemon.node.sensors.xid import KernelErrorParser
+
+HOSTILE = Path(__file__).parent / "kernel_log" / "hostile.txt"
+DRIVER_WORDS = re.compile(r"NVRM|SXid|XID|nvidia-nvswitch|fallen off the bus")
+GENUINE = (
+    "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    "NVRM: Xid (0000:03:00): 79, Channel 00000001",
+    "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",
+    "NVRM: GPU at 0000:18:00.0 has fallen off the bus.",
+    "NVRM: fallen off the bus and is not responding to commands.",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "XID 64 Dynamic Page Retirement: Fatal error, unable to retire page (0x1)",
+    "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
+NAME_FIRST = (
+    "{}[4711]: segfault at 0 ip 0000000000401136 sp 00007ffd4f3c error 6",
+    "{}[4711] vsyscall attempted with vsyscall=none ip:ffffffffff600000 cs:33",
+    "{}[4711]: unhandled exception: DABT (lower EL), ESR 0x0000000092000046",
+    "{} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "{}: page allocation failure: order:0, mode:0x0, nodemask=(null)",
+    "{}: potentially unexpected fatal signal 11.",
+    "{}: sending ioctl 5331 to a partition!",
+    "{}(4711): Attempt to set a LOCK_MAND lock via flock(2).",
+    "{} (4711): drop_caches: 3",
+    "{} (4711) used greatest stack depth: 11000 bytes left",
+    "{} (4711): /proc/4711/oom_adj is deprecated, please use /proc/4711/oom_score_adj instead.",
+    "{}/4711 is trying to acquire lock:",
+    "{} D    0  4711      1 0x00000000",
+    "{} cpuset=a mems_allowed=0",
+    "{}: renamed from veth0",
+    "{}: port 1(veth0) entered blocking state",
+)
+"""Messages of the kernel that start with the name of a process or a network device."""
+NAME_CHARS = 15
+"""The longest name of a process (TASK_COMM_LEN - 1) or a network device (IFNAMSIZ - 1)."""
+
+
+def records() -> Iterator[bytes]:
+    """The records of the corpus, each with the lines that describe its device."""
+    lines = [line for line in HOSTILE.read_bytes().split(b"\n") if line and not line.startswith(b"#")]
+    for line, following in zip(lines, [*lines[1:], b""], strict=True):
+        if not line.startswith(b" "):
+            yield line + b"\n" + (following if following.startswith(b" ") else b"")
+
+
+CORPUS = list(records())
+
+
+def _finds(record: KernelRecord) -> bool:
+    return KernelErrorParser().parse(record) is not None
+
+
+def test_the_corpus_is_hostile() -> None:
+    assert len(CORPUS) >= 80
+    for data in CORPUS:
+        record = parse_record(data)
+        assert record is not None, data
+        assert DRIVER_WORDS.search(record.message) or "\nNVRM" in record.message, data
+
+
+@pytest.mark.parametrize("data", CORPUS, ids=lambda data: data.partition(b",")[2].partition(b",")[0].decode())
+def test_a_quoted_text_is_no_error(data: bytes) -> None:
+    record = parse_record(data)
+    assert record is not None
+    assert not _finds(record)
+
+
+def test_no_sequence_of_quoted_texts_is_an_error() -> None:
+    parser = KernelErrorParser()
+    for data in CORPUS:
+        for line in data.rstrip(b"\n").split(b"\n"):  # as a file in place of the device has them
+            assert parser.parse(parse_line(line)) is None, line
+
+
+@pytest.mark.parametrize("genuine", GENUINE)
+def test_the_messages_of_the_driver_are_errors(genuine: str) -> None:
+    """Without this, the tests below would show nothing."""
+    assert _finds(KernelRecord(0, 3, 1, False, genuine))
+
+
+texts = st.one_of(st.text(), st.sampled_from(GENUINE), st.tuples(st.text(), st.sampled_from(GENUINE)).map("\n".join))
+prefixes = st.one_of(
+    st.sampled_from(
+        ["tmpfs: Unknown parameter '", "audit: type=1400 name=", "usb 1-1: Product: ", "\n", " ", "NVRM:", "\\"]
+    ),
+    st.text(min_size=1),
+)
+
+
+@given(prefixes, texts, st.text())
+def test_no_text_inside_a_message_is_an_error(prefix: str, quoted: str, rest: str) -> None:
+    message = prefix + quoted + rest
+    assume(not message.startswith(DRIVER_STARTS))
+    assert not _finds(KernelRecord(0, 3, 1, False, message))
+
+
+@given(st.text(), texts, st.text())
+def test_no_text_inside_a_message_of_the_driver_is_an_error(version: str, quoted: str, rest: str) -> None:
+    """The driver quotes the version that its client claims."""
+    message = f"NVRM: API mismatch: the client has the version {version}{quoted}{rest}, but"
+    parser = KernelErrorParser()
+    parser.parse(KernelRecord(0, 3, 1, False, "NVRM: The NVIDIA GPU 0000:18:00.0"))
+    assert parser.parse(KernelRecord(0, 3, 2, False, message)) is None
+
+
+@pytest.mark.parametrize("genuine", GENUINE)
+def test_the_driver_quotes_a_message_of_its_own(genuine: str) -> None:
+    for quoted in (genuine, f"\n{genuine}", f"x\n{genuine}\n"):
+        assert not _finds(KernelRecord(0, 3, 1, False, f"NVRM: API mismatch: the client has the version {quoted}, but"))
+
+
+@given(st.integers(1, 255), st.integers(0, 7), texts, st.booleans())
+def test_no_program_is_believed(facility: int, level: int, message: str, fragment: bool) -> None:
+    assert not _finds(KernelRecord(facility, level, 1, fragment, message))
+
+
+@given(st.integers(0, 7), texts)
+def test_no_fragment_is_believed(level: int, message: str) -> None:
+    assert not _finds(KernelRecord(0, level, 1, True, message))
+
+
+names = st.one_of(
+    st.text(max_size=NAME_CHARS),
+    st.tuples(st.sampled_from(GENUINE), st.integers(1, NAME_CHARS)).map(lambda pair: pair[0][: pair[1]]),
+)
+
+
+@given(names, st.sampled_from(NAME_FIRST))
+def test_no_name_at_the_start_of_a_message_spells_an_error(name: str, message: str) -> None:
+    assert not _finds(KernelRecord(0, 3, 1, False, message.format(name)))
+
+
+def test_every_message_of_the_driver_is_longer_than_a_name() -> None:
+    """A name at the start of a message would have to be continued by the kernel in the driver's words."""
+    for genuine in GENUINE:
+        for length in range(NAME_CHARS + 1):
+            assert not _finds(KernelRecord(0, 3, 1, False, genuine[:length]))
