@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--heartbeat", metavar="SECONDS", type=_seconds, default=5.0,
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip
     parser.add_argument("--kmsg", metavar="FILE", type=Path, default=SensorPaths().kmsg,
-                        help=f"the kernel log: a device, or a growing file; default {SensorPaths().kmsg}")  # fmt: skip
+                        help=f"the kernel log, or a file in its place; default {SensorPaths().kmsg}")  # fmt: skip
     parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
                         help=f"for memory of requeued jobs; empty: keep no memory; default {SOCKET}")  # fmt: skip
     return parser

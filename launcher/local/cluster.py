@@ -69,7 +69,7 @@ class LocalCluster:
     def _start_node(self, index: int) -> LocalNode:
         name = f"n{index}"
         kernel_log = self._folder / f"{name}.kmsg"
-        kernel_log.touch()
+        kernel_log.touch(mode=0o600)  # musterd believes no file that others can write
         where = ["--coordinator", self.address, "--listen", f"{_LOOPBACK}:0", "--node", name, "--memory", ""]
         agent = self._start(
             f"agent-{name}",

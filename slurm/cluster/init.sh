@@ -67,6 +67,7 @@ standby) coordinate ;;
 node)
     for device in /dev/nvidia{0..7}; do [ -e $device ] || mknod -m 0666 $device c 1 3 2>/dev/null; done
     touch /var/log/muster-kmsg
+    chmod 0644 /var/log/muster-kmsg # musterd believes no file that others can write
     supervise slurmd slurmd -D &
     [ "$daemons" = 0 ] || supervise musterd \
         musterd --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg &

@@ -105,7 +105,7 @@ def test_a_target_that_does_not_exist_is_refused() -> None:
 class Run:
     """`muster run --local` with a shell script, started as a user starts it."""
 
-    def __init__(self, folder: Path, script: str, *options: str) -> None:
+    def __init__(self, folder: Path, script: str, *options: str, umask: int = -1) -> None:
         self.mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
         command = [sys.executable, "-m", "muster.launcher", "run", "--local", "--nodes", "2", "--spares", "1"]
         self.popen = subprocess.Popen(
@@ -116,6 +116,7 @@ class Run:
             cwd=folder,
             env={**os.environ, "TMPDIR": str(folder), self.mark: "1"},
             start_new_session=True,
+            umask=umask,
         )
 
     def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
@@ -165,6 +166,16 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fatal_xid_in_the_kernel_log_moves_the_ranks(tmp_path: Path) -> None:
+    """Also where the user's files are writable by their group: musterd believes no such file, so this one is not."""
+    script = 'echo generation $MUSTER_GENERATION; if [ "$MUSTER_GENERATION" = 1 ]; then exec sleep 600; fi'
+    run = Run(tmp_path, script, "--fault", "xid-node@time=0", umask=0o002)
+    status, out, err = run.end()
+    assert (status, out) == (0, "generation 1\ngeneration 2\n"), err
+    assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
+    assert run.left() == []
 
 
 TRAINS = """

@@ -269,7 +269,7 @@ def test_pauses_double_up_to_their_longest_with_jitter() -> None:
 
 
 def _settings(coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, listen: str) -> NodeSettings:
-    (tmp_path / "kmsg").touch()
+    (tmp_path / "kmsg").touch(mode=0o600)
     (tmp_path / "boot_id").write_text("boot-1\n")
     return NodeSettings(
         node="n1",
@@ -321,7 +321,7 @@ async def _musterd(*flags: str) -> asyncio.subprocess.Process:
 
 
 async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, tmp_path: Path) -> None:
-    (tmp_path / "kmsg").touch()
+    (tmp_path / "kmsg").touch(mode=0o600)
     process = await _musterd(
         f"--coordinator=127.0.0.1:{coordinator.port}",
         f"--auth=secret:{tmp_path / 'secret'}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.node.sensors.kernel_log import Device, KernelLog, open_kernel_log
+from muster.daemon.node.sensors.kernel_log import Device, KernelLog, open_kernel_log, reason_for_distrust
 from muster.daemon.node.sensors.kernel_record import KernelRecord
 from muster.daemon.node.sensors.kmsg import KernelLogSensor, RecentErrors
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
@@ -18,7 +18,7 @@ LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "kmsg").touch()
+    (tmp_path / "kmsg").touch(mode=0o600)
     return tmp_path / "kmsg"
 
 
@@ -103,6 +103,69 @@ async def test_only_a_line_break_ends_a_line(path: Path) -> None:
     _append(path, f"quoted \v{LOST}\nquoted \x85{LOST}\nquoted \u2028{LOST}\n")
     with _open(path) as log:
         assert len(log.existing_records()) == 3
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
+def test_a_file_that_others_can_write_is_not_read(path: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    path.chmod(mode)
+    assert open_kernel_log(path) is None
+    assert f"others can write to it (mode 0{mode:o}): chmod go-w; GPU errors go unseen" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o440])
+def test_a_file_that_others_can_read_is_read(path: Path, mode: int) -> None:
+    path.chmod(mode)
+    with _open(path) as log:
+        assert log.existing_records() == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "user", "reason"),
+    [
+        (0, 0, ""),
+        (0, 1000, ""),
+        (1000, 1000, ""),
+        (1000, 0, "it belongs to uid 1000; it must belong to root or to uid 0"),
+        (1001, 1000, "it belongs to uid 1001; it must belong to root or to uid 1000"),
+    ],
+)
+def test_a_file_of_another_user_is_not_believed(owner: int, user: int, reason: str) -> None:
+    status = os.stat_result((0o100600, 1, 1, 1, owner, owner, 0, 0, 0, 0))
+    assert reason_for_distrust(status, user) == reason
+
+
+def test_a_pipe_is_no_log_and_nobody_waits_for_its_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "kmsg", 0o600)
+    assert open_kernel_log(tmp_path / "kmsg") is None
+    assert "is not read: it is neither /dev/kmsg nor a regular file" in caplog.text
+
+
+def test_another_device_is_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Some containers have a terminal in place of /dev/kmsg."""
+    assert open_kernel_log(Path("/dev/null")) is None
+    assert "is not read: this device is not the kernel's log (1:11)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Nov 21 08:00:00 n17 kernel: usb 1-1: new device",
+        "2026-11-21T08:00:00.123456+00:00 n17 kernel: usb 1-1: new device",
+        "[ 1234.567890] usb 1-1: new device",
+        "[12345.567890] usb 1-1: new device",
+        "<6>[ 1234.567890] usb 1-1: new device",
+    ],
+)
+def test_a_file_of_syslog_is_no_substitute(path: Path, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    _append(path, f"{line}\n")
+    with _open(path):
+        assert "looks like a file of syslog or dmesg: GPU errors in such lines go unseen" in caplog.text
+
+
+def test_a_file_of_records_does_not_look_like_syslog(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _append(path, f"6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb\n{LOST}\n")
+    with _open(path):
+        assert caplog.text == ""
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="reading /dev/kmsg takes CAP_SYSLOG")

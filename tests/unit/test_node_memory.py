@@ -511,7 +511,7 @@ async def test_the_command_takes_over_what_systemd_hands_it(
         await first.job_starts(7)
         await first.leave(*pair)
     SecretCredentials.create(tmp_path / "secret")
-    (tmp_path / "kmsg").touch()
+    (tmp_path / "kmsg").touch(mode=0o600)
     musterd = [sys.executable, "-Im", "muster.daemon.node", "--coordinator=127.0.0.1:1", "--listen=127.0.0.1:0"]
     musterd += [f"--auth=secret:{tmp_path}/secret", "--node=n1", f"--kmsg={tmp_path}/kmsg", f"--memory={path}"]
     stored = {name: fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for name, fd in systemd.hands_out().items()}

@@ -4,6 +4,10 @@
 file that grows: a container's substitute for the device. Each line of it is a record, with the device's prefix or
 without one (`kernel_record.parse_line`). inotify wakes the loop up for it, through two functions of libc: no library in
 Debian stable does that for asyncio, and polling every 20 ms would cost an idle node as much as the rest of the daemon.
+
+Whoever writes a line of the log can take the node out of service. Hence a file is read only if nobody but root and the
+user of this process can write to it, and a device only if it is the kernel's own. A file of syslog is no substitute:
+its lines begin with a time, so none of them is taken for a message of a driver, and programs write to it, too.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,9 +28,20 @@ from muster.daemon.node.sensors.kernel_record import KernelRecord, parse_line, p
 _RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX: a shorter buffer makes read fail
 _CHUNK_BYTES = 65536
 _IN_MODIFY = 0x2
+_KERNEL_LOG_DEVICE = os.makedev(1, 11)
+_TAIL_BYTES = 4096
+"""Bytes at the end of a file that are enough to recognize a time in front of each line."""
+_TIME = re.compile(
+    rb"(<[0-9]+>)?([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:|[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]|\[ *[0-9]+\.[0-9]+\] )"
+)
+"""How syslog, journalctl and dmesg begin a line."""
 _log = logging.getLogger(__name__)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class UntrustedLogError(Exception):
+    """The log is not the kernel's, or another user can write to it. The site has to correct that."""
 
 
 class KernelLog(Protocol):
@@ -45,14 +61,27 @@ class KernelLog(Protocol):
 
 
 def open_kernel_log(path: Path) -> KernelLog | None:
-    """Open the log at `path`; None, with a warning, if it does not exist or must not be read."""
+    """Open the log at `path`; None, with a warning, if it does not exist, can't be read or must not be believed."""
     try:
         device = stat.S_ISCHR(path.stat().st_mode)
         return Device(path) if device else GrowingFile(path)
+    except UntrustedLogError as error:
+        _log.warning("the kernel log %s is not read: %s; GPU errors go unseen", path, error)
     except OSError as error:
         hint = ": reading it takes CAP_SYSLOG" if error.errno in (errno.EPERM, errno.EACCES) else ""
         _log.warning("the kernel log %s can't be read (%s)%s; GPU errors go unseen", path, error.strerror, hint)
     return None
+
+
+def reason_for_distrust(status: os.stat_result, user: int) -> str:
+    """Why a program of `user` must not believe a file with this status, in words; "" if it may."""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is neither /dev/kmsg nor a regular file"
+    if status.st_uid not in (0, user):
+        return f"it belongs to uid {status.st_uid}; it must belong to root or to uid {user}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o}): chmod go-w"
+    return ""
 
 
 class Device:
@@ -64,7 +93,11 @@ class Device:
         os.lseek(self._fd, 0, os.SEEK_END)
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if os.fstat(fd).st_rdev != _KERNEL_LOG_DEVICE:
+            os.close(fd)
+            raise UntrustedLogError("this device is not the kernel's log (1:11)")
+        return fd
 
     def __enter__(self) -> Device:
         return self
@@ -114,14 +147,17 @@ class GrowingFile:
     """A file to which other processes append lines. When the file shrinks, it is read from the start."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            if distrust := reason_for_distrust(os.fstat(self._fd), os.geteuid()):
+                raise UntrustedLogError(distrust)
             self._notify = _watch_writes(path)
-        except OSError:
+        except (OSError, UntrustedLogError):
             os.close(self._fd)
             raise
         self._first_offset = self._offset = os.fstat(self._fd).st_size
         self._partial_line = b""
+        self._warn_of_syslog(path)
 
     def __enter__(self) -> GrowingFile:
         return self
@@ -142,6 +178,11 @@ class GrowingFile:
                     yield parse_line(line)
                 await wake.wait()
                 self._discard_notifications()
+
+    def _warn_of_syslog(self, path: Path) -> None:
+        tail = os.pread(self._fd, _TAIL_BYTES, max(0, self._first_offset - _TAIL_BYTES))
+        if any(_TIME.match(line) for line in tail.split(b"\n")):
+            _log.warning("%s looks like a file of syslog or dmesg: GPU errors in such lines go unseen", path)
 
     def _read_lines(self) -> list[bytes]:
         if os.fstat(self._fd).st_size < self._offset:
