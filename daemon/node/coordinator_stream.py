@@ -18,6 +18,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from muster.daemon.host.addresses import own_addresses
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensors.sensor import Observation
 from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
@@ -68,7 +69,11 @@ class _StreamState:
 
 
 class NodeStream:
-    """Keeps one node attached. `hello` is called at each attach, because addresses may change; it may raise OSError."""
+    """Keeps one node attached. `hello` is called at each attach, because addresses may change; it may raise OSError.
+
+    `addresses` returns the IP addresses of this node, as `hello` names them. When they change, the stream is reopened,
+    so that the coordinator knows them: it compares an agent's address with them.
+    """
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class NodeStream:
         heartbeat_s: float,
         memory: KeptGangs,
         timeouts: StreamTimeouts = StreamTimeouts(),  # frozen
+        addresses: Callable[[], tuple[str, ...]] = own_addresses,
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
@@ -85,6 +91,7 @@ class NodeStream:
         self._heartbeat_s = heartbeat_s
         self._memory = memory
         self._timeouts = timeouts
+        self._addresses = addresses
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
@@ -156,6 +163,9 @@ class NodeStream:
             if observation := self._outbox.next_unsent():
                 state.unanswered.append(observation)
                 yield pb.NodeMessage(signal=observation.message())
+            elif tuple(hello.addresses) != self._addresses():
+                _log.info("the IP addresses of this node have changed: attaching again with the new ones")
+                return
             elif loop.time() >= next_heartbeat_at:
                 next_heartbeat_at = loop.time() + self._heartbeat_s
                 self._seq += 1

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from muster.daemon.host import clock
+from muster.daemon.host.addresses import own_addresses
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
@@ -116,6 +117,7 @@ class NodeDaemon:
             probe_address=f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}",
             version=version("muster"),
             incarnation=self._incarnation,
+            addresses=own_addresses(),
         )
 
 

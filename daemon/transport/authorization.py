@@ -6,11 +6,12 @@
     the owner of a job                       read and steer that job, register it
     a node's own daemon                      attach as that node: root, calling from an address of that node
     an agent                                 attach to a job: its owner's uid, as a node of that job
-                                             or of a pool job that its gang has requested
+                                             or of a pool job that its gang has requested, calling
+                                             from an address of that node
 
-An agent's address is not checked. An agent calls from the interface that leads to the coordinator, which may not be the
-one that the node's name resolves to. A refusal would stop a whole job. A check would also protect nothing: a process
-with the owner's uid may run anything on the job's nodes.
+A node has several addresses. An agent calls from the interface that leads to the coordinator, which may not be the one
+that the node's name resolves to. So an agent's address is compared with all addresses that the node's daemon has
+reported. Where no daemon has reported any, the address is not checked: a refusal would stop a whole job.
 
 The functions answer yes or no without I/O. The caller looks up owners and addresses in Slurm. More detailed rights, and
 a stronger proof of a node than its address, belong here.
@@ -59,3 +60,7 @@ class Rights:
         """Is an agent of a gang or job of `owner_uid`. The caller of this function asks Slurm whether the node belongs
         to the job."""
         return caller.uid == owner_uid
+
+    def calls_from_node(self, caller: Caller, addresses: Collection[str]) -> bool:
+        """Calls from the node whose daemon has reported these IP addresses; none: the daemon has reported nothing."""
+        return not addresses or caller.address in addresses

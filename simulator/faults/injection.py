@@ -48,6 +48,7 @@ FAULTS: dict[Fault, float] = {
     service.slurm_unreliable: 1,
     service.requeue_job: 8.5,
     service.preempt_job: 4,
+    service.give_node_back: 1.5,
     service.cancel_gang: 0.6,
     service.scancel_job: 0.5,
     service.fail_batch_script: 0.9,

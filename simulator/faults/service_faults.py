@@ -59,6 +59,20 @@ def requeue_job(world: World, gang: str) -> None:
         world.cluster.requeue(job.id, (), None)
 
 
+def give_node_back(world: World, gang: str) -> None:
+    """The job's owner gives a node back, and sometimes keeps the agent there and lets it withhold its fence."""
+    job = world.jobs.running_job(gang)
+    if job is None or not world.machines[job.batch_host].powered:
+        return  # Slurm does not shrink a job without its batch host
+    nodes = [node for node in targets.nodes_with_agent(world, gang) if node in job.nodes and node != job.batch_host]
+    if nodes and job.batch_host in job.nodes:
+        node = world.rng.choice(nodes)
+        agent = world.agents[gang, node]
+        agent.is_rogue = world.rng.random() < 0.5
+        world.note(f"FAULT: job {job.id} gives {node} back{', and its agent stays' if agent.is_rogue else ''}")
+        world.cluster.remove_node(job.id, node)
+
+
 def preempt_job(world: World, gang: str) -> None:
     """Slurm preempts the job, with a grace time."""
     job = world.jobs.running_job(gang)

@@ -46,6 +46,10 @@ class NodeHealthInvariant:
         self._progress = progress
         self._transitions = transitions
         self._crash_counts: dict[str, int] = {}
+        self._conditional_drains: dict[int, str] = {}
+        """Node of each call that is owed on the condition that the job still has the node."""
+        self._confirmed_by_slurm: set[str] = set()
+        """Nodes that Slurm has drained, and whose health changes next."""
 
     def rank_crashed(self, node: str) -> None:
         """A rank has crashed because of itself or its node."""
@@ -54,12 +58,37 @@ class NodeHealthInvariant:
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """The core changes a node's health."""
         machine = self._world.machines[fact.node]  # KeyError: the core judges a node that does not exist
-        if fact.health is NodeHealth.UNFIT:
+        if fact.health is NodeHealth.UNFIT and fact.node in self._confirmed_by_slurm:
+            self._confirmed_by_slurm.discard(fact.node)  # the evidence was checked when the drain was owed
+            given_back = self._has_rogue_agent(fact.node) and not self._is_in_a_job(fact.node)
+            require(
+                not given_back, f"invariant 3: {fact.node} is UNFIT on the word of an agent that its job has no more"
+            )
+        elif fact.health is NodeHealth.UNFIT:
             self._check_unfit(core, machine, at)
         if fact.health in UNRESPONSIVE and (gang := gang_watching(core.state, fact.node)) is not None:
             self._check_witnesses(gang, fact)
             self._check_no_progress(gang, fact)
             self._check_hung_duration(gang, fact, at)
+
+    def check_drain(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:
+        """Slurm shall drain a node if the job that reported about it still has it."""
+        if fact.if_run_has_node is not None:
+            if not self._has_rogue_agent(fact.node):  # what such an agent says of its own job's node is believed
+                self._check_unfit(core, self._world.machines[fact.node], at)
+            self._conditional_drains[fact.call] = fact.node
+
+    def call_settled(self, fact: facts.SlurmCallSettled) -> None:
+        """Slurm has carried out a call, or has refused it."""
+        node = self._conditional_drains.pop(fact.call, "")
+        if node and not fact.error:
+            self._confirmed_by_slurm.add(node)
+
+    def _has_rogue_agent(self, node: str) -> bool:
+        return any(agent.is_rogue for (_, name), agent in self._world.agents.items() if name == node)
+
+    def _is_in_a_job(self, node: str) -> bool:
+        return any(node in job.held_nodes for job in self._world.cluster.jobs().values())
 
     def check_removal(self, fact: facts.MemberRemoved) -> None:
         """A gang removes a node and continues without it."""

@@ -47,6 +47,8 @@ class SiteLimitInvariant:
     def check_taken(self, fact: facts.SlurmCallOwed) -> None:
         """Slurm shall take a node out of service."""
         limits = self._world.limits
+        if fact.if_run_has_node is not None:  # the node's health changes only once Slurm has drained the node
+            self._taken.append(fact.node)
         before = {*self._taken[: -self._taken[::-1].index(fact.node) - 1]} - {fact.node}
         require(not limits.observe, f"invariant 6: {fact.node} is taken out of service in observe mode")
         require(

@@ -244,6 +244,10 @@ class Scenario:
         for node in nodes or self.machines:
             self.agent(node).receive_sigterm(f"{node} was sent SIGTERM")
 
+    def give_back(self, node: str) -> None:
+        """The job's owner gives a node back (scontrol update NodeList=)."""
+        self.world.cluster.remove_node(self.gang.job, node)
+
     def requeue(self) -> None:
         """An operator requeues the job in Slurm."""
         self.world.cluster.requeue(self.gang.job, (), None)

@@ -95,6 +95,8 @@ class Agent(Process):
         self.flushing_serial = 0
         self.stacks_generation = self.stacks_requested = 0
         self.failure = ""
+        self.is_rogue = False
+        """The job's owner runs this process out of Slurm's reach: it acknowledges no fence, and outlives the job."""
         self.sigterm_notice = ""
         self.pool_answers: dict[int, events.PoolAnswer | None] = {}
         self.stop_requested = self.ranks_ignore_stop = False
@@ -211,7 +213,7 @@ class Agent(Process):
                 )
             )  # fmt: skip
         return events.AgentStatus(
-            fenced_generation=self.fenced_generation,
+            fenced_generation=0 if self.is_rogue else self.fenced_generation,
             ranks=tuple(ranks),
             shards=self.memory.shards(),
             committed=self.memory.committed,

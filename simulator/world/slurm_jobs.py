@@ -218,7 +218,7 @@ class SlurmJobs:
         restarts = self._submissions[job.id].restarts or job.restart_count
         if agent is None or not agent.alive or (agent.identity.job, agent.identity.restarts) != (job.id, restarts):
             return
-        if not agent.machine.powered:
+        if not agent.machine.powered or agent.is_rogue:
             return
         if agent.machine.frozen or not world.network.connected(COORDINATOR, node):
             world.schedule.call_later(1.0, self._end_agent, job, node, notice)

@@ -79,8 +79,14 @@ class JobState(Enum):
         """Whether the job has ended. An unrecognised state does not count as an end."""
         return self not in _LIVE
 
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether the nodes that Slurm shows for a job in this state are the job's now."""
+        return self in _HOLDS_NODES
+
 
 _LIVE = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNRECOGNISED})
+_HOLDS_NODES = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 
 
 @unique

@@ -128,6 +128,11 @@ class Job:
         }
 
     @property
+    def held_nodes(self) -> tuple[str, ...]:
+        """The nodes that the job has now. Slurm shows those of the last run while a requeued job waits."""
+        return self.nodes if self.state.holds_nodes else ()
+
+    @property
     def running(self) -> bool:
         """Whether the job's processes may run: RUNNING and not COMPLETING."""
         return self.state is JobState.RUNNING and JobFlag.COMPLETING not in self.flags

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.slurm.cluster.cluster import CONTROLLER, Cluster
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.training import FATAL_XID_LINE, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
@@ -65,10 +65,10 @@ def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> No
         assert digests(training, 3) == digests(beside, 3)
 
 
-def test_five_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
+def test_six_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
     """Power loss and a fatal Xid: swap, drain and let go. Training goes on without the coordinator, and a restarted one
-    completes a recovery. A node that hangs is replaced, too."""
-    with Training(healthy, TrainingSpec("swaps", nodes=3, spares=5, arguments=BUCKETS)) as training:
+    completes a recovery. A node that hangs is replaced, too, and a node that the job's owner gives back."""
+    with Training(healthy, TrainingSpec("swaps", nodes=3, spares=6, arguments=BUCKETS)) as training:
         job = training.submit()
         training.wait_step(20)
         dead, unfit = power_loss_is_a_swap(training), a_fatal_xid_is_a_swap(training)
@@ -76,6 +76,7 @@ def test_five_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage
         wait_until(lambda: unfit not in held() and dead not in held(), 60, f"{dead} and {unfit} have left the job")
         trains_without_a_coordinator(training)
         a_hung_node_is_a_swap(training)
+        a_node_that_is_given_back_is_a_swap(training, job, held())
         run_to_the_end(training)
     shown = healthy.sh(CONTROLLER, f"scontrol show job {job}")
     # A job is COMPLETING for up to a minute after a node of its step has died.
@@ -130,6 +131,37 @@ def a_hung_node_is_a_swap(training: Training) -> None:
     recovery = training.wait_recovered(6)
     assert f"{node} hangs" in recovery["cause"]
     assert recovery["nodes_out"] == [node]
+
+
+FALSE_AGENT = """
+import asyncio
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.transport.site_config import Site
+from muster.v1.common_pb2 import JobSpec
+
+async def attach():
+    site = Site.load()
+    agent = ScriptedAgent("{node}", JobSpec(), site.credentials(), gang="{gang}", job={job})
+    await agent.open()
+    await agent.attach(site.coordinator)
+    print(agent.duty, agent.dismissed)
+
+asyncio.run(attach())
+"""
+
+
+def a_node_that_is_given_back_is_a_swap(training: Training, job: int, held: list[str]) -> None:
+    """The owner shrinks the job. The node is not blamed, and no process of the owner speaks for the node any more."""
+    cluster, node = training.cluster, training.node_of(2)
+    left = ",".join(name for name in held if name != node)
+    cluster.exec(LOGIN, "scontrol", "update", f"jobid={job}", f"nodelist={left}", user="alice")
+    assert training.wait_recovered(7)["nodes_out"] == [node]
+    gang = training.view["gang_id"]
+    script = FALSE_AGENT.format(node=node, gang=gang, job=job)
+    said = cluster.exec(node, "python3", "-c", script, user="alice").stdout
+    assert said.strip() == f"node {node} does not belong to job {job} (any more)"
+    assert "DRAIN" not in slurm_node(cluster, node)
+    assert "DOWN" not in slurm_node(cluster, node)
 
 
 def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(healthy: Cluster) -> None:

@@ -90,6 +90,37 @@ async def test_an_agent_of_another_users_gang_is_rejected(world: ScriptedWorld) 
     assert refusal == (grpc.StatusCode.PERMISSION_DENIED, f"gang g1 belongs to uid {owner}, not to uid {os.getuid()}")
 
 
+async def test_an_agent_calls_from_an_address_that_the_daemon_of_its_node_reports(world: ScriptedWorld) -> None:
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(events.NodeAttached("n1", "boot", "i", "192.0.2.7:7071", ("192.0.2.7", "198.51.100.7")))
+    engine.post(events.NodeAttached("n2", "boot", "i", "127.0.0.1:7071", ("127.0.0.1", "198.51.100.8")))
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    refusal = await _refusal(agent.attach(world.address))
+    await agent.die()
+    words = "an agent of n1 calls from an address of n1 (192.0.2.7 198.51.100.7); this call is from 127.0.0.1"
+    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, words)
+    await world.start_agents(["n2"])
+    await world.wait_for_facts(facts.MemberJoined)
+
+
+async def test_the_stream_of_an_agent_ends_with_its_node_in_the_job_and_is_not_opened_again(
+    world: ScriptedWorld,
+) -> None:
+    await _running(world)
+    assert world.coordinator
+    world.cluster.remove_node(1, "n2")
+    await world.wait_for_facts(facts.MemberRemoved)
+    assert world.coordinator.engine.streams.get("g1", "n2") is None
+    again = ScriptedAgent("n2", spec(), world.credentials)
+    await again.open()
+    await again.attach(world.address)
+    await again.die()
+    assert again.dismissed == "node n2 does not belong to job 1 (any more)"
+    assert "n2" not in world.coordinator.engine.core.state.nodes  # its health has not changed
+
+
 @pytest.mark.parametrize(
     ("node", "job", "pool", "words"),
     [
@@ -556,7 +587,7 @@ async def test_the_stream_of_a_lost_node_is_closed_without_an_event(world: Scrip
     await world.wait_for_facts(facts.MemberRemoved)
     assert engine.streams.get("g1", "n2") is None
     await world.wait_for_duty("RUN 2", ["n1", "n3"])
-    assert engine.core.state.node("n2").health in (NodeHealth.LOST, NodeHealth.HUNG)
+    assert engine.core.state.node("n2").health is NodeHealth.FIT  # only agents found it silent: it never had a daemon
     assert "coordinator" not in engine.core.observed.gang("g1").closed_by.get("n2", set())
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*world.streams_of("n2"))  # heals: the stream has ended there too

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
-from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Member
 from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.state_updates import apply
@@ -21,7 +22,7 @@ from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.slurm.client.states import JobFlag, JobState
-from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, Topology, Unknown
+from muster.slurm.client.types import GONE, Gone, Job, JobAnswers, NodeAnswers, Topology, Unknown
 
 NODES = ("n1", "n2", "n3")
 
@@ -250,7 +251,59 @@ async def test_the_watch_posts_changes_only(slurm: FakeSlurm, clock: Clock) -> N
     slurm.cluster.fail_node("n3")
     clock.now += 60
     await watch.poll_jobs()
-    assert seen[5:] == [events.SlurmJobChanged("g", 1, ("n1", "n2"), 0, None)]
+    assert [type(event) for event in seen[5:]] == [events.SlurmNodeChanged, events.SlurmJobChanged]
+    assert (seen[5].down, seen[6].nodes) == (True, ("n1", "n2"))  # type: ignore[union-attr]
+
+
+async def test_a_job_that_lost_a_node_is_not_posted_while_slurm_does_not_say_whether_the_node_is_down(
+    slurm: FakeSlurm, clock: Clock
+) -> None:
+    seen = list[events.Event]()
+    watch = SlurmWatch(_NodesUnknown(slurm), Owing(slurm).state, seen.append)
+    await watch.poll_jobs()
+    slurm.cluster.fail_node("n3")
+    clock.now += 60
+    await watch.poll_jobs()
+    assert [type(event) for event in seen] == [events.SlurmJobChanged]
+
+
+async def test_the_watch_posts_changes_of_a_pool_job(slurm: FakeSlurm) -> None:
+    owing, seen = Owing(slurm), list[events.Event]()
+    pool_job = slurm.cluster.submit(JobRequest(nodes=1, name="g", requeue=False))
+    owing.state.gangs["g"].members["n4"] = Member("n4", pool_job, "i1", "n4:9", batch_host=False, leaf="")
+    watch = SlurmWatch(slurm, owing.state, seen.append)
+    for _ in range(2):
+        await watch.poll_jobs()
+    assert seen[1:] == [events.PoolJobChanged("g", pool_job, ("n4",))]
+    slurm.cluster.cancel(pool_job)
+    await watch.poll_jobs()
+    assert seen[-1] == events.PoolJobChanged("g", pool_job, ())
+
+
+class _NodesUnknown:
+    """A Slurm that answers for jobs only."""
+
+    def __init__(self, slurm: FakeSlurm) -> None:
+        self._slurm = slurm
+
+    async def jobs(self, ids: Collection[int] | None = None) -> JobAnswers | Unknown:
+        return await self._slurm.jobs(ids)
+
+    async def nodes(self, names: Collection[str] | None = None) -> NodeAnswers | Unknown:
+        return Unknown("slurmctld is busy")
+
+
+async def test_a_drain_on_the_word_of_agents_is_refused_once_the_job_has_given_the_node_back(slurm: FakeSlurm) -> None:
+    owing = Owing(slurm)
+    call = facts.SlurmCallOwed("g", 7, "drain", 1, "n3", "muster: ranks could not be killed", if_run_has_node=0)
+    slurm.cluster.remove_node(1, "n3")
+    with pytest.raises(SlurmRefused, match="job 1 no longer has this node"):
+        await make_call(slurm, call, owing.state)
+    assert not slurm.cluster.nodes()["n3"].drained
+    with pytest.raises(SlurmRefused, match="job 1 no longer has this node"):
+        await make_call(slurm, replace(call, node="n2", if_run_has_node=1), owing.state)  # another run of the job
+    await make_call(slurm, replace(call, node="n2"), owing.state)
+    assert slurm.cluster.nodes()["n2"].drained
 
 
 async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ def _attachment(
     heartbeat_s: float = 60.0,
     patience: StreamTimeouts = FAST,
     memory: KeptGangs | None = None,
+    addresses: Callable[[], tuple[str, ...]] | None = None,
 ) -> NodeStream:
     return NodeStream(
         f"127.0.0.1:{coordinator.port}",
@@ -128,7 +129,13 @@ def _attachment(
         heartbeat_s,
         memory or KeptMemoryStore(FdStore("")),
         patience,
+        addresses or _no_address,
     )
+
+
+def _no_address() -> tuple[str, ...]:
+    """As `_hello` says."""
+    return ()
 
 
 def _seen(code: int) -> Observation:
@@ -141,6 +148,19 @@ async def test_hello_first_then_heartbeats(coordinator: Coordinator, credentials
         assert [(await coordinator.next("heartbeat")).heartbeat.seq for _ in range(3)] == [1, 2, 3]
     async with asyncio.timeout(120):
         assert await coordinator.ended.get()
+
+
+async def test_a_node_whose_addresses_change_attaches_again(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    now: list[tuple[str, ...]] = [()]
+    async with Running(_attachment(coordinator, credentials, 0.02, addresses=lambda: now[0])):
+        await coordinator.next("hello")
+        await coordinator.next("heartbeat")
+        now[0] = ("192.0.2.7",)
+        await coordinator.next("hello")
+        now[0] = ()
+        await coordinator.next("heartbeat")
 
 
 class Shelf:

@@ -239,6 +239,8 @@ def _settle_call(turn: Turn, event: events.SlurmAnswered) -> None:
     if owed is None:
         return
     turn.record(facts.SlurmCallSettled(event.gang, event.call, event.error or ""))
+    if owed.if_run_has_node is not None and not event.error:
+        circuit_breaker.judge_drained(turn, owed)
     gang = turn.state.gangs.get(owed.gang)
     if owed.verb != "requeue" or not event.error or gang is None or not _waits_for_requeue(turn, gang):
         return
@@ -270,8 +272,9 @@ def _decide_on_node(
         turn.record(facts.NodeJudged(event.node, NodeHealth.RETURNING, "its daemon is heard again"))
     match event:
         case events.NodeAttached():
-            if (node.boot_id, node.probe_address) != (event.boot_id, event.probe_address):
-                turn.record(facts.NodeRegistered(event.node, event.boot_id, event.probe_address))
+            reported = (event.boot_id, event.probe_address, event.addresses)
+            if (node.boot_id, node.probe_address, node.addresses) != reported:
+                turn.record(facts.NodeRegistered(event.node, *reported))
         case events.NodeSignalled():
             _decide_on_signal(turn, event)
         case events.SlurmNodeChanged():

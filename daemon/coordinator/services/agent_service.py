@@ -1,8 +1,9 @@
 """AgentService: one stream for the life of an agent.
 
-An agent is checked once, when it attaches: the credential's uid owns the Slurm job, the node belongs to the job, and
-the run of the job is the newest. An agent that the journal knows is not checked with Slurm again, so agents attach to a
-restarted coordinator although Slurm is down. After the check, the stream waits for nothing but the network.
+An agent is checked when it attaches: the credential's uid owns the Slurm job, the node belongs to the job, the run of
+the job is the newest, and the call comes from an address of the node. An agent that the journal knows is not checked
+with Slurm again, so agents attach to a restarted coordinator although Slurm is down. After the check, the stream waits
+for nothing but the network. It ends when the node leaves the job (core/detection/departure.py).
 
 A second agent of the same job on the same node is dismissed while the first one lives: each would replace the other,
 and each replacement ends a generation.
@@ -93,6 +94,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if gang:
             self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             _check_gang(gang, hello)
+        self._check_address(caller, self._engine.core.state.node(hello.node))
         _check_pool(gang, hello)
         _check_node_in_service(self._engine.core.state.node(hello.node), hello)
         if not gang or not _is_known(gang, hello):
@@ -105,6 +107,13 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
         if not self._rights.is_agent(caller, owner_uid):
             raise permission_denied(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
+
+    def _check_address(self, caller: Caller, node: Node) -> None:
+        if not self._rights.calls_from_node(caller, node.addresses):
+            raise permission_denied(
+                f"an agent of {node.name} calls from an address of {node.name} ({' '.join(node.addresses)}); "
+                f"this call is from {caller.address}"
+            )
 
     async def _wait_for_earlier_agent(self, hello: pb.AgentHello) -> None:
         """Wait until no other agent of this run of the job can be alive on this node.
@@ -230,8 +239,9 @@ def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
 
 
 def _is_known(gang: Gang, hello: pb.AgentHello) -> bool:
+    """The member attaches again, and nothing says that it has left the job since Slurm was asked about it."""
     member = gang.members.get(hello.node)
-    is_of_job = member is not None and member.job == hello.slurm_job_id
+    is_of_job = member is not None and not member.gone and member.job == hello.slurm_job_id
     return is_of_job and hello.slurm_restart_count == gang.restart_count
 
 

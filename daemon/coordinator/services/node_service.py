@@ -81,7 +81,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 self._engine.post(events.NodeDisconnected(hello.node, hello.incarnation))
 
     async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
-        self._engine.post(events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address))
+        self._engine.post(_attached(hello, current_caller().address))
         await self._answer(context, 0)
         async for message in messages:
             seq = self._post_message(hello.node, message)
@@ -144,6 +144,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         if known is None or not known.probe_address:
             raise unavailable(f"can't get node {node} from Slurm: {found.reason}")
         return {known.probe_address.rpartition(":")[0].strip("[]")}
+
+
+def _attached(hello: pb.NodeHello, caller_address: str) -> events.NodeAttached:
+    """The event of a daemon that calls from `caller_address`. That is an address of the node, too."""
+    addresses = tuple(sorted({*hello.addresses, caller_address})) if hello.addresses else ()
+    return events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address, addresses)
 
 
 async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:

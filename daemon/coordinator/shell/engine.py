@@ -150,6 +150,9 @@ class Engine:
         for fact in decided:
             if isinstance(fact, facts.MemberRemoved) and not fact.alive:
                 self.streams.drop(fact.gang, fact.node)
+            elif isinstance(fact, facts.JobEnded):
+                for stream in [*self.streams.of_gang(fact.gang)]:
+                    self.streams.drop(fact.gang, stream.node)
 
     def start_slurm_calls(self) -> None:
         """See event_processing.Executor."""

@@ -38,7 +38,8 @@ class Executor(Protocol):
         ...
 
     def close_streams(self, decided: Sequence[facts.Fact]) -> None:
-        """Close the streams of nodes that `decided` removes from their gang and that are silent."""
+        """Close the streams of nodes that `decided` removes from their gang and that are silent or have left the job,
+        and all streams of a gang whose job has ended."""
         ...
 
     def start_slurm_calls(self) -> None:

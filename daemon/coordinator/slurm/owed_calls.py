@@ -111,6 +111,8 @@ async def make_call(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState
     """
     match call.verb:
         case "drain":
+            if call.if_run_has_node is not None:
+                await _check_run_has_node(slurm, call)
             await slurm.drain(call.node, call.text)
         case "down":
             await slurm.down(call.node, call.text)
@@ -126,6 +128,14 @@ async def make_call(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState
             await slurm.complete_job(call.job, call.exit_code)
         case "cancel":
             await _cancel(slurm, call, state)
+
+
+async def _check_run_has_node(slurm: Slurm, call: facts.SlurmCallOwed) -> None:
+    """Raises SlurmRefused: this run of the job no longer has the node, which may belong to another user's job now."""
+    found = await _look_up(slurm, call.job)
+    held = () if isinstance(found, Gone) or found.restart_count != call.if_run_has_node else found.held_nodes
+    if call.node not in held:
+        raise SlurmRefused(f"drain {call.node}", f"job {call.job} no longer has this node")
 
 
 async def _cancel(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:

@@ -1,4 +1,4 @@
-"""Polls Slurm for the jobs of active gangs and for the nodes that Muster knows.
+"""Polls Slurm for the jobs of active gangs, for the pool jobs of their members, and for the nodes that Muster knows.
 
 Posts a JobSeen or NodeSeen event when the answer differs from the one before. Posts a NodeSeen as well when Slurm has a
 node in service that Muster holds to be out of service: an operator may have resumed the node before its daemon was
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.state_tables import RESUMABLE
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
@@ -25,7 +25,6 @@ TIME_LIMIT_TOLERANCE_S = 3.0
 _log = logging.getLogger(__name__)
 
 _BACK_IN_THE_QUEUE = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_FED, JobFlag.REQUEUE_HOLD})
-_HOLDS_NODES = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 _OUT_OF_SERVICE = frozenset(
     {
         NodeState.DOWN, NodeState.DRAIN, NodeState.FAIL, NodeState.ERROR, NodeState.UNKNOWN, NodeState.FUTURE,
@@ -62,6 +61,7 @@ class SlurmWatch:
         self._post = post
         self._ahead_s = ahead_s
         self._jobs: dict[str, events.SlurmJobChanged] = {}
+        self._pool_jobs: dict[tuple[str, int], tuple[str, ...]] = {}
         self._nodes: dict[str, events.SlurmNodeChanged] = {}
 
     async def run(self) -> None:
@@ -71,34 +71,51 @@ class SlurmWatch:
         )
 
     async def poll_jobs(self) -> None:
-        """Poll the jobs once."""
+        """Poll the jobs once. Where a job has lost nodes, poll the nodes first: a node that Slurm has DOWN is lost in
+        another way than a node that was given back."""
         gangs = [gang for gang in self._state.gangs.values() if not (gang.final and gang.job_over)]
         self._jobs = {gang.id: seen for gang in gangs if (seen := self._jobs.get(gang.id))}
         if not gangs:
             return
-        found = await self._slurm.jobs({gang.job for gang in gangs})
+        pool_jobs = {(gang.id, member.job) for gang in gangs for member in _pool_members(gang)}
+        self._pool_jobs = {key: nodes for key, nodes in self._pool_jobs.items() if key in pool_jobs}
+        found = await self._slurm.jobs({*(gang.job for gang in gangs), *(job for _, job in pool_jobs)})
         if isinstance(found, Unknown):
             _log.warning("can't get the jobs from Slurm: %s", found.reason)
             return
-        for gang in gangs:
-            if gang.job in found:
-                self._post_if_changed(gang, job_seen(gang, found[gang.job], self._ahead_s()))
+        seen_jobs = [(gang, job_seen(gang, found[gang.job], self._ahead_s())) for gang in gangs if gang.job in found]
+        seen_pool_jobs = {key: _held_nodes(found[key[1]]) for key in sorted(pool_jobs) if key[1] in found}
+        lost = any(self._lost_nodes(seen) for _, seen in seen_jobs) or not _none_lost(self._pool_jobs, seen_pool_jobs)
+        if lost and not await self.poll_nodes():
+            return  # the next poll looks at both again
+        for gang, seen in seen_jobs:
+            self._post_if_changed(gang, seen)
+        for (id, job), nodes in seen_pool_jobs.items():
+            if self._pool_jobs.get((id, job)) != nodes:
+                self._pool_jobs[id, job] = nodes
+                self._post(events.PoolJobChanged(id, job, nodes))
 
-    async def poll_nodes(self) -> None:
-        """Poll the nodes once."""
+    def _lost_nodes(self, seen: events.SlurmJobChanged) -> bool:
+        """The job runs on, without some of the nodes of Slurm's last answer."""
+        before = self._jobs.get(seen.gang)
+        return before is not None and bool(seen.nodes) and not set(before.nodes) <= set(seen.nodes)
+
+    async def poll_nodes(self) -> bool:
+        """Poll the nodes once. Returns whether Slurm has answered."""
         names = self._node_names() - self._nodes_with_owed_calls()
         if not names:
-            return
+            return True
         found = await self._slurm.nodes(names)
         if isinstance(found, Unknown):
             _log.warning("can't get the nodes from Slurm: %s", found.reason)
-            return
+            return False
         # A node that is being drained is left out: the answer may be older than the drain.
         for name in sorted(names - self._nodes_with_owed_calls()):
             seen = node_seen(name, found.get(name, Gone()))
             if self._nodes.get(name) != seen or self._is_resumed(seen):
                 self._nodes[name] = seen
                 self._post(seen)
+        return True
 
     def _is_resumed(self, seen: events.SlurmNodeChanged) -> bool:
         known = self._state.nodes.get(seen.node)
@@ -115,6 +132,22 @@ class SlurmWatch:
 
     def _nodes_with_owed_calls(self) -> set[str]:
         return {call.node for call in self._state.owed.values() if call.verb in ("drain", "down")}
+
+
+def _pool_members(gang: Gang) -> list[Member]:
+    """Members that came with a pool job of their own, and whose processes may still run."""
+    return [member for member in gang.members.values() if member.job != gang.job and not member.gone]
+
+
+def _held_nodes(found: Job | Gone) -> tuple[str, ...]:
+    return () if isinstance(found, Gone) else found.held_nodes
+
+
+def _none_lost(
+    before: Mapping[tuple[str, int], tuple[str, ...]], now: Mapping[tuple[str, int], tuple[str, ...]]
+) -> bool:
+    """No pool job has lost a node."""
+    return all(set(nodes) <= set(now.get(key, nodes)) for key, nodes in before.items())
 
 
 def _unchanged(before: events.SlurmJobChanged | None, seen: events.SlurmJobChanged) -> bool:
@@ -138,7 +171,7 @@ def job_seen(gang: Gang, found: Job | Gone, ahead_s: float = 0.0) -> events.Slur
     limit_s = float(found.time_limit_s or 0)
     # Slurm raises the restart count of a requeued job at once, and lists the nodes of the last run until that run has
     # ended.
-    nodes = found.nodes if found.state in _HOLDS_NODES else ()
+    nodes = found.held_nodes
     pending_reason = found.reason if found.state is JobState.PENDING else ""
     return events.SlurmJobChanged(
         gang.id, gang.job, nodes, found.restart_count, ended, limit_at, limit_s, pending_reason
@@ -156,7 +189,7 @@ def node_seen(name: str, found: Node | Gone) -> events.SlurmNodeChanged:
     return events.SlurmNodeChanged(name, in_service, text, NodeState.DOWN in found.states)
 
 
-async def _repeat(poll: Callable[[], Awaitable[None]], every_s: float) -> NoReturn:
+async def _repeat(poll: Callable[[], Awaitable[object]], every_s: float) -> NoReturn:
     while True:
         await poll()
         await asyncio.sleep(every_s)

@@ -27,6 +27,7 @@ class NodeHello(_message.Message):
     PROBE_ADDRESS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     """/proc/sys/kernel/random/boot_id: distinguishes a reboot from a restart of the daemon."""
@@ -34,6 +35,12 @@ class NodeHello(_message.Message):
     """host:port of this daemon's ProbeService."""
     version: _builtins.str
     incarnation: _builtins.str
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The IP addresses of this node's interfaces, without loopback and link-local addresses. An agent of this node calls
+        from one of them.
+        """
+
     def __init__(
         self,
         *,
@@ -42,10 +49,11 @@ class NodeHello(_message.Message):
         probe_address: _builtins.str = ...,
         version: _builtins.str = ...,
         incarnation: _builtins.str = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

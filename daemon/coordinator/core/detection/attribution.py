@@ -11,7 +11,6 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 CRASHES_UNTIL_SWAP = 2
@@ -82,7 +81,7 @@ def attribute_to_node(gang_turn: GangTurn) -> None:
         return  # a finished step proves of other ranks only that they finished the step before
     reason = f"ranks failed on {node} in two consecutive generations, and the gang trains on without this node"
     if node not in gang_turn.turn.index.out_of_service:
-        circuit_breaker.take_out_of_service(gang_turn.turn, gang, node, NodeHealth.UNFIT, reason)
+        circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang, gang.members[node], reason)
     gang_turn.turn.record(facts.MemberRemoved(gang.id, node, reason, alive=gang.members[node].alive))
 
 

@@ -6,11 +6,13 @@ goes on without a dead node all the same. A gang that loses node after node is s
 """
 
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.state_updates import LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import Turn
 
+DRAIN_PREFIX = "muster: "
+"""First words of each reason that Slurm shows of a node."""
 COUNTED_OUT_S = 86400.0
 """Seconds for which a node out of service counts against the limits. Some nodes never come back."""
 
@@ -41,7 +43,27 @@ def take_out_of_service(turn: Turn, gang: Gang | None, node: str, health: NodeHe
     if held:
         turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))
     else:
-        turn.owe(verb, id, job, f"muster: {reason}", node=node)
+        turn.owe(verb, id, job, f"{DRAIN_PREFIX}{reason}", node=node)
+
+
+def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -> None:
+    """Owe Slurm a drain of a node about which only agents of its job have reported. Where a limit withholds the call,
+    record that.
+
+    The owner of a job can make its agents report anything, and may have given the node back meanwhile. So the drain has
+    the condition that this run of the job still has the node. The node is UNFIT only once Slurm has carried it out.
+    """
+    if held := reason_to_withhold(turn):
+        turn.record(facts.ActionWithheld(gang.id, member.node, "drain", f"{reason}; {held}"))
+    else:
+        run = gang.restart_count if member.job == gang.job else 0  # a pool job is never requeued
+        turn.owe("drain", gang.id, member.job, f"{DRAIN_PREFIX}{reason}", node=member.node, if_run_has_node=run)
+
+
+def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:
+    """Slurm has carried out a drain that `drain_if_run_has_node` owed: the node is UNFIT."""
+    if NodeHealth.UNFIT in NODE_TRANSITIONS[turn.state.node(owed.node).health]:
+        turn.record(facts.NodeJudged(owed.node, NodeHealth.UNFIT, owed.text.removeprefix(DRAIN_PREFIX)))
 
 
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:

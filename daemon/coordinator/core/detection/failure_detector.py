@@ -201,7 +201,8 @@ def _take_out_if_stuck(gang_turn: GangTurn, member: Member) -> None:
         gang_turn.turn.tick_at(timeout_at)
     elif not member.removed and not _waits_for_many_stuck(gang_turn):
         reason = f"ranks on {member.node} could not be killed within {KILL_TIMEOUT_S:.0f} s"
-        _take_out(gang_turn, member, NodeHealth.UNFIT, reason)
+        circuit_breaker.drain_if_run_has_node(gang_turn.turn, gang_turn.gang, member, reason)
+        remove_member(gang_turn, member, reason, alive=True)
 
 
 def _waits_for_many_stuck(gang_turn: GangTurn) -> bool:
@@ -285,7 +286,7 @@ def _witnessed(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:
 
 def _remove_if_slurm_has(gang_turn: GangTurn, member: Member) -> None:
     """No other agent can be asked, so Slurm decides: remove a silent member whose node is no longer in the job. For a
-    node of the shared pool, whose pool job is not watched, Slurm must have the node DOWN."""
+    node of the shared pool, Slurm must have the node DOWN."""
     if member.job == gang_turn.gang.job:
         removed = bool(gang_turn.gang.job_nodes) and member.node not in gang_turn.gang.job_nodes
     else:
@@ -368,17 +369,20 @@ def _take_out_unless_many(gang_turn: GangTurn, member: Member, health: NodeHealt
 
 
 def _take_out(gang_turn: GangTurn, member: Member, health: NodeHealth, reason: str) -> None:
-    circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, member.node, health, reason)
-    remove_member(gang_turn, member, reason, alive=health is NodeHealth.UNFIT)
+    """Take the silent node out of service, and the member out of its gang. The coordinator's own probe of the node's
+    daemon is part of the evidence: where no daemon was ever heard, the health of the node does not change."""
+    if gang_turn.turn.state.node(member.node).probe_address:
+        circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, member.node, health, reason)
+    remove_member(gang_turn, member, reason, alive=False)
 
 
-def remove_member(gang_turn: GangTurn, member: Member, reason: str, alive: bool) -> None:
+def remove_member(gang_turn: GangTurn, member: Member, reason: str, alive: bool, left_job: bool = False) -> None:
     """Remove the member from its gang. If it carries ranks of a live generation, fence that generation first."""
     suspected = gang_turn.observed.suspected_since.get(member.node, gang_turn.now)
     carries = any(seat.node == member.node for seat in gang_turn.gang.seats)
     if carries and gang_turn.gang.phase in (Phase.STARTING, Phase.RUNNING):
         fence_generation(gang_turn, reason, hardware=True, suspected_at=suspected, not_on=member.node)
-    gang_turn.turn.record(facts.MemberRemoved(gang_turn.gang.id, member.node, reason, alive))
+    gang_turn.turn.record(facts.MemberRemoved(gang_turn.gang.id, member.node, reason, alive, left_job=left_job))
     stop_suspecting(gang_turn.observed, member.node)
 
 

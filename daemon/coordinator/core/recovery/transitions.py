@@ -9,6 +9,7 @@ from collections.abc import Callable
 from muster.daemon.coordinator.core.detection import (
     attribution,
     circuit_breaker,
+    departure,
     failure_detector,
     hang_detector,
     progress_timeouts,
@@ -28,7 +29,7 @@ from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.events import RankState, Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
-from muster.daemon.coordinator.core.state.state_tables import ACTIVE, Phase
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, MONITORED, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 STORE_TIMEOUT_S = 45.0
@@ -62,6 +63,8 @@ def _apply_rules(gang_turn: GangTurn) -> None:
     planned_stop.plan_stop(gang_turn)
     if _agents_failing(gang_turn):
         return
+    if gang.phase in MONITORED | {Phase.GATHERING}:
+        departure.remove_departed(gang_turn)
     if gang.phase in ACTIVE:
         _remove_unfit(gang_turn)
     failure_detector.examine(gang_turn)
@@ -413,9 +416,13 @@ def _exit_reason(node: str, rank: RankState) -> str:
 
 
 def _release_removed(gang_turn: GangTurn) -> None:
-    """Release live nodes that carry no ranks again. The batch host can't be released, nor any node once it is dead."""
+    """Release live nodes that carry no ranks again. The batch host can't be released, nor any node once it is dead.
+
+    A node that may be the cause of crashes stays until that is decided: Slurm drains it only while the job has it.
+    """
     gang = gang_turn.gang
-    leaving = [gang.members[node] for node in sorted(gang_turn.index.to_release)]
+    undecided = {gang.unattributed_node} if progress_timeouts.has_finished_step(gang_turn) else set()
+    leaving = [gang.members[node] for node in sorted(gang_turn.index.to_release - undecided)]
     if not leaving or gang.phase is not Phase.RUNNING or gang_turn.turn.limits.observe:
         return
     if not progress_timeouts.has_finished_step(gang_turn) and gang_turn.now - gang.phase_at < RELEASE_AFTER_S:

@@ -21,6 +21,8 @@ class Node:
     name: str
     boot_id: str = ""
     probe_address: str = ""
+    addresses: tuple[str, ...] = ()
+    """The IP addresses from which processes of the node call; empty: its daemon did not say."""
     health: NodeHealth = NodeHealth.FIT
     reason: str = ""
     judged_at: float = 0.0

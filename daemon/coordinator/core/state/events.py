@@ -251,6 +251,16 @@ class SlurmJobChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolJobChanged:
+    """What Slurm says about a pool job of a gang has changed. `nodes`: the nodes that the job has; none once it has
+    ended."""
+
+    gang: str
+    job: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmAnswered:
     """Slurm carried out an owed call (`error` is None), or refused it for good."""
 
@@ -261,12 +271,14 @@ class SlurmAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NodeAttached:
-    """A node's daemon opened its stream."""
+    """A node's daemon opened its stream. `addresses`: the IP addresses from which processes of the node call; empty:
+    the daemon did not say."""
 
     node: str
     boot_id: str
     incarnation: str
     probe_address: str
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +326,8 @@ class Tick:
 
 GangEvent = (
     GangSubmitted | AgentAttached | AgentDisconnected | AgentHeartbeat | AgentReported | BatchHeartbeat
-    | PeerAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | SlurmAnswered
+    | PeerAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | PoolJobChanged
+    | SlurmAnswered
 )  # fmt: skip
 NodeEvent = NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged
 Event = GangEvent | NodeEvent | Tick

@@ -92,6 +92,10 @@ def _of_node(
             leaf, host = (f", leaf {fact.leaf}" if fact.leaf else ""), (", batch host" if fact.batch_host else "")
             return f"the agent on {fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"
         case facts.MemberRemoved():
+            if fact.left_job:
+                return (
+                    f"{fact.node} has left the job: the coordinator ends the stream of its agent{_because(fact.reason)}"
+                )
             return f"{fact.node} is removed from the gang{_because(fact.reason)}"
 
 

@@ -64,7 +64,7 @@ class MemberRemoved:
     """The node carries no rank of this gang again.
 
     `alive`: its processes can still be told to leave. `attributed`: the node is known to be the cause; otherwise the
-    software may be.
+    software may be. `left_job`: Slurm's job no longer has the node.
     """
 
     gang: str
@@ -72,6 +72,7 @@ class MemberRemoved:
     reason: str
     alive: bool
     attributed: bool = True
+    left_job: bool = False
 
 
 @keeps_stored_names
@@ -268,9 +269,12 @@ class GangForgotten:
 
 @dataclass(frozen=True, slots=True)
 class NodeRegistered:
+    """A node's daemon has attached. `addresses`: the IP addresses from which processes of the node call."""
+
     node: str
     boot_id: str
     probe_address: str
+    addresses: tuple[str, ...] = ()
 
 
 @keeps_stored_names
@@ -306,7 +310,8 @@ class SlurmCallOwed:
     """A call to Slurm that must be made. It is owed until SlurmCallSettled.
 
     `call`: its number in the durable state. `exclude`: nodes on which the requeued job may not start. `admit`: nodes
-    that were excluded before, and on which it may start again.
+    that were excluded before, and on which it may start again. `if_run_has_node`: Slurm's restart count of a run of
+    `job`; the call is made only while that run has `node`, and is refused otherwise. None: no condition.
     """
 
     gang: str
@@ -318,6 +323,7 @@ class SlurmCallOwed:
     exclude: tuple[str, ...] = ()
     exit_code: int = 0
     admit: tuple[str, ...] = ()
+    if_run_has_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

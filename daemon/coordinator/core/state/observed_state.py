@@ -97,6 +97,8 @@ class ObservedGang:
     job_ended: str | None = None
     job_restarts: int = 0
     job_nodes: tuple[str, ...] = ()
+    pool_job_nodes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Pool job → the nodes that it has, as Slurm says."""
     limit_at: float | None = None
     limit_s: float = 0.0
     """When the time limit ends the job (seconds), and how long the whole limit is."""
@@ -217,6 +219,8 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             observed.gang(event.gang).flush_requested_by = event.by
         case events.SlurmJobChanged():
             _observe_job(observed.gang(event.gang), event, now)
+        case events.PoolJobChanged():
+            observed.gang(event.gang).pool_job_nodes[event.job] = event.nodes
         case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
             _observe_node(observed.node(event.node), event, now)
         case _:

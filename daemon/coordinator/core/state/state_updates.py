@@ -80,7 +80,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
 def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudged, at: float) -> None:
     node = state.nodes.setdefault(fact.node, Node(fact.node))
     if isinstance(fact, facts.NodeRegistered):
-        node.boot_id, node.probe_address = fact.boot_id, fact.probe_address
+        node.boot_id, node.probe_address, node.addresses = fact.boot_id, fact.probe_address, fact.addresses
     else:
         node.health = check_node_transition(node.health, fact.health)
         node.reason, node.judged_at = fact.reason, at
@@ -155,6 +155,7 @@ def _add_member(gang: Gang, fact: facts.MemberJoined) -> None:
 
 def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     member = gang.members[fact.node]
+    earlier = member.removed and (not gang.recoveries or fact.node not in gang.recoveries[-1].nodes_out)
     member.removal_reason, member.alive = fact.reason, fact.alive
     gang.order_serial += 1
     if not fact.attributed:
@@ -162,8 +163,8 @@ def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
         gang.group_ranks_swapped_once += tuple(seat.group_rank for seat in gang.seats if seat.node == fact.node)
     elif gang.unattributed_node == fact.node:
         gang.unattributed_node = ""
-    if not gang.recoveries or gang.phase is not Phase.RECOVERING:
-        return
+    if not gang.recoveries or gang.phase is not Phase.RECOVERING or earlier:
+        return  # `earlier`: the member was removed before this recovery, which did not wait for it
     recovery = gang.recoveries[-1]
     if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
         recovery.nodes_out.append(fact.node)

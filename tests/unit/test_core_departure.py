@@ -1,0 +1,124 @@
+"""Nodes that leave their job while the gang runs: no agent says anything about such a node any more."""
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.limits import Limits, Pool
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.simulator.scenarios.scenario import Scenario
+
+
+def training(spares: int = 1, **more: object) -> Scenario:
+    world = Scenario(4, spares, **more)  # type: ignore[arg-type]
+    trains(world, 1)
+    return world
+
+
+def trains(world: Scenario, generation: int) -> None:
+    world.run_until(lambda: world.is_running(generation) and world.gang.stepped_generation == generation)
+
+
+def judged(world: Scenario) -> list[str]:
+    """Nodes whose health has changed, or that Slurm was asked to take out of service."""
+    calls = [call.node for call in world.slurm if call.verb in ("drain", "down")]
+    return [*(fact.node for fact in world.facts(facts.NodeJudged)), *calls]
+
+
+def keep_rogue_agent(world: Scenario, node: str) -> None:
+    """The owner keeps the agent on `node` out of Slurm's reach: it outlives the job there, and withholds its fence."""
+    world.agent(node).is_rogue = True
+
+
+def test_a_node_that_is_given_back_costs_one_swap_and_is_not_blamed() -> None:
+    world = training()
+    world.give_back("n1")
+    trains(world, 2)
+    assert "n1" not in {seat.node for seat in world.gang.seats}
+    assert [recovery.action for recovery in world.gang.recoveries] == ["swap"]
+    assert world.gang.members["n1"].gone
+    assert judged(world) == []
+
+
+def test_an_agent_that_stays_on_a_node_that_was_given_back_has_nobody_blamed() -> None:
+    world = training()
+    keep_rogue_agent(world, "n1")
+    world.give_back("n1")
+    world.run_for(5)
+    assert world.gang.members["n1"].removal_reason == "job 1 no longer has n1"
+    assert ("g", "n1") not in world.world.coordinator.agent_streams
+    world.kill_rank("n0")
+    world.run_for(60)
+    assert world.gang.phase is Phase.RUNNING
+    assert judged(world) == []
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+    assert world.replayed_state() == world.core.state
+
+
+def test_a_fence_that_is_withheld_just_before_the_node_is_given_back_drains_nothing() -> None:
+    world = training()
+    keep_rogue_agent(world, "n1")
+    world.kill_rank("n0")
+    world.run_until(lambda: bool(world.slurm) and world.slurm[0].if_run_has_node == 0)
+    world.give_back("n1")
+    trains(world, 2)
+    world.run_for(10)
+    assert [call.verb for call in world.slurm] == ["drain", "let_go"]
+    assert "job 1 no longer has this node" in world.facts(facts.SlurmCallSettled)[0].error
+    assert not world.facts(facts.NodeJudged)
+    assert not world.world.cluster.nodes()["n1"].drained
+
+
+def test_ranks_that_can_not_be_killed_make_their_node_unfit_once_slurm_has_drained_it() -> None:
+    world = training()
+    world.world.slurm.unavailable_reason = "slurmctld is away"
+    world.machines["n1"].ranks_unkillable_until = world.now + 12
+    world.kill_rank("n0")
+    trains(world, 2)
+    assert world.core.state.node("n1").health is NodeHealth.FIT
+    world.world.slurm.unavailable_reason = ""
+    world.run_for(10)
+    assert world.core.state.node("n1").health is NodeHealth.UNFIT
+    assert world.core.state.node("n1").reason == "ranks on n1 could not be killed within 10 s"
+    assert world.world.cluster.nodes()["n1"].drained
+    assert world.replayed_state() == world.core.state
+
+
+def test_where_a_limit_withholds_the_drain_the_node_is_not_blamed_either() -> None:
+    world = training(limits=Limits(nodes_per_hour=0))
+    keep_rogue_agent(world, "n1")
+    world.kill_rank("n0")
+    trains(world, 2)
+    assert [(fact.node, fact.verb) for fact in world.facts(facts.ActionWithheld)] == [("n1", "drain")]
+    assert judged(world) == []
+
+
+def test_a_node_of_the_pool_leaves_with_its_pool_job() -> None:
+    world = Scenario(3, 0, idle_nodes=2, pool_nodes=1, limits=Limits(pool=Pool(("--partition=shared",))))
+    trains(world, 1)
+    world.power_off("n1")
+    trains(world, 2)
+    (pool_job,) = [member.job for member in world.gang.members.values() if member.job != world.gang.job]
+    (node,) = world.world.cluster.jobs()[pool_job].nodes
+    keep_rogue_agent(world, node)
+    world.world.cluster.cancel(pool_job)
+    world.run_until(lambda: world.gang.members[node].gone)
+    assert world.gang.members[node].removal_reason == f"job {pool_job} no longer has {node}"
+    assert judged(world) == ["n1", "n1"]
+
+
+def test_while_slurm_has_the_node_down_the_failure_detector_decides() -> None:
+    world = training(durable_dir="")
+    world.cut(("coordinator", "n1"), ("n1", "coordinator"))
+    world.run_for(60)
+    assert "n1" not in world.world.cluster.jobs()[1].nodes
+    assert world.gang.generation == 1
+    assert not world.gang.members["n1"].removed
+
+
+def test_a_removed_node_ends_its_stream_when_slurm_has_let_it_go() -> None:
+    world = training()
+    world.signal("n1")
+    trains(world, 2)
+    keep_rogue_agent(world, "n1")
+    world.run_until(lambda: world.gang.members["n1"].gone)
+    assert world.gang.members["n1"].removal_reason == "Xid 79"
+    assert len(world.gang.recoveries[-1].nodes_out) == 1
+    assert ("g", "n1") not in world.world.coordinator.agent_streams
