@@ -94,6 +94,10 @@ class Invariants:
             case facts.MemberJoined():
                 self._outages.member_joined(fact.gang, fact.node)
                 self._site_limits.check_join(gangs[fact.gang], fact)
+            case facts.PoolJobQueued():
+                self._site_limits.pool_job_queued(fact)
+            case facts.PoolRequestClosed():
+                self._site_limits.pool_request_closed(fact)
             case facts.MemberRemoved():
                 self._outages.member_out(fact.gang, fact.node)
                 self._node_health.check_removal(fact)

@@ -14,17 +14,30 @@ if TYPE_CHECKING:
 
 
 class SiteLimitInvariant:
-    """The nodes that are out of service, and all nodes that ever went out of service, in order."""
+    """The nodes that are out of service, and all nodes that ever went out of service, in order.
+
+    By gang: the pool job of each open pool request. The core closes a request in the turn in which its node joins if
+    too few nodes have come. So the durable state after the turn does not show whether the node was requested.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._out: set[str] = set()
         self._taken: list[str] = []
+        self._pool_jobs: dict[str, dict[int, int]] = {}
 
     def check_start(self, fact: facts.GenerationStarted) -> None:
         """The coordinator starts a generation."""
         observed = self._world.limits.observe and fact.action not in ("start", "requeue")
         require(not observed, f"invariant 6: generation {fact.generation} starts in observe mode")
+
+    def pool_job_queued(self, fact: facts.PoolJobQueued) -> None:
+        """A pool job answers a request."""
+        self._pool_jobs.setdefault(fact.gang, {})[fact.serial] = fact.job
+
+    def pool_request_closed(self, fact: facts.PoolRequestClosed) -> None:
+        """No node of this request may join any more."""
+        self._pool_jobs.get(fact.gang, {}).pop(fact.serial, None)
 
     def check_join(self, gang: Gang, fact: facts.MemberJoined) -> None:
         """No more nodes of the shared pool join than the job may have, and each was requested."""
@@ -32,7 +45,7 @@ class SiteLimitInvariant:
             return
         joined = [member for member in gang.present() if member.job != gang.job]
         require(
-            len(joined) <= gang.spec.pool_nodes and any(request.job == fact.job for request in gang.pool.values()),
+            len(joined) <= gang.spec.pool_nodes and fact.job in self._pool_jobs.get(gang.id, {}).values(),
             f"invariant 6: {fact.node} joins from the pool as number {len(joined)} of {gang.spec.pool_nodes}",
         )
 
