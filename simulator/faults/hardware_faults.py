@@ -30,7 +30,7 @@ def take_down(world: World, node: str, closes: bool) -> None:
 def crash_batch_host(world: World, gang: str, attempts_left: int = 40) -> None:
     """The batch host crashes with srun as soon as its batch process was heard. It is back before Slurm notices."""
     job = world.jobs.running_job(gang)
-    if job is not None and attempts_left and world.jobs.batch_heard_at.get(job.id, -1.0) < (job.start_time or 0.0):
+    if job is not None and attempts_left and (job.id, job.restart_count) not in world.jobs.batch_heard_at:
         world.schedule.call_later(0.05, crash_batch_host, world, gang, attempts_left - 1)
     elif job is not None and world.machines[job.batch_host].powered:
         world.note(f"FAULT: {job.batch_host} crashes, and srun of {gang} with it")

@@ -32,7 +32,8 @@ class BatchProcessInvariant:
     def check_requeue(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:
         """The batch process is not given up too early, and not only because the gather timeout is over."""
         gang, seen = core.state.gangs[fact.gang], core.observed.gang(fact.gang)
-        silent_s = at - self._world.jobs.batch_heard_at.get(fact.job, 0.0)
+        # Slurm may have started the job again, unknown to the core: it gives up the process of the run that it knows.
+        silent_s = at - self._world.jobs.batch_heard_at.get((fact.job, gang.restart_count), 0.0)
         if reason_phrases.BATCH_PROCESS_SILENT in fact.text:
             require(
                 silent_s >= BATCH_TIMEOUT_S,

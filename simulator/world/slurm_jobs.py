@@ -53,8 +53,8 @@ class SlurmJobs:
         self._batch_processes: dict[tuple[int, int], tuple[Machine, int]] = {}
         """By job and restart count: the host of each batch process that has not ended, and the boot of that host."""
         self.job_ids: dict[str, int] = {}
-        self.batch_heard_at: dict[int, float] = {}
-        """By job: the time at which its batch process last reached a coordinator."""
+        self.batch_heard_at: dict[tuple[int, int], float] = {}
+        """By job and restart count: the time at which the batch process of this run last reached a coordinator."""
         self.unstartable_nodes: set[str] = set()
         """Nodes on which no agent starts."""
         self.sbatch_failure_rate = 0.0
@@ -242,7 +242,7 @@ class SlurmJobs:
         gang = coordinator.core.state.gangs.get(self._submissions[job.id].gang) if coordinator.is_running() else None
         if reached and gang is not None:
             if not gang.run_is_over(job.id, job.restart_count):
-                self.batch_heard_at[job.id] = world.schedule.now
+                self.batch_heard_at[job.id, job.restart_count] = world.schedule.now
                 coordinator.post_event(events.BatchHeartbeat(gang.id, job.id, job.restart_count))
             if coordinator.core.batch_may_end(gang, job.id, job.restart_count):
                 del self._batch_processes[job.id, job.restart_count]
