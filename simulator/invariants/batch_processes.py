@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.recovery.gathering import BATCH_TIMEOUT_S, RUNS_WITHOUT_START, SPARE_WAIT_S
+from muster.daemon.coordinator.core.recovery.gathering import (
+    BATCH_SILENCE_S,
+    BATCH_TIMEOUT_S,
+    RUNS_WITHOUT_START,
+    SPARE_WAIT_S,
+)
 from muster.daemon.coordinator.core.recovery.requeueing import most_silent
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
@@ -56,8 +61,12 @@ class BatchProcessInvariant:
             not late, f"invariant 4: {gang.id} has waited {silent_s:.1f} s for agents, and its batch process is silent"
         )
 
-    def check_gather_failure(self, gang: Gang) -> None:
-        """A gang fails because its nodes did not attach."""
+    def check_gather_failure(self, gang: Gang, at: float) -> None:
+        """A gang fails because its nodes did not attach.
+
+        A batch process that was heard within BATCH_SILENCE_S may live for all that the core can know.
+        """
+        heard_at = self._world.jobs.batch_heard_at.get((gang.job, gang.restart_count))
         job = self._world.jobs.running_job(gang.id)
         may_requeue = (
             gang.spec.requeue and not self._world.limits.observe and gang.runs_without_start < RUNS_WITHOUT_START
@@ -66,7 +75,8 @@ class BatchProcessInvariant:
             not may_requeue
             or job is None
             or job.restart_count != gang.restart_count
-            or self._world.jobs.has_batch_process(job),
+            or self._world.jobs.has_batch_process(job)
+            or (heard_at is not None and at - heard_at <= BATCH_SILENCE_S),
             f"invariant 4: {gang.id} fails because its nodes did not attach, and its batch process has ended with its "
             f"host",
         )

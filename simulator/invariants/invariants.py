@@ -116,17 +116,17 @@ class Invariants:
                 self._kept_memory.gang_requeued(gangs[fact.gang])
                 self._versions.check_saved(gangs[fact.gang])
             case facts.GangEnded():
-                self._ended(gangs[fact.gang], fact)
+                self._ended(gangs[fact.gang], fact, at)
             case _:
                 pass
 
-    def _ended(self, gang: Gang, fact: facts.GangEnded) -> None:
+    def _ended(self, gang: Gang, fact: facts.GangEnded, at: float) -> None:
         if fact.exit_code == EXIT_STOPPED:
             self._versions.check_saved(gang)
         elif fact.exit_code == EXIT_NO_REQUEUE:
             self._liveness.check_software_failure(gang)
         elif fact.exit_code == EXIT_NEVER_GATHERED:
-            self._batch_processes.check_gather_failure(gang)
+            self._batch_processes.check_gather_failure(gang, at)
         self._transitions.gang_ended(fact)
 
     # -- the coordinator --
