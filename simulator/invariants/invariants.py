@@ -147,6 +147,10 @@ class Invariants:
         """The coordinator receives an agent's status."""
         self._progress.status_received(gang, status)
 
+    def agent_attached(self, gang: str, status: AgentStatus) -> None:
+        """The coordinator admits an agent that attaches with this status."""
+        self._progress.agent_attached(gang, status)
+
     def coordinator_crashed(self, state: DurableState, written: bool) -> None:
         """The coordinator ends with this durable state. `written`: the journal holds all of it."""
         self._journal_first.coordinator_crashed(state, written)

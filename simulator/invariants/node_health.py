@@ -142,11 +142,17 @@ class NodeHealthInvariant:
         )
 
     def _check_no_progress(self, gang: Gang, fact: facts.NodeJudged) -> None:
-        """A live node must not be called lost within the shortest round of probes after a step was reported."""
+        """A live node must not be called lost within the shortest round of probes after a step was reported.
+
+        Steps say nothing about a node without ranks. For such a node only a step counts that the core takes for
+        progress.
+        """
         agent = self._world.agents.get((gang.id, fact.node))
         if self._transitions.phase(gang.id) is Phase.RECOVERING or agent is None or not agent.alive:
             return  # closed connections prove the end of a process at once, even right after a step
-        since_step_s = self._world.schedule.now - self._progress.reported_at(gang.id)
+        carries_ranks = any(seat.node == fact.node for seat in gang.seats)
+        step_at = self._progress.reported_at(gang.id) if carries_ranks else self._progress.proven_at(gang.id)
+        since_step_s = self._world.schedule.now - step_at
         require(
             since_step_s > SHORTEST_PROBE_ROUND_S,
             f"invariant 3: {fact.node} is called {fact.health} {since_step_s:.2f} s after a step of its gang",

@@ -313,6 +313,7 @@ class Coordinator(Process):
                 before.close_coordinator_side()
             if gang is None:
                 self.post_event(self.world.jobs.registration(identity.gang))
+            self.world.observer.agent_attached(identity.gang, status)
             self.post_event(
                 events.AgentAttached(
                     identity.gang, agent.node, identity.job, identity.restarts, identity.incarnation, f"{agent.node}:9",

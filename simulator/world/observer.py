@@ -42,6 +42,9 @@ class Observer(Protocol):
     def status_received(self, gang: str, status: AgentStatus) -> None:
         """The coordinator receives an agent's status."""
 
+    def agent_attached(self, gang: str, status: AgentStatus) -> None:
+        """The coordinator admits an agent that attaches with this status."""
+
     def coordinator_crashed(self, state: DurableState, written: bool) -> None:
         """The coordinator ends with this durable state. `written`: the journal holds all of it."""
 
