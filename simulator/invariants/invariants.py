@@ -190,11 +190,13 @@ class Invariants:
             self._generations.version_committed(leader.identity.gang, version)
             self._versions.version_committed(leader.identity.gang, order, version)
 
-    def rank_crashed(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
+    def rank_crashed(self, gang: str, generation: int, node: str, exit_code: int, of_reset: bool) -> None:
         """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""
         self._liveness.generation_failed(gang, generation)
-        if not of_reset:
-            self._node_health.rank_crashed(node)
+        if of_reset:
+            self._node_health.rank_died_of_reset((gang, generation), node)
+        else:
+            self._node_health.rank_crashed((gang, generation), node, exit_code)
 
     def rank_hung(self, gang: str, generation: int) -> None:
         """A rank hangs. The cause need not be a node: the rank may only be slow."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
+from muster.daemon.coordinator.core.detection.attribution import EXIT_BY_SIGKILL
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import MONITORED, UNRESPONSIVE, NodeHealth, Phase
@@ -36,7 +37,11 @@ def gang_watching(state: DurableState, node: str) -> Gang | None:
 
 
 class NodeHealthInvariant:
-    """By node: how often ranks have crashed there by themselves."""
+    """By node: how often ranks have crashed there by themselves.
+
+    By gang and generation: the nodes on which healthy ranks died of a peer's connection reset, and whether a rank that
+    crashed by itself ended by SIGKILL.
+    """
 
     def __init__(
         self, world: World, reachability: Reachability, progress: Progress, transitions: TransitionRecorder
@@ -50,10 +55,18 @@ class NodeHealthInvariant:
         """Node of each call that is owed on the condition that the job still has the node."""
         self._confirmed_by_slurm: set[str] = set()
         """Nodes that Slurm has drained, and whose health changes next."""
+        self._reset_nodes: dict[tuple[str, int], set[str]] = {}
+        self._ended_by_sigkill: set[tuple[str, int]] = set()
 
-    def rank_crashed(self, node: str) -> None:
+    def rank_crashed(self, generation: tuple[str, int], node: str, exit_code: int) -> None:
         """A rank has crashed because of itself or its node."""
         self._crash_counts[node] = self._crash_counts.get(node, 0) + 1
+        if exit_code == EXIT_BY_SIGKILL:
+            self._ended_by_sigkill.add(generation)
+
+    def rank_died_of_reset(self, generation: tuple[str, int], node: str) -> None:
+        """A healthy rank has died because the kernel of a peer reset their connection."""
+        self._reset_nodes.setdefault(generation, set()).add(node)
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """The core changes a node's health."""
@@ -108,11 +121,17 @@ class NodeHealthInvariant:
 
     def _check_unfit(self, core: Core, machine: Machine, at: float) -> None:
         unkillable = at - UNKILLABLE_WINDOW_S < machine.ranks_unkillable_until
-        crashes = self._crash_counts.get(machine.name, 0) > 1
+        own_crashes = self._crash_counts.get(machine.name, 0)
+        crashes = own_crashes > 1 or (own_crashes == 1 and self._seems_to_crash(machine.name))
         has_reason = (
             machine.has_hardware_fault or unkillable or crashes or self._has_unexplained_signal(core, machine.name)
         )
         require(has_reason, f"invariant 3: {machine.name} is called UNFIT without a reason")
+
+    def _seems_to_crash(self, node: str) -> bool:
+        """The exit codes of a generation name `node` alone, though a peer crashed: the peer's rank ended by SIGKILL, as
+        every fenced rank does, and a healthy rank on `node` died of the reset."""
+        return any(nodes == {node} for at, nodes in self._reset_nodes.items() if at in self._ended_by_sigkill)
 
     def _has_unexplained_signal(self, core: Core, node: str) -> bool:
         """The node reported a correlated signal, and its gang does not suspect the lost peer, or does not watch nodes

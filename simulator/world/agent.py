@@ -347,7 +347,7 @@ class Agent(Process):
         rank.alive, rank.running, rank.exit_code, rank.stderr = False, False, exit_code, stderr
         if exit_code and (rank.pending_exit_code is not None or not rank.kill_sent):
             self.world.observer.rank_crashed(
-                self.identity.gang, rank.generation, self.node, of_reset=rank.died_of_reset
+                self.identity.gang, rank.generation, self.node, exit_code, of_reset=rank.died_of_reset
             )
         self.call_later(0.0, self._after_rank_exit)
 

@@ -69,7 +69,7 @@ class Observer(Protocol):
     def version_committed(self, leader: Agent, order: pb.Order, version: Version) -> None:
         """The commit leader commits a version."""
 
-    def rank_crashed(self, gang: str, generation: int, node: str, of_reset: bool) -> None:
+    def rank_crashed(self, gang: str, generation: int, node: str, exit_code: int, of_reset: bool) -> None:
         """A rank has exited with an error and was not killed. `of_reset`: it exited because a peer had ended."""
 
     def rank_hung(self, gang: str, generation: int) -> None:
