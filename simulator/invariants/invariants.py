@@ -85,6 +85,7 @@ class Invariants:
             case facts.GenerationFenced():
                 self._outages.generation_fenced(fact.gang, at)
                 self._hangs.check_fence(fact, at)
+                self._liveness.generation_fenced(gangs[fact.gang], fact)
             case facts.HangDetected():
                 self._hangs.check_hang(core, fact, at)
             case facts.NodeJudged():

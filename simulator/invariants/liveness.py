@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_REQUEUE
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.simulator.invariants.violation import require
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LivenessInvariant:
-    """By gang: the generations that crashed or hung by themselves."""
+    """By gang: the generations that crashed or hung by themselves, or could not be told from such."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -28,6 +29,20 @@ class LivenessInvariant:
     def generation_failed(self, gang: str, generation: int) -> None:
         """A rank of this generation crashed or hung, and was not killed."""
         self._crashes.setdefault(gang, set()).add(generation)
+
+    def generation_fenced(self, gang: Gang, fact: facts.GenerationFenced) -> None:
+        """The coordinator orders the end of a generation.
+
+        Ranks that fenced themselves and outlive SIGKILL can't be told from ranks that hang: their agents' statuses show
+        neither the kill nor its cause.
+        """
+        training = self._world.newest_training(gang.id)
+        if training is None or training.generation != fact.generation or not gang.recoveries:
+            return
+        if fact.hardware or not gang.recoveries[-1].hung:
+            return
+        if any(rank.alive and rank.kill_sent for rank in training.ranks.values()):
+            self.generation_failed(gang.id, fact.generation)
 
     def check_software_failure(self, gang: Gang) -> None:
         """A gang fails because of its software."""
