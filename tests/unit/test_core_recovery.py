@@ -609,6 +609,20 @@ def test_an_unfit_node_that_dies_before_its_ranks_have_ended_is_not_waited_for()
     assert world.core.state.node("n1").health is NodeHealth.LOST
 
 
+def test_memory_on_a_removed_node_that_dies_later_is_given_up() -> None:
+    world = training()
+    node, buddy = next((seat.node, seat.buddy) for seat in world.gang.seats if "n0" not in (seat.node, seat.buddy))
+    world.signal(node)
+    world.signal(buddy)
+    world.run_until(lambda: world.gang.phase is Phase.STARTING)
+    assert {source.node for source in world.gang.restore_sources} & {node, buddy}
+    world.power_off(node)
+    world.power_off(buddy)
+    world.run_until(lambda: world.gang.final or world.gang.stepped_generation > 1, 120)
+    assert world.gang.phase is Phase.RUNNING
+    assert world.facts(facts.GenerationStarted)[-1].version is None
+
+
 def test_a_job_of_which_no_agent_ever_attaches_ends() -> None:
     world = Scenario(2, 0, absent=["n0", "n1"], gather_timeout_s=20.0)
     world.run_until(lambda: world.gang.final)

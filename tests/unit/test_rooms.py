@@ -104,7 +104,6 @@ ROOMS: dict[str, set[str]] = {
         "daemon/transport",
         "slurm/client",
         "daemon/coordinator/core/state",
-        "daemon/coordinator/core/detection",
         "daemon/coordinator/core/recovery",
         "daemon/coordinator/policy",
         "daemon/coordinator/journal",

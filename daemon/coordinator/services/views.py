@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-from muster.daemon.coordinator.core.detection.failure_detector import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member, Recovery
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
-from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import ACTIVE, UNRESPONSIVE, NodeHealth, Phase
 from muster.v1 import api_pb2, common_pb2
 

@@ -14,7 +14,14 @@ from muster.daemon.coordinator.core.detection.progress_timeouts import CAUSE_WAI
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.gang_index import silent_watched_peers
-from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD, Probe, clear_suspicion, stop_suspecting
+from muster.daemon.coordinator.core.state.observed_state import (
+    AGENT,
+    HEARTBEAT_TIMEOUT_S,
+    MUSTERD,
+    Probe,
+    clear_suspicion,
+    stop_suspecting,
+)
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn, ProbeRequest
 
@@ -30,9 +37,6 @@ HUNG_AFTER_S = 4.0
 Processes of a healthy node that wait for a processor or for memory answer again within seconds."""
 FENCE_ANSWER_S = 0.4
 """Seconds within which a healthy agent acknowledges a fence. After that its node is probed."""
-HEARTBEAT_TIMEOUT_S = 11.0
-"""Seconds without a heartbeat after which an attached agent, or a node's daemon, counts as silent. An agent sends a
-heartbeat every 5 s: two are missed, and a margin. Watched peers notice a silent agent sooner."""
 REATTACH_S = 5.0
 """Seconds within which an agent attaches again after its stream broke, or after a restart of the coordinator."""
 KILL_TIMEOUT_S = 10.0

@@ -3,10 +3,10 @@ them to wait for, and for how long."""
 
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import completion, gang_end, requeueing
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -176,7 +176,7 @@ def _launcher_lost(gang_turn: GangTurn) -> bool:
         gang_turn.turn.tick_at(gang_turn.now + BATCH_TIMEOUT_S)  # the batch process may not have started yet
         return False
     if host is not None and gang_turn.observed.is_attached(host.node):
-        silent_at = gang_turn.turn.observed.agent_heard_at(gang.id, host.node) + failure_detector.HEARTBEAT_TIMEOUT_S
+        silent_at = gang_turn.turn.observed.agent_heard_at(gang.id, host.node) + HEARTBEAT_TIMEOUT_S
         if gang_turn.now < silent_at:  # its host lives, and a batch process that ends by itself ends the job
             gang_turn.turn.tick_at(silent_at)
             return False

@@ -3,9 +3,9 @@ start on, and until when."""
 
 from collections.abc import Collection
 
-from muster.daemon.coordinator.core.detection import failure_detector
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -81,7 +81,7 @@ def _daemon_is_silent(gang_turn: GangTurn, node: str) -> bool:
     return (
         known
         and gang_turn.now - max(gang_turn.turn.observed.observing_since, gang_turn.turn.observed.node(node).heard_at)
-        > failure_detector.HEARTBEAT_TIMEOUT_S
+        > HEARTBEAT_TIMEOUT_S
     )
 
 

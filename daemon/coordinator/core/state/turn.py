@@ -8,7 +8,7 @@ from muster.daemon.coordinator.core.state.events import Shard
 from muster.daemon.coordinator.core.state.facts import Fact
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
+from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_updates import apply
 
@@ -133,7 +133,8 @@ class GangTurn:
     def shards_in_memory(self) -> dict[str, tuple[Shard, ...]]:
         """Shards in the memory of every attached agent, by node. Members that were removed alive count, too.
 
-        A silent node has an open stream for a while, but is no source.
+        A silent node has an open stream for a while, but is no source. Probes find a silent member, and nobody probes a
+        removed one: it is no source once its heartbeats are overdue.
         """
         members = self.gang.members
         return {
@@ -143,7 +144,11 @@ class GangTurn:
             and node in members
             and members[node].alive
             and members[node].incarnation == agent.incarnation
+            and not (members[node].removed and self._heartbeat_overdue(node))
         }
+
+    def _heartbeat_overdue(self, node: str) -> bool:
+        return self.now - self.turn.observed.agent_heard_at(self.gang.id, node) >= HEARTBEAT_TIMEOUT_S
 
     def leaf_by_node(self) -> dict[str, str]:
         """Leaf of every member."""
