@@ -12,6 +12,7 @@ import grpc.aio
 
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials, IdentityError
+from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
@@ -61,8 +62,9 @@ class CoordinatorClient:
 
     async def _connect(self) -> None:
         """Connects to the coordinator that answers now. Calls on an earlier connection continue."""
+        addresses = split_addresses(self.address)
         self._channels.append(
-            await open_first_ready_channel(split_addresses(self.address), self._credentials, keepalive=True)
+            await open_first_ready_channel(addresses, self._credentials, receive_bytes=ORDER_BYTES, keepalive=True)
         )
         self._stub = MusterStub(self._channels[-1])
 

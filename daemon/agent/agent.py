@@ -25,6 +25,7 @@ from muster.daemon.agent.failure_detector.peers import (
     PeerService,
     ProbeService,
     ShardService,
+    refuse_other_users,
 )
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.pool_jobs import PoolRequests
@@ -34,6 +35,7 @@ from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.reachability import Reachability, probe
+from muster.daemon.transport.server_limits import agent_limits
 from muster.v1 import common_pb2_grpc, peer_pb2_grpc
 from muster.v1.agent_pb2 import (
     AgentHello,
@@ -157,7 +159,9 @@ class Agent:
     async def run(self) -> int:
         """Serve until an EXIT order, a dismissal or SIGTERM ends the agent; return the exit code."""
         self._supervisor.start_zygotes()
-        server = make_server(self._settings.credentials)
+        spec, identity = self._settings.spec, self._settings.identity
+        limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
+        server = make_server(self._settings.credentials, limits, refuse=partial(refuse_other_users, identity))
         peer_pb2_grpc.add_PeerServiceServicer_to_server(self._service, server)
         common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._settings.identity), server)
         port = bind(server, self._settings.listen)

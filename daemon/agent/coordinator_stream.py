@@ -24,6 +24,7 @@ from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
 from muster.v1.agent_pb2_grpc import AgentServiceStub
@@ -113,7 +114,8 @@ class AgentStream:
 
     async def _run_stream(self) -> float:
         """Run one stream from its opening to its end; return the seconds to wait before the next."""
-        async with await open_first_ready_channel(split_addresses(self._address), self._credentials) as channel:
+        addresses = split_addresses(self._address)
+        async with await open_first_ready_channel(addresses, self._credentials, receive_bytes=ORDER_BYTES) as channel:
             self._closed_because = ""
             try:
                 metadata = await credential_metadata(self._credentials, _ATTACH)

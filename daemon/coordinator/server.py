@@ -22,6 +22,7 @@ from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch
+from muster.daemon.transport import server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
@@ -133,7 +134,7 @@ class Coordinator:
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
         lookup = SlurmLookup(settings.slurm)
-        server = make_server(settings.credentials)
+        server = make_server(settings.credentials, server_limits.COORDINATOR)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
             AgentService(engine, lookup, settings.slurm, settings.rights), server
         )

@@ -20,6 +20,7 @@ from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.probe_service import ProbeService
 from muster.daemon.node.sensors import SENSORS
 from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
+from muster.daemon.transport import server_limits
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
@@ -79,7 +80,7 @@ class NodeDaemon:
         """
         # First: release old memory, so that nothing is kept too long however this daemon ends.
         memory = self._make_memory_service()
-        server = make_server(self._settings.credentials)
+        server = make_server(self._settings.credentials, server_limits.NODE_DAEMON)
         service = ProbeService(self._settings.node, self._incarnation)
         common_pb2_grpc.add_ProbeServiceServicer_to_server(service, server)
         self._port = bind(server, self._settings.listen)

@@ -1,13 +1,15 @@
 """The only module that makes gRPC channels and servers.
 
 Every call carries a credential in its metadata (`muster-credential`). The credential is made for that call and is
-checked before the handler runs. `open_channel` adds it. A bidirectional streaming call is different: its caller passes
-`credential_metadata`, because gRPC's interceptor for such calls costs a task and a queue for every message and leaves
-both pending when the peer dies.
+checked before anything else of the call is read (`muster.daemon.transport.credential_check`). `open_channel` adds it. A
+bidirectional streaming call is different: its caller passes `credential_metadata`, because gRPC's interceptor for such
+calls costs a task and a queue for every message and leaves both pending when the peer dies.
 
 A call without a valid credential ends with UNAUTHENTICATED and the reason. If munged does not answer, the call ends
 with UNAVAILABLE, like any other temporary fault of a host. A handler reads the caller from
 `muster.daemon.transport.identity.current_caller()`. The caller's rights are in `muster.daemon.transport.authorization`.
+
+Each side receives messages up to a size of its own (`muster.daemon.transport.server_limits`).
 
 If Muster uses TLS one day, it belongs here: only `open_channel` and `bind` choose the transport.
 
@@ -19,34 +21,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import inspect
-import ipaddress
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
-from muster.daemon.transport.identity import (
-    Caller,
-    CredentialRefused,
-    Credentials,
-    IdentityError,
-    IdentityUnavailable,
-    set_caller,
-)
+from muster.daemon.transport.credential_check import CREDENTIAL_KEY, CredentialCheck, RefuseCaller, refuse_nobody
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable
+from muster.daemon.transport.server_limits import SMALL_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.site_config import split_address
-
-CREDENTIAL_KEY = "muster-credential"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
-# Load balancers and tools such as grpcurl call these without a credential. The methods reveal nothing about any job.
-PUBLIC_METHODS = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds that each of several coordinators has to answer a connection."""
@@ -55,12 +42,7 @@ IDENTITY_DEADLINE_S = 5.0
 # munged answers in about 0.2 ms (measured). The threads are needed when it does not.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
 
-_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-]
 _CLIENT_OPTIONS: list[tuple[str, int]] = [
-    *_OPTIONS,
     # Find a restarted daemon within 2 s, not within gRPC's default of 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -79,12 +61,8 @@ _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
-    *_OPTIONS,
     # Two daemons on one port are a mistake: report it instead of sharing the load.
     ("grpc.so_reuseport", 0),
-    # By default the server closes a connection that sends many keepalive pings.
-    ("grpc.http2.min_ping_interval_without_data_ms", 2000),
-    ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
@@ -96,10 +74,13 @@ def open_channel(
     address: str,
     credentials: Credentials,
     *,
+    receive_bytes: int = SMALL_MESSAGE_BYTES,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
     keepalive: bool = False,
 ) -> grpc.aio.Channel:
     """Return a channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before the first call.
+
+    A call ends with RESOURCE_EXHAUSTED if the server answers with a message larger than `receive_bytes`.
 
     A bidirectional streaming call needs `credential_metadata` as its metadata. With `keepalive`, a call to a host that
     has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends with
@@ -111,7 +92,8 @@ def open_channel(
         _UnaryStream(prove),
         _StreamUnary(prove),
     ]
-    options = [*_CLIENT_OPTIONS, *(_KEEPALIVE_OPTIONS if keepalive else ())]
+    received = ("grpc.max_receive_message_length", receive_bytes)
+    options = [*_CLIENT_OPTIONS, received, *(_KEEPALIVE_OPTIONS if keepalive else ())]
     return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
 
@@ -119,6 +101,7 @@ async def open_first_ready_channel(
     addresses: Sequence[str],
     credentials: Credentials,
     *,
+    receive_bytes: int = SMALL_MESSAGE_BYTES,
     deadline_s: float = CONNECT_TIMEOUT_S,
     keepalive: bool = False,
 ) -> grpc.aio.Channel:
@@ -127,7 +110,9 @@ async def open_first_ready_channel(
     If none answers within `deadline_s`, or there is only one address, return a channel to the first address: the next
     call then shows the error.
     """
-    channels = [open_channel(address, credentials, keepalive=keepalive) for address in addresses]
+    channels = [
+        open_channel(address, credentials, receive_bytes=receive_bytes, keepalive=keepalive) for address in addresses
+    ]
     if len(channels) == 1:
         return channels[0]
     # A paused process is never ready, although its kernel accepts connections.
@@ -148,13 +133,25 @@ async def open_first_ready_channel(
     return channels[chosen]
 
 
-def make_server(credentials: Credentials, *, identity_deadline_s: float = IDENTITY_DEADLINE_S) -> grpc.aio.Server:
-    """Return a server that checks the credential of every call. Register the servicers, call `bind`, then start the
-    server.
+def make_server(
+    credentials: Credentials,
+    limits: ServerLimits,
+    *,
+    refuse: RefuseCaller = refuse_nobody,
+    identity_deadline_s: float = IDENTITY_DEADLINE_S,
+) -> grpc.aio.Server:
+    """Return a server that checks the credential of every call before it reads the call's message. Register the
+    servicers, call `bind`, then start the server.
 
-    If a credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
+    With `refuse`, a caller that may not call a method gets PERMISSION_DENIED, also before its message is read. If a
+    credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
     """
-    return grpc.aio.server(interceptors=[_CredentialCheck(credentials, identity_deadline_s)], options=_SERVER_OPTIONS)
+
+    async def check(token: str, method: str) -> tuple[int, int]:
+        return await _call_munge(lambda: credentials.check(token, method), identity_deadline_s)
+
+    interceptor = CredentialCheck(check, limits, refuse)
+    return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, *limits.options()])
 
 
 def bind(server: grpc.aio.Server, address: str) -> int:
@@ -294,102 +291,3 @@ class _UnaryStream(_CredentialAdder, grpc.aio.UnaryStreamClientInterceptor):  # 
 class _StreamUnary(_CredentialAdder, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return await continuation(await self._add_credential(client_call_details), request_iterator)
-
-
-# --- server -----------------------------------------------------------------------------------------------
-
-_Context = grpc.aio.ServicerContext[Any, Any]
-_Handler = Callable[[Any, _Context], Any]
-
-
-class _CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Passes a call to its handler after its credential is checked."""
-
-    def __init__(self, credentials: Credentials, deadline_s: float) -> None:
-        self._credentials = credentials
-        self._deadline_s = deadline_s
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        method: str = handler_call_details.method
-        if handler is None or method.startswith(PUBLIC_METHODS):
-            return handler
-        kind = _handler_field(handler)
-        guarded = self._guard(getattr(handler, kind), method, answers_stream=handler.response_streaming)
-        return handler._replace(**{kind: guarded})
-
-    def _guard(self, handler: _Handler, method: str, *, answers_stream: bool) -> _Handler:
-        # A handler may be a coroutine (which writes its stream itself) or an asynchronous generator. A coroutine runs
-        # both here, because gRPC lets a coroutine answer a stream through context.write.
-        if answers_stream and inspect.isasyncgenfunction(handler):
-            return partial(self._run_generator, handler, method)
-        if not inspect.iscoroutinefunction(handler):
-            raise TypeError(f"the handler of {method} must be asynchronous")
-        return partial(self._run_coroutine, handler, method)
-
-    async def _run_coroutine(self, handler: _Handler, method: str, request: Any, context: _Context) -> Any:
-        await self._check_caller(method, request, context)
-        return await handler(request, context)
-
-    async def _run_generator(self, handler: _Handler, method: str, request: Any, context: _Context) -> None:
-        await self._check_caller(method, request, context)
-        answers: AsyncIterator[Any] = handler(request, context)
-        async with aclosing(answers):  # type: ignore[type-var]
-            async for answer in answers:
-                await context.write(answer)
-
-    async def _check_caller(self, method: str, request: Any, context: _Context) -> None:
-        """Set the caller, or end the call."""
-        token = dict(context.invocation_metadata() or ()).get(CREDENTIAL_KEY)
-        try:
-            if token is None:
-                raise CredentialRefused(f"{method} needs a credential ({CREDENTIAL_KEY})")
-            uid, gid = await _call_munge(lambda: self._credentials.check(str(token), method), self._deadline_s)
-        except (CredentialRefused, IdentityUnavailable) as error:
-            await _drain(request)
-            await context.abort(_CODES[type(error)], str(error))
-            raise AssertionError("abort raises") from None
-        set_caller(Caller(uid, gid, address_of(context.peer())))
-
-
-_CODES: dict[type[IdentityError], grpc.StatusCode] = {
-    CredentialRefused: grpc.StatusCode.UNAUTHENTICATED,
-    IdentityUnavailable: grpc.StatusCode.UNAVAILABLE,
-}
-_DRAIN_S = 0.2
-
-
-async def _drain(request: Any) -> None:
-    """Read what a refused caller streams, for `_DRAIN_S` seconds.
-
-    Without this, a client of grpc.aio whose write finds the call ended reports "Internal error from Core" instead of
-    the server's status.
-    """
-    if not isinstance(request, AsyncIterable):
-        return
-
-    async def take_all() -> None:
-        async for _ in request:
-            pass
-
-    taking = asyncio.ensure_future(take_all())
-    await asyncio.wait({taking}, timeout=_DRAIN_S)
-    taking.cancel()
-    await asyncio.gather(taking, return_exceptions=True)
-
-
-def _handler_field(handler: Any) -> str:
-    """The name of the handler's field that holds its function, for example "unary_stream"."""
-    asked = "stream" if handler.request_streaming else "unary"
-    answered = "stream" if handler.response_streaming else "unary"
-    return f"{asked}_{answered}"
-
-
-def address_of(peer: str) -> str:
-    """The IP address in gRPC's name of a peer ("ipv4:10.0.0.1:4242", "ipv6:%5B::1%5D:4242"); for others "unix"."""
-    family, _, rest = unquote(peer).partition(":")
-    if family not in ("ipv4", "ipv6"):
-        return family
-    address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)

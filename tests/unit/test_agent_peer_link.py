@@ -16,6 +16,7 @@ from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEn
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.server_limits import agent_limits
 from muster.v1 import peer_pb2_grpc
 
 
@@ -24,7 +25,7 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
 ) -> None:
     credentials = SecretCredentials.create(tmp_path / "secret")
     before, keeper = asyncio.all_tasks(), _no_keeper()
-    server = make_server(credentials)
+    server = make_server(credentials, agent_limits(members=2))
     service = PeerService(AgentIdentity("g", "n1", "a", os.getuid()), keeper, lambda: None)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"

@@ -14,10 +14,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from muster.daemon.transport.channel import (
-    CREDENTIAL_KEY,
-    MAX_MESSAGE_BYTES,
     ListenError,
-    address_of,
     bind,
     check_listen_address,
     credential_metadata,
@@ -26,7 +23,9 @@ from muster.daemon.transport.channel import (
     open_first_ready_channel,
     raise_unexpected_error,
 )
+from muster.daemon.transport.credential_check import CREDENTIAL_KEY, address_of
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
+from muster.daemon.transport.server_limits import COORDINATOR, MIB
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.common_pb2 import PingReply, PingRequest
 
@@ -77,7 +76,7 @@ class Served:
     """A server with all of the above on a port of its own."""
 
     def __init__(self, credentials: Credentials, deadline_s: float = 5.0) -> None:
-        self._server = make_server(credentials, identity_deadline_s=deadline_s)
+        self._server = make_server(credentials, COORDINATOR, identity_deadline_s=deadline_s)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(Peer(), self._server)
         common_pb2_grpc.add_ProbeServiceServicer_to_server(Probe(), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)  # type: ignore[attr-defined]
@@ -197,12 +196,15 @@ async def test_a_stream_goes_both_ways_at_once(served: Served, credentials: Secr
         assert not isinstance(await call.read(), peer_pb2.LinkPong)
 
 
-async def test_messages_larger_than_grpcs_default_pass(served: Served, credentials: SecretCredentials) -> None:
-    assert MAX_MESSAGE_BYTES == 64 * 1024 * 1024
-    async with open_channel(served.address, credentials) as channel:
+async def test_a_client_receives_messages_up_to_its_own_size(served: Served, credentials: SecretCredentials) -> None:
+    nonce = "x" * MIB
+    async with open_channel(served.address, credentials, receive_bytes=2 * MIB) as channel:
         stub = common_pb2_grpc.ProbeServiceStub(channel)
-        nonce = "x" * (16 * 1024 * 1024)
         assert (await stub.Ping(PingRequest(nonce=nonce))).nonce == nonce
+    async with open_channel(served.address, credentials) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:
+            await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest(nonce=nonce))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Absent:
@@ -300,7 +302,7 @@ async def test_a_stuck_munge_at_the_server_ends_the_call(credentials: SecretCred
 
 async def test_a_taken_port_is_told(served: Served, credentials: SecretCredentials) -> None:
     with pytest.raises(ListenError, match=f"can't listen on {served.address}"):
-        bind(make_server(credentials), served.address)
+        bind(make_server(credentials, COORDINATOR), served.address)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "", "[::1]", "localhost"])
@@ -320,7 +322,7 @@ def test_an_address_that_is_not_this_hosts_is_told(address: str) -> None:
 
 
 async def test_no_host_means_all_addresses(credentials: SecretCredentials) -> None:
-    server = make_server(credentials)
+    server = make_server(credentials, COORDINATOR)
     common_pb2_grpc.add_ProbeServiceServicer_to_server(Probe(), server)
     port = bind(server, ":0")
     await server.start()

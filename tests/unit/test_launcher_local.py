@@ -17,6 +17,7 @@ import pytest
 from muster.daemon.host import process_tree
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.server_limits import COORDINATOR
 from muster.launcher.errors import WrongInput
 from muster.launcher.local.cluster import LocalCluster
 from muster.launcher.local.faults import Fault, Kind, describe_missed, due_faults, parse_fault
@@ -222,7 +223,7 @@ async def test_the_coordinators_port_is_reserved(tmp_path: Path) -> None:
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", int(cluster.address.rpartition(":")[2])))
     SecretCredentials.create(cluster.secret)
-    server = make_server(SecretCredentials(cluster.secret))
+    server = make_server(SecretCredentials(cluster.secret), COORDINATOR)
     assert cluster.address.endswith(f":{bind(server, cluster.address)}")
     await server.start()
     await server.stop(None)

@@ -19,6 +19,7 @@ from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
+from muster.daemon.transport.server_limits import COORDINATOR
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
 from muster.v1.common_pb2 import PingRequest
@@ -61,7 +62,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
             self.ended.put_nowait("ended")
 
     async def start(self) -> None:
-        self._server = make_server(self._credentials)
+        self._server = make_server(self._credentials, COORDINATOR)
         node_pb2_grpc.add_NodeServiceServicer_to_server(self, self._server)
         self.port = bind(self._server, f"127.0.0.1:{self.port}")
         await self._server.start()

@@ -27,6 +27,7 @@ import grpc.aio
 from muster.daemon.agent.batch.srun import MAX_REQUEUES, Allocation, Srun, requeue
 from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.v1.api_pb2 import BatchRef, GangView
 from muster.v1.api_pb2_grpc import MusterStub
@@ -70,7 +71,8 @@ class RemoteCoordinator:
 
     async def view(self) -> GangView | ViewFailure:
         """See Coordinator.view."""
-        async with await open_first_ready_channel(split_addresses(self.address), self.credentials) as channel:
+        addresses = split_addresses(self.address)
+        async with await open_first_ready_channel(addresses, self.credentials, receive_bytes=ORDER_BYTES) as channel:
             try:
                 return await MusterStub(channel).Attend(self.run, timeout=_CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:

@@ -1,7 +1,7 @@
 """Channels to the other agents of the gang, and the services that this agent offers to them.
 
-Callers of PeerService must have the uid of the gang's owner, which is this process's uid. ProbeService answers every
-caller with a credential.
+Callers of PeerService must have the uid of the gang's owner, which is this process's uid (`refuse_other_users`).
+ProbeService answers every caller with a credential.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import grpc
 import grpc.aio
 
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.daemon.transport.identity import Credentials, current_caller
+from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
 from muster.v1.common_pb2 import PingReply, PingRequest
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _Context = Any
 _REPORT_ANSWERED_S = 10.0
+_PEER_METHODS = "/muster.v1.PeerService/"
 
 
 class ShardService(Protocol):
@@ -49,6 +50,13 @@ class AgentIdentity:
     uid: int
 
 
+def refuse_other_users(identity: AgentIdentity, method: str, uid: int) -> str:
+    """Why `uid` may not call `method` of this agent; empty: it may. Asked before the call's message is read."""
+    if method.startswith(_PEER_METHODS) and uid != identity.uid:
+        return f"uid {uid} is not the owner of this gang"
+    return ""
+
+
 class PeerChannels:
     """One channel per address, opened at the first use."""
 
@@ -59,7 +67,7 @@ class PeerChannels:
     def stub_for(self, address: str) -> PeerServiceAsyncStub:
         """Return a stub for the agent at `address` ("host:port"). Nothing is sent before the first call."""
         if address not in self._channels:
-            self._channels[address] = open_channel(address, self._credentials)
+            self._channels[address] = open_channel(address, self._credentials, receive_bytes=SHARD_MESSAGE_BYTES)
         return peer_pb2_grpc.PeerServiceStub(self._channels[address])
 
     async def open_link(self, address: str) -> Any:
@@ -89,7 +97,6 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
         """Answer each ping at once."""
-        await self._admit(context)
         async for ping in request_iterator:
             yield self.pong(ping)
 
@@ -121,30 +128,20 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         return bool(order.members) and all(member.node != ping.node for member in order.members)
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
-        await self._admit(context)
         return await self._shards.Offer(request, context)
 
     async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
-        await self._admit(context)
         return await self._shards.Put(request_iterator, context)
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
-        await self._admit(context)
         async for data in self._shards.Fetch(request, context):
             yield data
 
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
-        await self._admit(context)
         return await self._shards.Stored(request, context)
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
-        await self._admit(context)
         return await self._shards.Committed(request, context)
-
-    async def _admit(self, context: _Context) -> None:
-        caller = current_caller()
-        if caller.uid != self._identity.uid:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"uid {caller.uid} is not the owner of this gang")
 
 
 class ProbeService(common_pb2_grpc.ProbeServiceServicer):

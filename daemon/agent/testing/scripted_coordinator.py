@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.server_limits import COORDINATOR
 from muster.v1 import agent_pb2_grpc
 from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
 
@@ -36,7 +37,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
         self._serial = 0
         self._orders: dict[str, Order] = {}
         self._news = asyncio.Condition()
-        self._server = make_server(credentials)
+        self._server = make_server(credentials, COORDINATOR)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self, self._server)
 
     async def start(self, port: int = 0) -> str:

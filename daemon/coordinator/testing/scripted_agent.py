@@ -15,6 +15,7 @@ import grpc.aio
 
 from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.server_limits import ORDER_BYTES, agent_limits
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc, common_pb2, common_pb2_grpc
 
@@ -57,14 +58,14 @@ class ScriptedAgent:
 
     async def open(self) -> None:
         """Listen for probes and peers."""
-        self._server = make_server(self._credentials)
+        self._server = make_server(self._credentials, agent_limits(members=2))
         common_pb2_grpc.add_ProbeServiceServicer_to_server(_Probes(self.node, self._hello.incarnation), self._server)
         self._hello.peer_address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
         await self._server.start()
 
     async def attach(self, coordinator: str) -> None:
         """Run one stream, from hello to its end. Raises grpc.aio.AioRpcError if the coordinator aborts it."""
-        async with open_channel(coordinator, self._credentials) as channel:
+        async with open_channel(coordinator, self._credentials, receive_bytes=ORDER_BYTES) as channel:
             metadata = await credential_metadata(self._credentials, "/muster.v1.AgentService/Attach")
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
             self._call = stub.Attach(metadata=metadata)

@@ -1,0 +1,169 @@
+"""`make bench-trust`: measures what callers without rights cost.
+
+    python -m benchmarks.bench_trust [--seconds S]
+
+- Anonymous callers: 64 of them, in a process of their own, send as much as they can to a real musterd, which meanwhile
+  sends heartbeats to a scripted coordinator in this process. Measured: by how much musterd's memory grows, at its peak
+  and at the end, and the heartbeats that it misses.
+
+The output is a table of all figures. The last line is a JSON object with the main figures. Names contain the units.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from muster.daemon.host import clock
+from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.server_limits import COORDINATOR
+from muster.v1 import node_pb2, node_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[1]
+CALLERS = 64
+ATTACK_S = 20.0
+HEARTBEAT_S = 1.0
+"""Seconds between heartbeats. A site has 5 s: this finds shorter pauses."""
+SETTLE_S = 3.0
+"""Seconds before the attack, in which musterd finishes its start."""
+
+REPORTED_FIGURES = ("anonymous_rss_mib", "heartbeats_missed")
+"""The figures of the last line."""
+
+Figures = dict[str, float]
+
+
+class ScriptedCoordinator(node_pb2_grpc.NodeServiceServicer):
+    """Answers a node daemon, and notes when each heartbeat arrives (seconds of the monotonic clock)."""
+
+    def __init__(self) -> None:
+        self.heard_at: list[float] = []
+        self.probe_address = ""
+        self.attached = asyncio.Event()
+        self.attachments = 0
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[node_pb2.NodeMessage], context: Any
+    ) -> AsyncIterator[node_pb2.NodeOrder]:
+        """See node.proto."""
+        async for message in request_iterator:
+            if message.HasField("hello"):
+                self.attachments += 1
+                self.probe_address = message.hello.probe_address
+                self.attached.set()
+            if message.HasField("heartbeat"):
+                self.heard_at.append(clock.monotonic())
+            yield node_pb2.NodeOrder(term=1, seq=message.heartbeat.seq, heartbeat_s=HEARTBEAT_S)
+
+
+class MeasuredDaemon:
+    """A musterd process and its memory."""
+
+    def __init__(self, pid: int, coordinator: ScriptedCoordinator) -> None:
+        self._pid = pid
+        self.coordinator = coordinator
+
+    def memory_mib(self, field: str) -> float:
+        """A field of /proc/PID/status, in MiB: VmRSS now, VmHWM at the peak so far."""
+        lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) / 1024
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the process has used."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+
+@asynccontextmanager
+async def running_daemon(folder: Path) -> AsyncIterator[MeasuredDaemon]:
+    """A musterd of its own, attached to a scripted coordinator in this process."""
+    credentials, coordinator = SecretCredentials.create(folder / "secret"), ScriptedCoordinator()
+    server = make_server(credentials, COORDINATOR)
+    node_pb2_grpc.add_NodeServiceServicer_to_server(coordinator, server)
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    (folder / "kmsg").touch()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "muster.daemon.node", "--node=n1", "--listen=127.0.0.1:0", "--memory="),
+        *(f"--coordinator=127.0.0.1:{port}", f"--auth=secret:{folder / 'secret'}", f"--kmsg={folder / 'kmsg'}"),
+    )
+    try:
+        async with asyncio.timeout(60):
+            await coordinator.attached.wait()
+        yield MeasuredDaemon(process.pid, coordinator)
+    finally:
+        process.terminate()
+        await process.wait()
+        await server.stop(None)
+
+
+async def anonymous_callers(folder: Path, attack_s: float) -> Figures:
+    """Megabytes by which musterd grows under anonymous callers, and heartbeats that it misses meanwhile."""
+    async with running_daemon(folder) as daemon:
+        await asyncio.sleep(SETTLE_S)
+        before, cpu_before, begun = daemon.memory_mib("VmRSS"), daemon.cpu_s(), clock.monotonic()
+        attack = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.anonymous_callers"),
+            *(daemon.coordinator.probe_address, str(CALLERS), str(attack_s)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        told, _ = await attack.communicate()
+        await asyncio.sleep(2 * HEARTBEAT_S)
+        ended, coordinator = clock.monotonic(), daemon.coordinator
+        print(told.decode().strip())
+        heard = [begun, *(at for at in coordinator.heard_at if begun <= at <= ended), ended]
+        gaps = [later - earlier for earlier, later in pairwise(heard)]
+        return {
+            "anonymous_rss_mib": round(daemon.memory_mib("VmHWM") - before, 1),
+            "anonymous_rss_after_mib": round(daemon.memory_mib("VmRSS") - before, 1),
+            "musterd_rss_mib": round(before, 1),
+            "musterd_cpu_s": round(daemon.cpu_s() - cpu_before, 1),
+            "heartbeats_heard": len(heard) - 2,
+            "heartbeats_missed": sum(max(0, int(gap / HEARTBEAT_S) - 1) for gap in gaps),
+            "longest_gap_s": round(max(gaps), 2),
+            "attachments": coordinator.attachments,
+        }
+
+
+Measurement = Callable[[Path, float], Awaitable[Figures]]
+MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers,)
+"""Each measurement gets an empty folder of its own, and the seconds of an attack."""
+
+
+async def _measure(attack_s: float) -> Figures:
+    figures: Figures = {}
+    for measurement in MEASUREMENTS:
+        with tempfile.TemporaryDirectory() as folder:
+            figures |= await measurement(Path(folder), attack_s)
+    return figures
+
+
+def _print(figures: Figures) -> None:
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,g}")
+    Console(width=100).print(table)
+    print(json.dumps({name: figures[name] for name in REPORTED_FIGURES}))
+
+
+def main() -> None:
+    """The entry point of `make bench-trust`."""
+    parser = argparse.ArgumentParser(description="measures what callers without rights cost")
+    parser.add_argument("--seconds", type=float, default=ATTACK_S, help="seconds of each attack; default %(default)g")
+    _print(asyncio.run(_measure(parser.parse_args().seconds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Who is calling is known before anything that the caller sends is read.
+
+gRPC runs a server's interceptor with the method and the metadata of a call, before the first message of the call is
+received. The interceptor checks the credential there. A refused call ends at once, and no message of it is received,
+whatever the caller sends on.
+
+A check occupies a thread and munged, so the number of checks at the same time is limited. So is the number of calls
+under way: a caller with a credential may leave its call open. A call beyond a limit ends with RESOURCE_EXHAUSTED before
+any work is done. For a probe that is an answer: the process is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from muster.daemon.transport.identity import (
+    Caller,
+    CredentialRefused,
+    IdentityUnavailable,
+    set_caller,
+)
+from muster.daemon.transport.server_limits import ServerLimits
+
+CREDENTIAL_KEY = "muster-credential"
+
+# Load balancers and tools such as grpcurl call these without a credential. The methods reveal nothing about any job.
+PUBLIC_METHODS = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
+
+LINGER_S = 0.2
+"""Seconds for which a refused stream stays open, unread. A client of grpc.aio whose write finds the call ended reports
+"Internal error from Core" instead of the status, so the writes that are under way get this time."""
+MAX_LINGERING = 32
+"""Refused streams that stay open at the same time. Others end at once."""
+
+CheckCredential = Callable[[str, str], Awaitable[tuple[int, int]]]
+"""Returns uid and gid that a credential proves for a method. Raises CredentialRefused, IdentityUnavailable."""
+RefuseCaller = Callable[[str, int], str]
+"""Returns why a uid may not call a method; empty: it may, as far as the method's name tells."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Handler = Callable[[Any, _Context], Any]
+
+
+def refuse_nobody(method: str, uid: int) -> str:
+    """The RefuseCaller of a server whose handlers decide."""
+    return ""
+
+
+class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Passes a call to its handler after its credential is checked."""
+
+    def __init__(self, check: CheckCredential, limits: ServerLimits, refuse: RefuseCaller) -> None:
+        self._check = check
+        self._refuse_caller = refuse
+        self._checks = _Places(limits.credential_checks, "credentials that wait for their check")
+        self._calls = _Places(limits.calls, "calls under way")
+        self._public_calls = _Places(limits.public_calls, "calls without a credential")
+        self._lingering = _Places(MAX_LINGERING, "refused streams")
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # gRPC answers that there is no such method
+        method: str = handler_call_details.method
+        try:
+            if method.startswith(PUBLIC_METHODS):
+                self._public_calls.take_for_call()
+                return handler
+            uid, gid = await self._identify(method, handler_call_details.invocation_metadata)
+            self._calls.take_for_call()
+        except _CallRefused as refused:
+            # The exception itself would keep this frame alive in a cycle, until the garbage collector runs.
+            end = partial(self._end_call, refused.code, str(refused), handler.request_streaming)
+            return grpc.stream_stream_rpc_method_handler(end)
+        return _with_caller(handler, method, uid, gid)
+
+    async def _identify(self, method: str, metadata: Any) -> tuple[int, int]:
+        """Raises _CallRefused."""
+        token = dict(metadata or ()).get(CREDENTIAL_KEY)
+        if token is None:
+            raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{method} needs a credential ({CREDENTIAL_KEY})")
+        with self._checks.one():
+            try:
+                uid, gid = await self._check(str(token), method)
+            except CredentialRefused as error:
+                raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+            except IdentityUnavailable as error:
+                raise _CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+        if refused := self._refuse_caller(method, uid):
+            raise _CallRefused(grpc.StatusCode.PERMISSION_DENIED, refused)
+        return uid, gid
+
+    async def _end_call(
+        self, code: grpc.StatusCode, message: str, streams: bool, request: Any, context: _Context
+    ) -> None:
+        """The handler of a refused call. A call of any kind may get this handler: it receives no message."""
+        if streams and self._lingering.free:
+            with self._lingering.one():
+                await asyncio.sleep(LINGER_S)
+        # `context.abort` would do the same with an exception, which leaves a cycle for the garbage collector.
+        context.set_code(code)
+        context.set_details(message)
+
+
+class _CallRefused(Exception):
+    """The call ends with `code`. The message says what is wrong."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Places:
+    """Counts what happens at the same time. `what`: for the message to a caller who finds no place."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = self.free = most
+        self._what = what
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Take a place for a block. Raises _CallRefused: none is free."""
+        self._take()
+        try:
+            yield
+        finally:
+            self.free += 1
+
+    def take_for_call(self) -> None:
+        """Take a place until this task, which handles one call, is done. Raises _CallRefused: none is free."""
+        self._take()
+        task = asyncio.current_task()
+        assert task is not None, "gRPC handles each call in a task of its own"
+        task.add_done_callback(self._give_back)
+
+    def _take(self) -> None:
+        if not self.free:
+            raise _CallRefused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"busy, try again: {self._most} {self._what} are the most here"
+            )
+        self.free -= 1
+
+    def _give_back(self, _: object) -> None:
+        self.free += 1
+
+
+def _with_caller(handler: Any, method: str, uid: int, gid: int) -> Any:
+    """The handler of `method`, which runs with the caller set."""
+    kind = _handler_field(handler)
+    function = getattr(handler, kind)
+    # A handler may be a coroutine (which writes its stream itself) or an asynchronous generator. A coroutine runs
+    # both here, because gRPC lets a coroutine answer a stream through context.write.
+    if handler.response_streaming and inspect.isasyncgenfunction(function):
+        guarded = partial(_run_generator, function, uid, gid)
+    elif inspect.iscoroutinefunction(function):
+        guarded = partial(_run_coroutine, function, uid, gid)
+    else:
+        raise TypeError(f"the handler of {method} must be asynchronous")
+    return handler._replace(**{kind: guarded})
+
+
+async def _run_coroutine(handler: _Handler, uid: int, gid: int, request: Any, context: _Context) -> Any:
+    set_caller(Caller(uid, gid, address_of(context.peer())))
+    return await handler(request, context)
+
+
+async def _run_generator(handler: _Handler, uid: int, gid: int, request: Any, context: _Context) -> None:
+    set_caller(Caller(uid, gid, address_of(context.peer())))
+    answers: AsyncIterator[Any] = handler(request, context)
+    async with aclosing(answers):  # type: ignore[type-var]
+        async for answer in answers:
+            await context.write(answer)
+
+
+def _handler_field(handler: Any) -> str:
+    """The name of the handler's field that holds its function, for example "unary_stream"."""
+    asked = "stream" if handler.request_streaming else "unary"
+    answered = "stream" if handler.response_streaming else "unary"
+    return f"{asked}_{answered}"
+
+
+def address_of(peer: str) -> str:
+    """The IP address in gRPC's name of a peer ("ipv4:10.0.0.1:4242", "ipv6:%5B::1%5D:4242"); for others "unix"."""
+    family, _, rest = unquote(peer).partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return family
+    address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

@@ -1,0 +1,127 @@
+"""What each server of Muster accepts from its callers: sizes of messages, connections, calls, times.
+
+Every limit is larger than what Muster's own processes need, and small enough that callers without a credential cost
+little. `channel.make_server` applies the limits. docs/OPERATIONS.md lists them for operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB = 1024, 1024 * 1024
+
+SMALL_MESSAGE_BYTES = 64 * KIB
+"""A probe or a heartbeat and their answers: each has less than 1 KiB."""
+ORDER_BYTES = 64 * MIB
+"""What the coordinator answers to an agent or a user. An order for 250,000 ranks has 20 MB (measured)."""
+SHARD_MESSAGE_BYTES = 16 * MIB
+"""Between agents. Pieces travel in messages of 512 KiB. An offer names each piece: 9 MiB for a shard of 1 TiB."""
+
+METADATA_BYTES = 8 * KIB
+"""The headers of one call. A munge credential has less than 1 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The limits of one server.
+
+    Args:
+        message_bytes: the largest message that is received. A caller without a valid credential gets no message in.
+        unread_bytes: what a call may send before the server reads its message.
+        connections: connections at the same time, on each address that the server listens on.
+        calls_per_connection: calls at the same time on one connection; the client waits with more.
+        calls: calls at the same time of callers with a valid credential; streams count while they are open.
+        credential_checks: credentials that are checked or wait for their check at the same time.
+        public_calls: calls at the same time of methods that need no credential.
+        handshake_s: seconds in which a new connection must speak HTTP/2.
+        idle_s: seconds without a call after which a connection ends.
+        connection_age_s: seconds after which a connection ends, whatever it does; 0: never.
+        keepalive: clients may send pings of HTTP/2 every 2 s.
+    """
+
+    message_bytes: int
+    connections: int
+    calls_per_connection: int
+    calls: int
+    credential_checks: int
+    public_calls: int = 0
+    unread_bytes: int = 64 * KIB
+    handshake_s: float = 5.0
+    idle_s: float = 60.0
+    connection_age_s: float = 0.0
+    keepalive: bool = False
+
+    def options(self) -> list[tuple[str, int]]:
+        """The limits as gRPC's options, as far as gRPC enforces them."""
+        return [
+            ("grpc.max_receive_message_length", self.message_bytes),
+            ("grpc.http2.lookahead_bytes", self.unread_bytes),
+            # By default gRPC lets a connection send megabytes ahead of its reader, whoever sends.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.max_allowed_incoming_connections", self.connections),
+            ("grpc.max_concurrent_streams", self.calls_per_connection),
+            # Both limits: between them gRPC refuses by chance.
+            ("grpc.max_metadata_size", METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+            ("grpc.server_handshake_timeout_ms", round(1000 * self.handshake_s)),
+            ("grpc.max_connection_idle_ms", round(1000 * self.idle_s)),
+            # No process of Muster compresses its messages, so no server spends time to unpack any.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            *(self._age_options() if self.connection_age_s else ()),
+            *(_KEEPALIVE_OPTIONS if self.keepalive else ()),
+        ]
+
+    def _age_options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_connection_age_ms", round(1000 * self.connection_age_s)),
+            ("grpc.max_connection_age_grace_ms", 5000),
+        ]
+
+
+# By default the server closes a connection that sends many keepalive pings.
+_KEEPALIVE_OPTIONS = [
+    ("grpc.http2.min_ping_interval_without_data_ms", 2000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+NODE_DAEMON = ServerLimits(
+    message_bytes=SMALL_MESSAGE_BYTES,
+    unread_bytes=4 * KIB,
+    # Only coordinators probe musterd. Each probe has connections of its own, which last seconds.
+    # A connection on which calls arrive as fast as they can costs 0.25 MiB (measured).
+    connections=128,
+    calls_per_connection=8,
+    calls=64,
+    credential_checks=16,
+    idle_s=10.0,
+    connection_age_s=30.0,
+)
+"""musterd: it answers probes and nothing else. Its heartbeats leave on a connection that it opens itself."""
+
+COORDINATOR = ServerLimits(
+    # A job's spec has 1 MiB at most, a status of 1,024 ranks less than 2 MiB.
+    message_bytes=2 * MIB,
+    # 12,500 nodes, each with an agent, and watchers. LimitNOFILE of the unit is larger.
+    connections=50_000,
+    calls_per_connection=32,
+    calls=50_000,
+    # A restart brings all nodes back at once. munged checks thousands of credentials a second.
+    credential_checks=1024,
+    public_calls=64,
+    keepalive=True,
+)
+
+
+def agent_limits(members: int) -> ServerLimits:
+    """The limits of an agent in a gang of `members` nodes, spares included. All of them report to one agent."""
+    return ServerLimits(
+        message_bytes=SHARD_MESSAGE_BYTES,
+        connections=128 + 2 * members,
+        calls_per_connection=256,
+        # gRPC gives a connection 64 KiB at first, and more only while its messages are read.
+        unread_bytes=MIB,
+        calls=1024 + 8 * members,
+        credential_checks=64 + members,
+        # Reports and shards go over a connection once in each interval between snapshots.
+        idle_s=600.0,
+    )
