@@ -32,6 +32,7 @@ from muster.daemon.agent.pool_jobs import PoolRequests
 from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
+from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.reachability import Reachability, probe
@@ -358,6 +359,7 @@ class Agent:
                 rank.generation,
             ) in digesting or self._fenced_generation < rank.generation <= self._killed_generation:
                 rank.phase = RankPhase.RANK_PHASE_RUNNING
+        limit_stderr(ranks)
         return ranks
 
     def _attach(self, port: int) -> AgentStream:

@@ -40,7 +40,12 @@ _BACKOFF_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
 _LOG_INTERVAL_S = 10.0
 _ATTACH = "/muster.v1.AgentService/Attach"
-_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+_REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,3 +21,15 @@ MAX_SPEC_CHARS = 1024 * 1024
 """Characters of a whole spec as JSON: the journal and each of its snapshots hold the spec."""
 MAX_TEXT_CHARS = 4_096
 """Characters that are kept of a free text from an agent."""
+MAX_STDERR_BYTES = 512 * 1024
+"""Bytes of stderr in one status of an agent: with 1,024 ranks, a status still fits into the largest message."""
+
+# An agent's status: each entry costs the coordinator about 2 µs (measured).
+MAX_RANK_STATUSES = 2 * MAX_RANKS_PER_NODE
+"""Ranks in one status: those of the newest generation, and older ones that are not dead yet."""
+MAX_SHARDS_PER_NODE = 8 * MAX_RANKS_PER_NODE
+"""Shards in one status: two slots and two replicas for each rank, and as many again while replicas are rebuilt."""
+MAX_POOL_ANSWERS = 10_000
+"""Slurm's answers to one agent's pool requests."""
+MAX_KEPT_GANGS = 256
+"""Gangs in one heartbeat of a node daemon: as many descriptors as systemd stores for it (FileDescriptorStoreMax)."""

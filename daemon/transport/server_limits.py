@@ -99,8 +99,8 @@ NODE_DAEMON = ServerLimits(
 """musterd: it answers probes and nothing else. Its heartbeats leave on a connection that it opens itself."""
 
 COORDINATOR = ServerLimits(
-    # A job's spec has 1 MiB at most, a status of 1,024 ranks less than 2 MiB.
-    message_bytes=2 * MIB,
+    # A job's spec has 1 MiB at most. A status has 1 MiB for 1,024 ranks, and 2.2 MiB more for pings to 100,000 nodes.
+    message_bytes=4 * MIB,
     # 12,500 nodes, each with an agent, and watchers. LimitNOFILE of the unit is larger.
     connections=50_000,
     calls_per_connection=32,

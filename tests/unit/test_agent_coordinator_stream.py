@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
+from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.transport.identity import SecretCredentials
-from muster.v1.agent_pb2 import AgentHello, AgentStatus
+from muster.v1.agent_pb2 import AgentHello, AgentStatus, RankStatus
 
 
 class Statuses:
@@ -50,6 +51,12 @@ async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(
     await asyncio.wait({attaching}, timeout=5)
     assert attaching.cancelled()
     await coordinator.stop()
+
+
+def test_a_status_of_very_many_failed_ranks_keeps_the_stderr_of_the_first() -> None:
+    ranks = [RankStatus(rank=number, stderr_tail="ü" * 50) for number in range(4)]
+    limit_stderr(ranks, 250)
+    assert [len(rank.stderr_tail) for rank in ranks] == [50, 50, 0, 0]
 
 
 @pytest.mark.parametrize("turns", range(40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits
+from muster.daemon.transport.server_limits import COORDINATOR
 from muster.v1 import agent_pb2, common_pb2
 
 
@@ -64,6 +66,53 @@ def test_overlong_texts_of_an_agent_are_cut() -> None:
     assert status.sigterm_notice == "short"
     assert status.ranks[0].stderr_tail.endswith("xthe end")
     assert len(status.ranks[0].stderr_tail) == job_limits.MAX_TEXT_CHARS
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (agent_pb2.AgentStatus(ranks=[agent_pb2.RankStatus()] * 2049), "ranks has 2049 entries: 2048 at most"),
+        (agent_pb2.AgentStatus(shards=[agent_pb2.ShardStatus()] * 8193), "shards has 8193 entries: 8192 at most"),
+        (agent_pb2.AgentStatus(pool=[agent_pb2.PoolAnswer()] * 10_001), "pool has 10001 entries: 10000 at most"),
+        (
+            agent_pb2.AgentStatus(heard_ms={f"n{n}": 1 for n in range(100_001)}),
+            "heard_ms has 100001 entries: 100000 at most",
+        ),
+        (
+            agent_pb2.AgentStatus(answered_ms={f"n{n}": 1 for n in range(100_001)}),
+            "answered_ms has 100001 entries: 100000 at most",
+        ),
+        (agent_pb2.AgentStatus(heard_ms={"n" * 257: 1}), "a node's name has 257 characters: 256 at most"),
+        (agent_pb2.AgentStatus(answered_ms={"n" * 257: 1}), "a node's name has 257 characters: 256 at most"),
+    ],
+    ids=["ranks", "shards", "pool", "heard", "answered", "heard name", "answered name"],
+)
+def test_an_impossible_status_is_rejected_before_it_is_converted(status: agent_pb2.AgentStatus, words: str) -> None:
+    with pytest.raises(conversion.InvalidMessage) as error:
+        conversion.status(status)
+    assert str(error.value) == words
+
+
+def test_the_largest_status_of_an_agent_is_accepted_and_fits_into_a_message() -> None:
+    version = common_pb2.Version(generation=2**40, step=2**40)
+    ranks = [
+        agent_pb2.RankStatus(rank=n, generation=2**40, step=2**40, declared_phase="evaluation") for n in range(1024)
+    ]
+    for rank in ranks[: job_limits.MAX_STDERR_BYTES // job_limits.MAX_TEXT_CHARS]:
+        rank.stderr_tail = "x" * job_limits.MAX_TEXT_CHARS
+    shards = [agent_pb2.ShardStatus(rank=n, version=version, bytes=2**40, digest="d" * 32) for n in range(4 * 1024)]
+    heard = {f"node-{n:06}": 10_000 for n in range(job_limits.MAX_NODES)}
+    largest = agent_pb2.AgentStatus(ranks=ranks, shards=shards, heard_ms=heard, failure="y" * job_limits.MAX_TEXT_CHARS)
+    assert len(conversion.status(largest).ranks) == 1024
+    assert agent_pb2.AgentMessage(status=largest).ByteSize() < COORDINATOR.message_bytes
+
+
+def test_the_largest_spec_fits_into_a_message() -> None:
+    """JSON takes at least as many characters as the wire takes bytes, whatever the text."""
+    for text in ("x", "ü", "漢", "🙂", "\n"):
+        largest = spec(env={"BIG": text * (job_limits.MAX_SPEC_CHARS // len(json.dumps(text)[1:-1]) - 1000)})
+        conversion.submitted("g", 1, 1000, largest)
+        assert agent_pb2.AgentMessage(hello=agent_pb2.AgentHello(spec=largest)).ByteSize() < COORDINATOR.message_bytes
 
 
 def test_nan_in_a_stored_spec_can_be_replayed(tmp_path: Path) -> None:

@@ -260,6 +260,44 @@ async def test_a_stream_is_heard_or_closed_or_silent() -> None:
     assert not await silent.wait_until_heard()
 
 
+def _impossible_status() -> agent_pb2.AgentStatus:
+    return agent_pb2.AgentStatus(ranks=[agent_pb2.RankStatus()] * 10_000)
+
+
+async def test_a_status_is_converted_after_the_owner_is_known(world: ScriptedWorld) -> None:
+    assert world.coordinator
+    owner = os.getuid() + 1
+    world.coordinator.engine.post(events.GangSubmitted("g1", 1, owner, "train", events.GangSpec(2, 1), "{}"))
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    agent.status = _impossible_status()
+    await agent.open()
+    code, _ = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_an_agent_with_an_impossible_status_is_rejected(world: ScriptedWorld) -> None:
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    agent.status = _impossible_status()
+    await agent.open()
+    refusal = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, "ranks has 10000 entries: 2048 at most")
+
+
+async def test_an_impossible_status_ends_the_stream_of_an_attached_agent(world: ScriptedWorld) -> None:
+    assert world.coordinator
+    await _running(world)
+    agent = world.agents["n1"]
+    agent.status = _impossible_status()
+    await agent.step(0)
+    (stream,) = world.streams_of("n1")
+    world.tasks.discard(stream)
+    refusal = await _refusal(stream)
+    assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, "ranks has 10000 entries: 2048 at most")
+    assert world.coordinator.engine.running
+
+
 # -- node daemons ----------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +328,18 @@ async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: Sc
         await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5, kept=kept)))
         assert [gang.gang_id for gang in (await call.read()).over] == ["ended"]
+
+
+async def test_a_daemon_that_keeps_more_gangs_than_a_node_can_is_rejected(world: ScriptedWorld) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+        call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
+        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
+        await call.read()
+        kept = [node_pb2.KeptGang(gang_id="g")] * 257
+        await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5, kept=kept)))
+        refusal = await _refusal(call.read())
+    assert refusal == (grpc.StatusCode.INVALID_ARGUMENT, "kept has 257 entries: 256 at most")
 
 
 async def test_a_daemon_that_calls_from_another_address_is_rejected(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 An agent is checked when it attaches: the credential's uid owns the Slurm job, the node belongs to the job, the run of
 the job is the newest, and the call comes from an address of the node. An agent that the journal knows is not checked
 with Slurm again, so agents attach to a restarted coordinator although Slurm is down. After the check, the stream waits
-for nothing but the network. It ends when the node leaves the job (core/detection/departure.py).
+for nothing but the network. It ends when the node leaves the job (core/detection/departure.py), and with a status that
+has impossible values.
 
 A second agent of the same job on the same node is dismissed while the first one lives: each would replace the other,
 and each replacement ends a generation.
@@ -78,7 +79,12 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
             await context.write(self._message(dismissed=str(reason)))
             return
-        await self._serve(hello, status, leaf, request_iterator, context)
+        try:
+            # Only now: to convert a status costs more than to receive it.
+            await self._serve(hello, conversion.status(status), leaf, request_iterator, context)
+        except conversion.InvalidMessage as error:
+            _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
+            await invalid_argument(str(error)).end_call(context)
 
     async def _admit(self, hello: pb.AgentHello) -> str:
         """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
@@ -201,7 +207,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
 
 
-async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, events.AgentStatus]:
+async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, pb.AgentStatus]:
     first, second = await anext(messages, None), await anext(messages, None)
     if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
         raise invalid_argument("the first message must be hello, the second one status")
@@ -213,7 +219,7 @@ async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.Agen
             conversion.check_length(field, getattr(hello, field), job_limits.MAX_NAME_CHARS)
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
-    return hello, conversion.status(second.status)
+    return hello, second.status
 
 
 def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:

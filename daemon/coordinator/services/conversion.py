@@ -26,6 +26,16 @@ _MAXIMA = {
 }
 
 
+_MAX_ENTRIES = {
+    "ranks": job_limits.MAX_RANK_STATUSES,
+    "shards": job_limits.MAX_SHARDS_PER_NODE,
+    # During a suspicion, an agent pings all nodes of its gang.
+    "heard_ms": job_limits.MAX_NODES,
+    "answered_ms": job_limits.MAX_NODES,
+    "pool": job_limits.MAX_POOL_ANSWERS,
+}
+
+
 class InvalidMessage(ValueError):
     """The sender's fault: a field has an impossible value. Says which field, and what would be right."""
 
@@ -36,7 +46,15 @@ def silence(value: agent_pb2.Silence.ValueType) -> events.Silence:
 
 
 def status(message: agent_pb2.AgentStatus) -> events.AgentStatus:
-    """The whole status of an agent."""
+    """The whole status of an agent.
+
+    Raises:
+        InvalidMessage: a list has more entries than an agent can have, or a node's name is too long.
+    """
+    for field, most in _MAX_ENTRIES.items():
+        check_count(field, len(getattr(message, field)), most)
+    for name in (*message.heard_ms, *message.answered_ms):
+        check_length("a node's name", name, job_limits.MAX_NAME_CHARS)
     return events.AgentStatus(
         fenced_generation=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
@@ -100,6 +118,16 @@ def _check_size(message: common_pb2.JobSpec) -> None:
     check_length("durable_dir", message.durable_dir, job_limits.MAX_PATH_CHARS)
 
 
+def check_count(field: str, count: int, most: int) -> None:
+    """Check that a list has at most `most` entries.
+
+    Raises:
+        InvalidMessage: it has more.
+    """
+    if count > most:
+        raise InvalidMessage(f"{field} has {count} entries: {most} at most")
+
+
 def check_length(field: str, text: str, maximum: int) -> None:
     """Check that `text` has at most `maximum` characters.
 
@@ -144,7 +172,7 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         stderr_tail=message.stderr_tail[-job_limits.MAX_TEXT_CHARS :],
         step=message.step,
         progressed=message.progressed,
-        declared=message.declared_phase,
+        declared=message.declared_phase[: job_limits.MAX_NAME_CHARS],
     )
 
 

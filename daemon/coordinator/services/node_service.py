@@ -16,10 +16,12 @@ import grpc.aio
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
+from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller
@@ -84,8 +86,16 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._engine.post(_attached(hello, current_caller().address))
         await self._answer(context, 0)
         async for message in messages:
+            await self._check_size(message.heartbeat, context)
             seq = self._post_message(hello.node, message)
             await self._answer(context, seq, self._unneeded_memory(message.heartbeat.kept))
+
+    async def _check_size(self, heartbeat: pb.Heartbeat, context: _Context) -> None:
+        """End the call of a daemon that keeps more gangs than a node can."""
+        try:
+            conversion.check_count("kept", len(heartbeat.kept), job_limits.MAX_KEPT_GANGS)
+        except conversion.InvalidMessage as error:
+            await invalid_argument(str(error)).end_call(context)
 
     async def _answer(self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = ()) -> None:
         """Confirm the newest message: the daemon then forgets the signal that the message carried.
