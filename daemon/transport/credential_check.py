@@ -7,6 +7,8 @@ whatever the caller sends on.
 A check occupies a thread and munged, so the number of checks at the same time is limited. So is the number of calls
 under way: a caller with a credential may leave its call open. A call beyond a limit ends with RESOURCE_EXHAUSTED before
 any work is done. For a probe that is an answer: the process is alive.
+
+A message that can't be read ends its call with INVALID_ARGUMENT. gRPC itself would log a traceback for each.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +24,7 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from muster.daemon.transport.identity import (
     Caller,
@@ -166,20 +169,51 @@ def _with_caller(handler: Any, method: str, uid: int, gid: int) -> Any:
         guarded = partial(_run_coroutine, function, uid, gid)
     else:
         raise TypeError(f"the handler of {method} must be asynchronous")
-    return handler._replace(**{kind: guarded})
+    read = partial(_read, handler.request_deserializer)
+    return handler._replace(**{kind: guarded, "request_deserializer": read})
 
 
 async def _run_coroutine(handler: _Handler, uid: int, gid: int, request: Any, context: _Context) -> Any:
     set_caller(Caller(uid, gid, address_of(context.peer())))
-    return await handler(request, context)
+    return await handler(await _readable(request, context), context)
 
 
 async def _run_generator(handler: _Handler, uid: int, gid: int, request: Any, context: _Context) -> None:
     set_caller(Caller(uid, gid, address_of(context.peer())))
-    answers: AsyncIterator[Any] = handler(request, context)
+    answers: AsyncIterator[Any] = handler(await _readable(request, context), context)
     async with aclosing(answers):  # type: ignore[type-var]
         async for answer in answers:
             await context.write(answer)
+
+
+class _Unreadable:
+    """In place of a message that can't be read."""
+
+
+def _read(deserialize: Callable[[bytes], Any], message: bytes) -> Any:
+    try:
+        return deserialize(message)
+    except DecodeError:
+        return _Unreadable()
+
+
+async def _readable(request: Any, context: _Context) -> Any:
+    """The request, or the stream of requests, that a handler gets. Ends the call at a message that can't be read."""
+    if isinstance(request, AsyncIterable):
+        return _readable_stream(request, context)
+    if isinstance(request, _Unreadable):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE)
+    return request
+
+
+async def _readable_stream(requests: AsyncIterable[Any], context: _Context) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, _Unreadable):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE)
+        yield request
+
+
+_UNREADABLE = "this is no message of this method: it can't be read"
 
 
 def _handler_field(handler: Any) -> str:

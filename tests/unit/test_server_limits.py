@@ -22,9 +22,12 @@ from muster.daemon.transport.credential_check import CREDENTIAL_KEY, RefuseCalle
 from muster.daemon.transport.identity import SecretCredentials, current_caller
 from muster.daemon.transport.reachability import probe
 from muster.daemon.transport.server_limits import KIB, MIB, NODE_DAEMON, ServerLimits, agent_limits
+from muster.v1.common_pb2 import PingRequest
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 LIMITS = replace(NODE_DAEMON, public_calls=2)
+UNREADABLE = b"\x0a\xff"
+"""A field whose length is missing."""
 WAIT_S = 60.0
 """Ends a wait that would never end."""
 
@@ -48,6 +51,8 @@ class Receiver:
 
     def _deserialize(self, message: bytes) -> bytes:
         self.messages += 1
+        if message == UNREADABLE:
+            PingRequest.FromString(message)
         return message
 
     async def _unary(self, request: bytes, context: Any) -> bytes:
@@ -221,6 +226,17 @@ async def test_a_known_callers_message_that_is_too_large_is_refused_and_the_serv
             assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert receiver.messages == 0
         assert await _call(channel, kind, bytes(LIMITS.message_bytes), _credential(munge, kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_message_that_can_not_be_read_is_refused_and_not_logged(
+    munge: Munge, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(munge, Receiver()) as address, _channel(address) as channel:
+        refused = await _refusal(_call(channel, kind, UNREADABLE, _credential(munge, kind)))
+        assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await _call(channel, kind, b"x", _credential(munge, kind))
+    assert not caplog.records
 
 
 async def test_a_compressed_message_is_refused_unopened(munge: Munge) -> None:
