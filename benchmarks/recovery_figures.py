@@ -24,12 +24,12 @@ README = ROOT / "README.md"
 BLOCK = re.compile(r"(?<=<!-- figures:recovery -->\n).*?(?=<!-- /figures:recovery -->)", re.DOTALL)
 
 FAULTS = {
-    "node_crash": "a node crashes",
+    "node_crash": "all processes of a node die",
     "power_loss": "a node loses power",
     "partition": "a node loses its network",
     "xid": "a GPU reports a fatal Xid",
     "rank_killed": "a rank is killed",
-    "node0_crash": "the first node crashes",
+    "node0_crash": "all processes of the first node die",
     "node0_power_loss": "the first node loses power",
 }
 """Names of bench_recovery's faults, in words."""

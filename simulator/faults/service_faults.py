@@ -123,7 +123,7 @@ def scancel_job(world: World, gang: str) -> None:
 
 
 def request_flush(world: World, gang: str) -> None:
-    """A user runs `muster flush`."""
+    """A user calls Flush of the API."""
     if world.coordinator.is_running() and world.gang(gang):
         world.note(f"FAULT: a flush of {gang} is requested")
         world.coordinator.post_event(events.FlushRequested(gang, "uid 1000"))

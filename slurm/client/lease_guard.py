@@ -1,4 +1,4 @@
-"""Limits each Slurm step to the time that is left of the caller's leadership lease.
+"""Limits each command to Slurm to the time that is left of the caller's leadership lease.
 
 Only the coordinator that holds the lease may change something in Slurm. A step that has begun must end before the lease
 ends. The coordinator may be frozen at that time, so a separate timer also ends the step (`run_command.run`, the pyslurm

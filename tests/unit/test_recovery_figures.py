@@ -82,7 +82,7 @@ def test_what_did_not_recover_is_shown_as_such(figures: ModuleType) -> None:
     results = {**cells, "step_s": 0.1, "peers": peers}
     assert [bar.label for bar in figures.compared_bars(results)[0]] == ["1.0 s", "never"]
     assert figures.table({"runs": 3, "results": results}).splitlines()[-1] == (
-        "| a node crashes | 1.0 s (2.0 s) | none | never |"
+        "| all processes of a node die | 1.0 s (2.0 s) | none | never |"
     )
 
 

@@ -1,4 +1,4 @@
-"""The operations that need several Slurm steps, written once for all real backends.
+"""The operations that need several commands to Slurm, written once for all real backends.
 
 A backend implements the single steps (one RPC or one command each) and inherits the rest of `Slurm`. The order of the
 steps comes from measurements on Slurm 26.05:

@@ -226,7 +226,7 @@ class RecoveryView(_message.Message):
     generation: _builtins.int
     """The generation that the recovery started."""
     action: _builtins.str
-    """"restart in place", "swap" or "requeue"."""
+    """"restart in place", "swap", "fewer replicas" or "requeue"."""
     cause: _builtins.str
     suspected_s: _builtins.float
     detected_s: _builtins.float
