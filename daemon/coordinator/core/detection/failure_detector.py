@@ -35,6 +35,8 @@ LATE_ANSWER_S = 0.35
 HUNG_AFTER_S = 4.0
 """Seconds between the first and the last round of probes that only the kernel answered, before a node is HUNG.
 Processes of a healthy node that wait for a processor or for memory answer again within seconds."""
+MISSED_HEARTBEAT_S = 6.0
+"""Seconds after the last heartbeat of a node's daemon until the next one is missed: the daemon sends one every 5 s."""
 FENCE_ANSWER_S = 0.4
 """Seconds within which a healthy agent acknowledges a fence. After that its node is probed."""
 REATTACH_S = 5.0
@@ -226,7 +228,7 @@ def _act_on_result(gang_turn: GangTurn, member: Member) -> None:
     probe = gang_turn.observed.probes.get(member.node)
     if probe is None:
         return
-    result = evaluate(probe, gang_turn.observed.last_step_at)
+    result = evaluate(probe, gang_turn.observed.last_step_at, _daemon_heard(gang_turn, member.node))
     if result in (ProbeResult.HUNG, ProbeResult.LOST) and not _witnessed(gang_turn, member, probe):
         _remove_if_slurm_has(gang_turn, member)
         return
@@ -246,7 +248,7 @@ def _act_on_result(gang_turn: GangTurn, member: Member) -> None:
         case ProbeResult.AGENT_MUTE:
             if gang_turn.now - gang_turn.observed.suspected_since[member.node] > MUTE_TIMEOUT_S:
                 remove_member(gang_turn, member, f"muster-agent on {member.node} does not answer", alive=False)
-        case ProbeResult.HUNG if probe.asked_at - gang_turn.observed.kernel_only_since[member.node] >= HUNG_AFTER_S:
+        case ProbeResult.HUNG if _hangs(gang_turn, member.node, probe):
             reason = f"{member.node} hangs: its kernel answers, its processes don't"
             _take_out_unless_many(gang_turn, member, NodeHealth.HUNG, reason)
         case ProbeResult.LOST:
@@ -257,6 +259,22 @@ def _act_on_result(gang_turn: GangTurn, member: Member) -> None:
             remove_member(gang_turn, member, reason, alive=False)
         case ProbeResult.HUNG | ProbeResult.OPEN:
             pass
+
+
+def _daemon_heard(gang_turn: GangTurn, node: str) -> bool:
+    """The node's daemon was heard since only the kernel answers probes there. Strangers may hold all connections that
+    the daemon's port allows, so the daemon's own stream counts more than a probe of that port."""
+    daemon = gang_turn.turn.observed.node(node)
+    return daemon.attached and daemon.heard_at > gang_turn.observed.kernel_only_since.get(node, inf)
+
+
+def _hangs(gang_turn: GangTurn, node: str, probe: Probe) -> bool:
+    """Only the kernel has answered for HUNG_AFTER_S, and an attached daemon has missed a heartbeat."""
+    daemon = gang_turn.turn.observed.node(node)
+    if daemon.attached and gang_turn.now < daemon.heard_at + MISSED_HEARTBEAT_S:
+        gang_turn.turn.tick_at(daemon.heard_at + MISSED_HEARTBEAT_S)
+        return False
+    return probe.asked_at - gang_turn.observed.kernel_only_since[node] >= HUNG_AFTER_S
 
 
 def _spare_is_silent(gang_turn: GangTurn, member: Member, probe: Probe) -> bool:

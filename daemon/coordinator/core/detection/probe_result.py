@@ -21,8 +21,13 @@ class ProbeResult(StrEnum):
     OPEN = "open"  # undecided: answers are missing, or the gang makes steps
 
 
-def evaluate(probe: Probe, moved_at: float) -> ProbeResult:
-    """Return what `probe` shows. `moved_at`: when the gang last reported a new step (seconds)."""
+def evaluate(probe: Probe, moved_at: float, daemon_lives: bool = False) -> ProbeResult:
+    """Return what `probe` shows.
+
+    Args:
+        moved_at: when the gang last reported a new step (seconds).
+        daemon_lives: the node's daemon was heard on its own stream meanwhile, whatever the probe of it has met.
+    """
     about_agent = [s for w, s in probe.silence_by_witness.items() if w != MUSTERD]
     if any(s is None for s in about_agent):
         return ProbeResult.ALIVE
@@ -30,7 +35,7 @@ def evaluate(probe: Probe, moved_at: float) -> ProbeResult:
         return ProbeResult.OPEN
     if moved_at > probe.asked_at:
         return ProbeResult.OPEN  # a synchronous step needs every rank: the witnesses are cut off, not the node
-    if probe.silence_by_witness[MUSTERD] is None:
+    if probe.silence_by_witness[MUSTERD] is None or daemon_lives:
         ended = all(s is Silence.CLOSED for s in about_agent)
         return ProbeResult.AGENT_ENDED if ended else ProbeResult.AGENT_MUTE
     return ProbeResult.HUNG if Silence.KERNEL_ONLY in probe.silence_by_witness.values() else ProbeResult.LOST
