@@ -24,6 +24,7 @@ class SiteLimitInvariant:
         self._world = world
         self._out: set[str] = set()
         self._taken: list[str] = []
+        self._reported: list[str] = []
         self._pool_jobs: dict[str, dict[int, int]] = {}
 
     def check_start(self, fact: facts.GenerationStarted) -> None:
@@ -55,17 +56,20 @@ class SiteLimitInvariant:
             self._out.discard(fact.node)
         elif fact.node not in self._out:
             self._out.add(fact.node)
-            self._taken.append(fact.node)
+            if fact.node not in self._reported:
+                self._taken.append(fact.node)
 
     def check_taken(self, fact: facts.SlurmCallOwed) -> None:
         """Slurm shall take a node out of service."""
         limits = self._world.limits
-        if fact.if_run_has_node is not None:  # the node's health changes only once Slurm has drained the node
-            self._taken.append(fact.node)
-        before = {*self._taken[: -self._taken[::-1].index(fact.node) - 1]} - {fact.node}
         require(not limits.observe, f"invariant 6: {fact.node} is taken out of service in observe mode")
+        if fact.if_run_has_node is not None:  # the node's health changes only once Slurm has drained the node
+            before, most = {*self._reported} - {fact.node}, limits.reported_drains_per_hour_of_user
+            self._reported.append(fact.node)
+        else:
+            last = len(self._taken) - 1 - self._taken[::-1].index(fact.node) if fact.node in self._taken else None
+            before, most = {*self._taken[:last]} - {fact.node}, limits.nodes_per_hour
         require(
-            len(before) < limits.nodes_per_hour,
-            f"invariant 6: {fact.node} is taken out of service after {sorted(before)}: the limit is "
-            f"{limits.nodes_per_hour}",
+            len(before) < most,
+            f"invariant 6: {fact.node} is taken out of service after {sorted(before)}: the limit is {most}",
         )

@@ -38,7 +38,10 @@ DAEMON_RESTART_DELAY_S = 1.0
 
 POOL = Pool(("--partition=shared",), wait_s=12.0)
 """The site's shared pool: every node that runs no job."""
-NO_LIMITS = Limits(nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, swaps_per_hour=1000, pool=POOL)
+NO_LIMITS = Limits(
+    nodes_per_hour=1000, fraction=1.0, nodes_at_least=1000, reported_drains_per_hour_of_job=1000,
+    reported_drains_per_hour_of_user=1000, swaps_per_hour=1000, pool=POOL,
+)  # fmt: skip
 """Limits that no run reaches."""
 
 
@@ -137,7 +140,7 @@ class World:
         if not machine.powered or not (src == node or self.network.connected(src, node)):
             return Silence.NO_ANSWER
         process = self.daemons.get(node) if gang is None else self.agents.get((gang, node))
-        if machine.frozen:
+        if machine.frozen or (gang is None and machine.daemon_port_exhausted):
             return Silence.KERNEL_ONLY
         if process is None or not process.alive:
             return Silence.CLOSED

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld
@@ -88,6 +88,8 @@ async def test_a_dead_node_is_swapped_and_downed(world: ScriptedWorld) -> None:
     await world.start_coordinator()
     await world.start_agents(NODES)
     await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    assert world.coordinator
+    world.coordinator.engine.post(events.NodeAttached("n2", "boot", "i", "127.0.0.1:1"))  # nothing listens there now
     for name in ("n1", "n3"):
         world.agents[name].unreachable["n2"] = agent_pb2.SILENCE_NO_ANSWER
     await world.agents["n2"].die()

@@ -1,8 +1,15 @@
 """Nodes that leave their job while the gang runs: no agent says anything about such a node any more."""
 
+from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.events import GangSpec
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
+from muster.daemon.coordinator.core.state.observed_state import ObservedState
+from muster.daemon.coordinator.core.state.state_index import StateIndex
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.core.state.turn import Turn
 from muster.simulator.scenarios.scenario import Scenario
 
 
@@ -122,3 +129,51 @@ def test_a_removed_node_ends_its_stream_when_slurm_has_let_it_go() -> None:
     assert world.gang.members["n1"].removal_reason == "Xid 79"
     assert len(world.gang.recoveries[-1].nodes_out) == 1
     assert ("g", "n1") not in world.world.coordinator.agent_streams
+
+
+# -- limits on what agents report --
+
+
+def has_unkillable_ranks(world: Scenario, node: str) -> None:
+    """The ranks on `node` outlive SIGKILL when the next generation is fenced."""
+    world.machines[node].ranks_unkillable_until = world.now + 12
+    world.kill_rank("n0")
+    trains(world, world.gang.generation + 1)
+
+
+def test_what_agents_report_leaves_the_sites_limit_to_other_evidence() -> None:
+    world = training(spares=2, limits=Limits(nodes_per_hour=1, nodes_at_least=1))
+    has_unkillable_ranks(world, "n1")
+    world.signal("n2")
+    trains(world, 3)
+    drained = [call.node for call in world.slurm if call.verb == "drain"]
+    assert drained == ["n1", "n2"]
+
+
+def test_a_job_that_reports_node_after_node_is_believed_up_to_its_limit() -> None:
+    world = training(spares=2, limits=Limits(reported_drains_per_hour_of_job=1))
+    has_unkillable_ranks(world, "n1")
+    has_unkillable_ranks(world, "n2")
+    (withheld,) = world.facts(facts.ActionWithheld)
+    assert withheld.node == "n2"
+    assert "1 nodes were drained within the hour for reports of this job's agents" in withheld.reason
+    assert world.core.state.node("n2").health is NodeHealth.FIT
+
+
+def test_the_reports_of_one_user_leave_other_users_theirs() -> None:
+    state, limits = DurableState(), Limits(reported_drains_per_hour_of_user=2)
+    for number, (gang, uid) in enumerate({"a": 1000, "b": 1000, "c": 2000}.items(), 1):
+        apply(state, facts.GangRegistered(gang, number, uid, gang, GangSpec(1, 0), "{}"), 0.0)
+    for number, gang in enumerate(("a", "b"), 1):
+        apply(state, facts.SlurmCallOwed(gang, number, "drain", number, f"n{number}", "", if_run_has_node=0), 100.0)
+
+    def withheld(gang: str, now: float) -> str:
+        observed = ObservedState(observing_since=0.0)
+        turn = Turn(state, observed, StateIndex(state, observed), now, limits=limits)
+        return circuit_breaker.reason_to_withhold(turn, reported_by=state.gangs[gang])
+
+    words = "2 nodes were drained within the hour for reports of this user's agents, and no more may be"
+    assert withheld("a", 200.0) == words
+    assert withheld("c", 200.0) == ""
+    assert withheld("a", 3701.0) == ""
+    assert state.taken_out_at == {}

@@ -62,6 +62,8 @@ class _Limits(BaseModel):
     nodes_per_hour: Annotated[int, Field(ge=0)]
     fraction: Annotated[float, Field(ge=0, le=1)]
     nodes_at_least: Annotated[int, Field(ge=0)]
+    reported_drains_per_hour_of_job: Annotated[int, Field(ge=0)]
+    reported_drains_per_hour_of_user: Annotated[int, Field(ge=0)]
     swaps_per_hour: Annotated[int, Field(ge=0)]
     observe: bool
 

@@ -8,27 +8,47 @@ goes on without a dead node all the same. A gang that loses node after node is s
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang, Member
 from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, NodeHealth, Phase
-from muster.daemon.coordinator.core.state.state_updates import LIMIT_WINDOW_S
+from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import Turn
 
 DRAIN_PREFIX = "muster: "
 """First words of each reason that Slurm shows of a node."""
-COUNTED_OUT_S = 86400.0
-"""Seconds for which a node out of service counts against the limits. Some nodes never come back."""
 
 
-def reason_to_withhold(turn: Turn) -> str:
-    """Why no further node may be taken out of service; empty if one may."""
-    limits = turn.limits
+def reason_to_withhold(turn: Turn, reported_by: Gang | None = None) -> str:
+    """Why no further node may be taken out of service; empty if one may.
+
+    `reported_by`: the gang whose agents alone have reported about the node; None: there is other evidence. Nodes that
+    agents have reported count against the limits of their job and its owner, and leave the site's limits to evidence of
+    other kinds. The site's limits hold for them last.
+    """
+    limits, reported = turn.limits, turn.state.reported_drains
     if limits.observe:
         return "observe mode"
+    if reported_by is not None and (words := _too_many_reports(turn, reported_by)):
+        return words
+    counted = reported if reported_by is not None else {}
     taken = sum(turn.now - at < LIMIT_WINDOW_S for at in turn.state.taken_out_at.values())
+    taken += sum(turn.now - drain.at < LIMIT_WINDOW_S for drain in counted.values())
     if taken >= limits.nodes_per_hour:
         return f"{taken} nodes were taken out of service within the hour, and no more may be"
-    judged = (turn.state.node(name).judged_at for name in turn.index.out_of_service)
+    nodes = turn.index.out_of_service - (reported.keys() - counted.keys())
+    judged = (turn.state.node(name).judged_at for name in nodes)
     out, known = sum(turn.now - at < COUNTED_OUT_S for at in judged), len(turn.state.nodes)
     if out >= max(limits.nodes_at_least, int(limits.fraction * known)):
         return f"{out} of {known} nodes are out of service, and no more may be"
+    return ""
+
+
+def _too_many_reports(turn: Turn, gang: Gang) -> str:
+    """Why no further node may be drained for what agents of `gang` report; empty if one may."""
+    recent = [drain for drain in turn.state.reported_drains.values() if turn.now - drain.at < LIMIT_WINDOW_S]
+    of_job = sum(drain.gang == gang.id for drain in recent)
+    of_user = sum(drain.owner_uid == gang.owner_uid for drain in recent)
+    if of_job >= turn.limits.reported_drains_per_hour_of_job:
+        return f"{of_job} nodes were drained within the hour for reports of this job's agents, and no more may be"
+    if of_user >= turn.limits.reported_drains_per_hour_of_user:
+        return f"{of_user} nodes were drained within the hour for reports of this user's agents, and no more may be"
     return ""
 
 
@@ -53,7 +73,7 @@ def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -
     The owner of a job can make its agents report anything, and may have given the node back meanwhile. So the drain has
     the condition that this run of the job still has the node. The node is UNFIT only once Slurm has carried it out.
     """
-    if held := reason_to_withhold(turn):
+    if held := reason_to_withhold(turn, reported_by=gang):
         turn.record(facts.ActionWithheld(gang.id, member.node, "drain", f"{reason}; {held}"))
     else:
         run = gang.restart_count if member.job == gang.job else 0  # a pool job is never requeued

@@ -248,6 +248,15 @@ class Gang:
         return next((m for m in self.members.values() if m.batch_host), None)
 
 
+@dataclass(slots=True)
+class ReportedDrain:
+    """A drain for which only the agents of one gang have reported a reason. `at`: when it was owed (seconds)."""
+
+    gang: str
+    owner_uid: int
+    at: float
+
+
 @keeps_stored_names
 @dataclass(slots=True)
 class DurableState:
@@ -259,6 +268,8 @@ class DurableState:
     last_call: int = 0
     taken_out_at: dict[str, float] = field(default_factory=dict)
     """Node → when Slurm was told to take it out of service; entries of the hour before the newest one."""
+    reported_drains: dict[str, ReportedDrain] = field(default_factory=dict)
+    """Node → the newest drain of it for which only agents have reported a reason; entries of the newest day."""
     correlated_faults: dict[str, CorrelatedFault] = field(default_factory=dict)
     """Node → its undecided signal."""
 

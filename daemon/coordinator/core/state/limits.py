@@ -23,6 +23,10 @@ class Limits:
     """Fraction of the known nodes that may be out of service at the same time."""
     nodes_at_least: int = 4
     """Number of nodes that may be out of service at the same time, however few are known."""
+    reported_drains_per_hour_of_job: int = 2
+    """Nodes drained within an hour for what only the agents of one gang have reported."""
+    reported_drains_per_hour_of_user: int = 4
+    """The same for all gangs of one user."""
     swaps_per_hour: int = 20
     """Nodes that one gang may lose within an hour and go on."""
     observe: bool = False

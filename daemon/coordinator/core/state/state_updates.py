@@ -14,6 +14,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Node,
     PoolRequest,
     Recovery,
+    ReportedDrain,
     Stop,
 )
 from muster.daemon.coordinator.core.state.events import Version
@@ -26,6 +27,8 @@ from muster.daemon.coordinator.core.state.state_tables import (
 
 LIMIT_WINDOW_S = 3600.0
 """Seconds over which the hourly limits count."""
+COUNTED_OUT_S = 86400.0
+"""Seconds for which a node out of service counts against the limits. Some nodes never come back."""
 RECOVERIES_KEPT = 500
 """Number of a gang's newest recoveries that are kept: each snapshot and each view holds them. The journal has all."""
 LONG_RUN_S = 3600.0
@@ -60,8 +63,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
                 gang = state.gangs[fact.gang]
                 gang.admitted += fact.admit
             elif fact.verb in ("drain", "down"):
-                recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
-                state.taken_out_at = {**recent, fact.node: at}
+                _count_taken_out(state, fact, at)
         case facts.SlurmCallSettled():
             state.owed.pop(fact.call, None)
         case facts.ActionWithheld():
@@ -75,6 +77,19 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             state.gangs.pop(fact.gang, None)
         case _:
             _apply_gang(state.gangs[fact.gang], fact, at)
+
+
+def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) -> None:
+    """Count the node against the limits: those of the job's owner if only agents have reported about it, else those of
+    the site."""
+    reported = {node: drain for node, drain in state.reported_drains.items() if at - drain.at < COUNTED_OUT_S}
+    reported.pop(fact.node, None)
+    state.reported_drains = reported
+    if fact.if_run_has_node is not None:
+        reported[fact.node] = ReportedDrain(fact.gang, state.gangs[fact.gang].owner_uid, at)
+        return
+    recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
+    state.taken_out_at = {**recent, fact.node: at}
 
 
 def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudged, at: float) -> None:
