@@ -131,6 +131,8 @@ def test_a_job_that_was_requeued_starts_whatever_its_last_run_has_lost(durable_d
     world.heal(("n3", "coordinator"), ("coordinator", "n3"))
     world.run_until(lambda: world.is_running(2) and world.gang.stepped_generation == 2, 900)
     assert "n1" in world.gang.recoveries[-1].nodes_out
+    world.kill_rank("n0")  # a restart in place loses no further node
+    runs(world, 3)
     assert not world.gang.final
 
 
