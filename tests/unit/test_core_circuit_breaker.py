@@ -291,6 +291,69 @@ def test_without_a_spare_crashing_ranks_are_restarted_in_place() -> None:
     assert not world.facts(facts.MemberRemoved)
 
 
+def test_crashes_in_two_places_swap_no_node() -> None:
+    world = training()
+    world.kill_rank("n0")
+    crash_at_once(world, 2, 1)
+    runs(world, 3)
+    assert doubted(world) == []
+
+
+@pytest.mark.parametrize("generation", [2, 3])
+def test_a_crash_that_the_loss_of_another_node_explains_is_none_of_two_in_a_row(generation: int) -> None:
+    world = training(spares=3, max_failures=9)
+    world.kill_rank("n0")
+    crash_at_once(world, 2, 1)
+    if generation == 2:
+        world.crash("n1")
+    crash_at_once(world, 3, 1)
+    if generation == 3:
+        world.crash("n1")
+    runs(world, 4)
+    assert [recovery.crashed_on for recovery in world.gang.recoveries] == ["n0", "n2", "n2"]
+    assert doubted(world) == []
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_crashes_of_the_run_before_swap_no_node(stays: bool) -> None:
+    world = training(spares=0, idle_nodes=1)
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
+    world.run_until(lambda: world.is_running(3))
+    world.requeue()
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED)
+    if not stays:
+        world.power_off("n2")
+    world.run_until(lambda: world.gang.stepped_generation == 4, 900)
+    assert len(world.gang.recoveries) == 2
+    assert ("n2" in world.gang.members) == stays
+    assert doubted(world) == []
+
+
+def test_a_former_spare_is_blamed_like_any_other_node() -> None:
+    world = training()
+    world.crash("n1")
+    runs(world, 2)
+    spare = world.gang.seats[3].node
+    world.kill_rank(spare)
+    crash_at_once(world, 3, 3)
+    runs(world, 4)
+    assert health(world, spare) is NodeHealth.UNFIT
+
+
+def test_an_unattributed_node_that_takes_its_seat_again_at_once_is_not_blamed() -> None:
+    world = training()
+    world.kill_rank("n2")
+    crash_at_once(world, 2, 1)
+    world.run_until(lambda: world.gang.unattributed_node == "n2" and world.gang.generation == 3)
+    seated = world.gang.seats[0].node
+    world.gang.unattributed_node = seated  # as a node of the shared pool, within the recovery that removed it
+    world.gang.recoveries[-1].nodes_out.append(seated)
+    runs(world, 3)
+    world.run_for(2.0)
+    assert health(world, seated) is NodeHealth.FIT
+
+
 def test_an_unattributed_node_that_carries_ranks_again_is_not_blamed() -> None:
     world = training()
     world.kill_rank("n2")
