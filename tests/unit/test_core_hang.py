@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import AgentStatus, RankState
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
@@ -134,6 +134,17 @@ def test_no_generation_hangs_while_an_agent_does_not_answer() -> None:
     world.run_until(lambda: bool(found(world)), 2.0)
 
 
+def test_no_generation_hangs_while_an_agent_that_answers_has_no_stream() -> None:
+    """It may have steps to report."""
+    world = training()
+    world.hang_rank("n2")
+    world.run_for(59.5)
+    world.post_event(events.AgentDisconnected("g", "n1", world.gang.members["n1"].incarnation))
+    world.run_for(4.0)
+    assert "n1" not in world.core.observed.gang("g").suspected_since
+    assert found(world) == []
+
+
 def test_steps_reported_late_by_an_agent_that_stood_still_are_no_hang() -> None:
     world = training(nodes=1, spares=0, hang_after_s=5.0)
     for _ in range(4):
@@ -205,6 +216,7 @@ def test_no_hang_is_looked_for_in_ranks_that_are_asked_to_stop(how: str) -> None
     world = training()
     world.hang_rank("n1")
     if how == "stop":
+        world.run_for(50.0)  # the timeout would end before the ranks are ended for not having stopped
         world.sigterm()
         world.run_until(lambda: world.gang.stop is not None)
     else:
