@@ -89,7 +89,7 @@ def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:
     """Why the gang may not go on with further nodes; empty if it may. Losses in an earlier run of the job do not keep
     this run from its start."""
-    if gang.phase is not Phase.RECOVERING or not gang.recoveries or not gang.recoveries[-1].nodes_out:
+    if gang.phase is not Phase.RECOVERING or not gang.recoveries[-1].nodes_out:
         return ""
     lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)
     if lost <= most:
