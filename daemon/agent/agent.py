@@ -23,9 +23,8 @@ from muster.daemon.agent.failure_detector.peers import (
     AgentIdentity,
     PeerChannels,
     PeerService,
-    ProbeService,
     ShardService,
-    refuse_other_users,
+    make_agent_server,
 )
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.pool_jobs import PoolRequests
@@ -33,11 +32,10 @@ from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.status_limits import limit_stderr
-from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.reachability import Reachability, probe
 from muster.daemon.transport.server_limits import agent_limits
-from muster.v1 import common_pb2_grpc, peer_pb2_grpc
 from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
@@ -162,9 +160,7 @@ class Agent:
         self._supervisor.start_zygotes()
         spec, identity = self._settings.spec, self._settings.identity
         limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
-        server = make_server(self._settings.credentials, limits, refuse=partial(refuse_other_users, identity))
-        peer_pb2_grpc.add_PeerServiceServicer_to_server(self._service, server)
-        common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(self._settings.identity), server)
+        server = make_agent_server(self._settings.credentials, limits, identity, self._service)
         port = bind(server, self._settings.listen)
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.

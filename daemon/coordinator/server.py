@@ -134,7 +134,7 @@ class Coordinator:
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
         lookup = SlurmLookup(settings.slurm)
-        server = make_server(settings.credentials, server_limits.COORDINATOR)
+        server = make_server(settings.credentials, server_limits.COORDINATOR, refuse=settings.rights.refusal)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
             AgentService(engine, lookup, settings.slurm, settings.rights), server
         )

@@ -17,14 +17,13 @@ from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
-from muster.daemon.node.probe_service import ProbeService
+from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.node.sensors import SENSORS
 from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
-from muster.daemon.transport import server_limits
-from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
-from muster.v1 import common_pb2_grpc, node_pb2
+from muster.v1 import node_pb2
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Seconds for probes that are in progress when the daemon stops.
@@ -80,9 +79,7 @@ class NodeDaemon:
         """
         # First: release old memory, so that nothing is kept too long however this daemon ends.
         memory = self._make_memory_service()
-        server = make_server(self._settings.credentials, server_limits.NODE_DAEMON)
-        service = ProbeService(self._settings.node, self._incarnation)
-        common_pb2_grpc.add_ProbeServiceServicer_to_server(service, server)
+        server = make_probe_server(self._settings.credentials, self._settings.node, self._incarnation)
         self._port = bind(server, self._settings.listen)
         await server.start()
         _log.info("node %s, answers probes on port %d", self._settings.node, self._port)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import grpc.aio
+
+from muster.daemon.transport import server_limits
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import make_server
+from muster.daemon.transport.identity import Credentials
 from muster.v1 import common_pb2, common_pb2_grpc
 
 ROLE = "musterd"
@@ -19,3 +26,11 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
     async def Ping(self, request: common_pb2.PingRequest, context: Any) -> common_pb2.PingReply:
         """See common.proto."""
         return common_pb2.PingReply(nonce=request.nonce, node=self._node, role=ROLE, incarnation=self._incarnation)
+
+
+def make_probe_server(credentials: Credentials, node: str, incarnation: str) -> grpc.aio.Server:
+    """The server of a node daemon. It listens nowhere yet."""
+    refuse = partial(Rights(frozenset()).refusal, names_job=False)
+    server = make_server(credentials, server_limits.NODE_DAEMON, refuse=refuse)
+    common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(node, incarnation), server)
+    return server

@@ -1,28 +1,33 @@
-"""What a caller with a proved identity may do. Only this module answers that.
+"""What a caller with a proved identity may do. Only this module and its table answer that.
 
-    caller                                   rights
-    root, Slurm's user, the site's operators everything
-    the coordinator's own user               everything (`muster run --local`: one user, one machine)
-    the owner of a job                       read and steer that job, register it
-    a node's own daemon                      attach as that node: root, calling from an address of that node
-    an agent                                 attach to a job: its owner's uid, as a node of that job
-                                             or of a pool job that its gang has requested, calling
-                                             from an address of that node
+`muster.daemon.transport.authority_table` says which kind of caller may call which method. This module finds out of
+which kinds a caller is:
+
+    caller                                   kinds
+    every uid                                another user
+    root, Slurm's user, the site's operators an operator
+    the coordinator's own user               an operator (`muster run --local`: one user, one machine)
+    the owner of a job, an agent of the job  the owner
+    an agent of another job of the owner     an agent of the owner's other job, where the message names its job
+    a node's own daemon                      the node's daemon: root, calling from an address of that node
 
 A node has several addresses. An agent calls from the interface that leads to the coordinator, which may not be the one
 that the node's name resolves to. So an agent's address is compared with all addresses that the node's daemon has
 reported. Where no daemon has reported any, the address is not checked: a refusal would stop a whole job.
 
-The functions answer yes or no without I/O. The caller looks up owners and addresses in Slurm. More detailed rights, and
-a stronger proof of a node than its address, belong here.
+A server asks `refusal` before it reads a call's message. A service asks `allows` once it knows what the call concerns.
+The functions answer without I/O. The caller of `allows` looks up owners and addresses in Slurm. More detailed rights,
+and a stronger proof of a node than its address, belong here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from muster.daemon.transport import authority_table
+from muster.daemon.transport.authority_table import CallerKind
 from muster.daemon.transport.identity import Caller
 
 ROOT = 0
@@ -30,37 +35,49 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Rights at one coordinator. `operators`: uids of Slurm's user and of the site's operators. `own_uid`: the
-    coordinator's uid."""
+    """Rights at one server. `operators`: uids of Slurm's user and of the site's operators. `own_uid`: the uid of the
+    server's process."""
 
     operators: frozenset[int]
     own_uid: int = field(default_factory=os.getuid)
 
-    def is_operator(self, caller: Caller) -> bool:
-        """May read and steer everything."""
-        return caller.uid in (ROOT, self.own_uid) or caller.uid in self.operators
+    def refusal(self, method: str, uid: int, *, names_job: bool = True) -> str:
+        """Why `uid` may not call `method`; empty: it may. `names_job`: the call may name a job or a node, which decides
+        later."""
+        possible = {CallerKind.OTHER_USER, *self._site_kinds(uid)}
+        if names_job:
+            possible.add(CallerKind.OWNER)
+        if names_job and uid in (ROOT, self.own_uid):
+            possible.add(CallerKind.NODE_DAEMON)
+        return "" if authority_table.may_call(method, possible) else f"uid {uid} may not call {method}"
 
-    def may_read(self, caller: Caller, owner_uid: int) -> bool:
-        """May read the gang of `owner_uid`: its state, events, logs."""
-        return caller.uid == owner_uid or self.is_operator(caller)
+    def allows(
+        self,
+        method: str,
+        caller: Caller,
+        *,
+        owner_uid: int | None = None,
+        of_other_job: bool = False,
+        node_addresses: Collection[str] = (),
+    ) -> bool:
+        """Whether `caller` may call `method` for one job or node. A call for everything names neither.
 
-    def may_steer(self, caller: Caller, owner_uid: int) -> bool:
-        """May cancel or flush the gang of `owner_uid`."""
-        return caller.uid == owner_uid or self.is_operator(caller)
-
-    def may_register(self, caller: Caller, owner_uid: int) -> bool:
-        """May register a gang for a Slurm job of `owner_uid`. Operators may not: only the owner runs a gang."""
-        return caller.uid == owner_uid
-
-    def is_node_daemon(self, caller: Caller, addresses: Collection[str]) -> bool:
-        """Is the daemon of the node with these IP addresses."""
-        return caller.uid in (ROOT, self.own_uid) and caller.address in addresses
-
-    def is_agent(self, caller: Caller, owner_uid: int) -> bool:
-        """Is an agent of a gang or job of `owner_uid`. The caller of this function asks Slurm whether the node belongs
-        to the job."""
-        return caller.uid == owner_uid
+        Args:
+            owner_uid: the owner of the job.
+            of_other_job: the message says that its sender belongs to another job.
+            node_addresses: the IP addresses of the node.
+        """
+        kinds = {CallerKind.OTHER_USER, *self._site_kinds(caller.uid)}
+        if caller.uid == owner_uid:
+            kinds.add(CallerKind.OTHER_AGENT if of_other_job else CallerKind.OWNER)
+        if caller.uid in (ROOT, self.own_uid) and caller.address in node_addresses:
+            kinds.add(CallerKind.NODE_DAEMON)
+        return authority_table.is_allowed(method, kinds)
 
     def calls_from_node(self, caller: Caller, addresses: Collection[str]) -> bool:
         """Calls from the node whose daemon has reported these IP addresses; none: the daemon has reported nothing."""
         return not addresses or caller.address in addresses
+
+    def _site_kinds(self, uid: int) -> Iterator[CallerKind]:
+        if uid in (ROOT, self.own_uid) or uid in self.operators:
+            yield CallerKind.OPERATOR

@@ -30,7 +30,8 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from muster.daemon.transport.credential_check import CREDENTIAL_KEY, CredentialCheck, RefuseCaller, refuse_nobody
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.credential_check import CREDENTIAL_KEY, CredentialCheck, RefuseCaller
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.server_limits import SMALL_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.site_config import split_address
@@ -137,20 +138,21 @@ def make_server(
     credentials: Credentials,
     limits: ServerLimits,
     *,
-    refuse: RefuseCaller = refuse_nobody,
+    refuse: RefuseCaller | None = None,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
 ) -> grpc.aio.Server:
     """Return a server that checks the credential of every call before it reads the call's message. Register the
     servicers, call `bind`, then start the server.
 
-    With `refuse`, a caller that may not call a method gets PERMISSION_DENIED, also before its message is read. If a
-    credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
+    A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
+    None: the table of `muster.daemon.transport.authority_table`, for a server that knows no operators but root and its
+    own user. If a credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
     """
 
     async def check(token: str, method: str) -> tuple[int, int]:
         return await _call_munge(lambda: credentials.check(token, method), identity_deadline_s)
 
-    interceptor = CredentialCheck(check, limits, refuse)
+    interceptor = CredentialCheck(check, limits, refuse or Rights(frozenset()).refusal)
     return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, *limits.options()])
 
 

@@ -26,18 +26,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from muster.daemon.transport import authority_table
 from muster.daemon.transport.identity import (
     Caller,
     CredentialRefused,
     IdentityUnavailable,
-    set_caller,
+    set_call,
 )
 from muster.daemon.transport.server_limits import ServerLimits
 
 CREDENTIAL_KEY = "muster-credential"
-
-# Load balancers and tools such as grpcurl call these without a credential. The methods reveal nothing about any job.
-PUBLIC_METHODS = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
 
 LINGER_S = 0.2
 """Seconds for which a refused stream stays open, unread. A client of grpc.aio whose write finds the call ended reports
@@ -52,11 +50,6 @@ RefuseCaller = Callable[[str, int], str]
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler = Callable[[Any, _Context], Any]
-
-
-def refuse_nobody(method: str, uid: int) -> str:
-    """The RefuseCaller of a server whose handlers decide."""
-    return ""
 
 
 class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -76,7 +69,7 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None  # gRPC answers that there is no such method
         method: str = handler_call_details.method
         try:
-            if method.startswith(PUBLIC_METHODS):
+            if authority_table.is_public(method):
                 self._public_calls.take_for_call()
                 return handler
             uid, gid = await self._identify(method, handler_call_details.invocation_metadata)
@@ -164,22 +157,22 @@ def _with_caller(handler: Any, method: str, uid: int, gid: int) -> Any:
     # A handler may be a coroutine (which writes its stream itself) or an asynchronous generator. A coroutine runs
     # both here, because gRPC lets a coroutine answer a stream through context.write.
     if handler.response_streaming and inspect.isasyncgenfunction(function):
-        guarded = partial(_run_generator, function, uid, gid)
+        guarded = partial(_run_generator, function, method, uid, gid)
     elif inspect.iscoroutinefunction(function):
-        guarded = partial(_run_coroutine, function, uid, gid)
+        guarded = partial(_run_coroutine, function, method, uid, gid)
     else:
         raise TypeError(f"the handler of {method} must be asynchronous")
     read = partial(_read, handler.request_deserializer)
     return handler._replace(**{kind: guarded, "request_deserializer": read})
 
 
-async def _run_coroutine(handler: _Handler, uid: int, gid: int, request: Any, context: _Context) -> Any:
-    set_caller(Caller(uid, gid, address_of(context.peer())))
+async def _run_coroutine(handler: _Handler, method: str, uid: int, gid: int, request: Any, context: _Context) -> Any:
+    set_call(Caller(uid, gid, address_of(context.peer())), method)
     return await handler(await _readable(request, context), context)
 
 
-async def _run_generator(handler: _Handler, uid: int, gid: int, request: Any, context: _Context) -> None:
-    set_caller(Caller(uid, gid, address_of(context.peer())))
+async def _run_generator(handler: _Handler, method: str, uid: int, gid: int, request: Any, context: _Context) -> None:
+    set_call(Caller(uid, gid, address_of(context.peer())), method)
     answers: AsyncIterator[Any] = handler(await _readable(request, context), context)
     async with aclosing(answers):  # type: ignore[type-var]
         async for answer in answers:

@@ -72,6 +72,7 @@ class Credentials(Protocol):
 
 
 _caller: ContextVar[Caller] = ContextVar("muster_caller")
+_method: ContextVar[str] = ContextVar("muster_method")
 
 
 def current_caller() -> Caller:
@@ -86,9 +87,22 @@ def current_caller() -> Caller:
         raise IdentityError("no call with a checked credential is being handled here") from None
 
 
-def set_caller(caller: Caller) -> None:
-    """Set the caller for the rest of this task. For the server's interceptor and for tests of handlers."""
+def current_method() -> str:
+    """The full name of the gRPC method that is being handled ("/muster.v1.Muster/List").
+
+    Raises:
+        IdentityError: as `current_caller` does.
+    """
+    try:
+        return _method.get()
+    except LookupError:
+        raise IdentityError("no call with a checked credential is being handled here") from None
+
+
+def set_call(caller: Caller, method: str) -> None:
+    """Set caller and method for the rest of this task. For the server's interceptor and for tests of handlers."""
     _caller.set(caller)
+    _method.set(method)
 
 
 # --- munge ------------------------------------------------------------------------------------------------

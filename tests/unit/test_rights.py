@@ -1,12 +1,15 @@
-"""Who may do what."""
+"""Of which kinds a caller is, and what a server refuses to a uid."""
 
 import pytest
 
+from muster.daemon.transport.authority_table import AUTHORITY, Answer, CallerKind
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller
 
 ROOT, SLURM, OPERATOR, OWNER, OTHER, COORDINATOR = 0, 64030, 500, 1001, 1002, 64030
 RIGHTS = Rights(frozenset({SLURM, OPERATOR}), own_uid=COORDINATOR)
+DESCRIBE, REGISTER = "/muster.v1.Muster/Describe", "/muster.v1.Muster/Register"
+AGENT_ATTACH, NODE_ATTACH = "/muster.v1.AgentService/Attach", "/muster.v1.NodeService/Attach"
 
 
 def _from(uid: int, address: str = "10.0.0.1") -> Caller:
@@ -14,23 +17,27 @@ def _from(uid: int, address: str = "10.0.0.1") -> Caller:
 
 
 @pytest.mark.parametrize(
-    ("uid", "own", "operator"),
+    ("uid", "own", "all_jobs"),
     [(ROOT, True, True), (SLURM, True, True), (OPERATOR, True, True), (OWNER, True, False), (OTHER, False, False)],
 )
-def test_owners_have_their_gangs_and_operators_all(uid: int, own: bool, operator: bool) -> None:
-    assert RIGHTS.may_read(_from(uid), OWNER) is own
-    assert RIGHTS.may_steer(_from(uid), OWNER) is own
-    assert RIGHTS.is_operator(_from(uid)) is operator
+@pytest.mark.parametrize("method", [DESCRIBE, "/muster.v1.Muster/Cancel", "/muster.v1.Muster/Events"])
+def test_owners_have_their_gangs_and_operators_all(method: str, uid: int, own: bool, all_jobs: bool) -> None:
+    assert RIGHTS.allows(method, _from(uid), owner_uid=OWNER) is own
+    assert RIGHTS.allows(method, _from(uid)) is all_jobs
 
 
 @pytest.mark.parametrize(("uid", "may"), [(OWNER, True), (OTHER, False), (ROOT, False), (OPERATOR, False)])
-def test_a_gang_is_registered_and_run_by_its_owner_alone(uid: int, may: bool) -> None:
-    assert RIGHTS.may_register(_from(uid), OWNER) is may
-    assert RIGHTS.is_agent(_from(uid), OWNER) is may
+@pytest.mark.parametrize("method", [REGISTER, AGENT_ATTACH])
+def test_a_gang_is_registered_and_run_by_its_owner_alone(method: str, uid: int, may: bool) -> None:
+    assert RIGHTS.allows(method, _from(uid), owner_uid=OWNER) is may
 
 
 def test_an_agent_may_call_from_any_interface_of_its_node() -> None:
-    assert RIGHTS.is_agent(_from(OWNER, "192.0.2.7"), OWNER)
+    assert RIGHTS.allows(AGENT_ATTACH, _from(OWNER, "192.0.2.7"), owner_uid=OWNER)
+
+
+def test_an_agent_of_the_owners_other_job_is_not_the_owner() -> None:
+    assert not RIGHTS.allows(AGENT_ATTACH, _from(OWNER), owner_uid=OWNER, of_other_job=True)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +45,36 @@ def test_an_agent_may_call_from_any_interface_of_its_node() -> None:
     [(ROOT, "10.0.0.1", True), (ROOT, "10.0.0.2", False), (OWNER, "10.0.0.1", False), (OPERATOR, "10.0.0.1", False)],
 )
 def test_a_node_daemon_is_root_calling_from_its_node(uid: int, address: str, may: bool) -> None:
-    assert RIGHTS.is_node_daemon(_from(uid, address), {"10.0.0.1", "fd00::1"}) is may
+    assert RIGHTS.allows(NODE_ATTACH, _from(uid, address), node_addresses={"10.0.0.1", "fd00::1"}) is may
 
 
 def test_on_one_machine_the_coordinators_user_is_everybody() -> None:
     local = Rights(frozenset(), own_uid=OWNER)
-    assert local.is_operator(_from(OWNER))
-    assert local.is_node_daemon(_from(OWNER, "127.0.0.1"), {"127.0.0.1"})
-    assert not local.is_operator(_from(OTHER))
+    assert local.allows(DESCRIBE, _from(OWNER), owner_uid=OTHER)
+    assert local.allows(NODE_ATTACH, _from(OWNER, "127.0.0.1"), node_addresses={"127.0.0.1"})
+    assert not local.allows(DESCRIBE, _from(OTHER), owner_uid=OWNER)
+
+
+@pytest.mark.parametrize(
+    ("method", "uid", "refused"),
+    [
+        (DESCRIBE, OTHER, ""),  # of which job the call is, the message says
+        (NODE_ATTACH, ROOT, ""),
+        (NODE_ATTACH, COORDINATOR, ""),
+        (NODE_ATTACH, OWNER, f"uid {OWNER} may not call {NODE_ATTACH}"),
+        (NODE_ATTACH, OPERATOR, f"uid {OPERATOR} may not call {NODE_ATTACH}"),
+        ("/muster.v1.Muster/Format", ROOT, "uid 0 may not call /muster.v1.Muster/Format"),
+    ],
+)
+def test_a_server_refuses_a_uid_that_can_never_call_a_method(method: str, uid: int, refused: str) -> None:
+    assert RIGHTS.refusal(method, uid) == refused
+
+
+def test_an_account_coordinator_is_another_user() -> None:
+    assert all(row[CallerKind.ACCOUNT_COORDINATOR] is row[CallerKind.OTHER_USER] for row in AUTHORITY.values())
+
+
+def test_a_user_is_never_less_than_one_without_a_credential() -> None:
+    for row in AUTHORITY.values():
+        assert row[CallerKind.ANONYMOUS] in (Answer.UNPROVED, Answer.ALLOWED)
+        assert row[CallerKind.ANONYMOUS] is Answer.UNPROVED or set(row.values()) == {Answer.ALLOWED}

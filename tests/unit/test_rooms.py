@@ -17,6 +17,7 @@ ROOMS: dict[str, set[str]] = {
     "daemon": set(),
     "daemon/host": set(),
     "daemon/transport": {"daemon/host"},
+    "daemon/transport/testing": {"daemon/transport"},
     "checkpoint/format": set(),
     "checkpoint/store/memory": {"checkpoint/format"},
     "checkpoint/store/replication": {"daemon/host", "checkpoint/format", "checkpoint/store/memory"},

@@ -1,21 +1,27 @@
 """Channels to the other agents of the gang, and the services that this agent offers to them.
 
-Callers of PeerService must have the uid of the gang's owner, which is this process's uid (`refuse_other_users`).
-ProbeService answers every caller with a credential.
+Callers of PeerService must have the uid of the gang's owner, which is this process's uid (`refuse_other_users`), and
+name this gang: an agent of the owner's other job may call an address that its peer had before. ProbeService answers
+every caller with a credential. Both follow `muster.daemon.transport.authority_table`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import grpc
 import grpc.aio
 
 from muster.daemon.host import clock
-from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.daemon.transport.identity import Credentials
-from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES
+from muster.daemon.transport import authority_table
+from muster.daemon.transport.authority_table import CallerKind
+from muster.daemon.transport.channel import credential_metadata, make_server, open_channel
+from muster.daemon.transport.identity import Credentials, current_method
+from muster.daemon.transport.job_limits import MAX_NAME_CHARS
+from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, ServerLimits
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
 from muster.v1.common_pb2 import PingReply, PingRequest
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
 _Context = Any
 _REPORT_ANSWERED_S = 10.0
-_PEER_METHODS = "/muster.v1.PeerService/"
 
 
 class ShardService(Protocol):
@@ -52,9 +57,8 @@ class AgentIdentity:
 
 def refuse_other_users(identity: AgentIdentity, method: str, uid: int) -> str:
     """Why `uid` may not call `method` of this agent; empty: it may. Asked before the call's message is read."""
-    if method.startswith(_PEER_METHODS) and uid != identity.uid:
-        return f"uid {uid} is not the owner of this gang"
-    return ""
+    kind = CallerKind.OWNER if uid == identity.uid else CallerKind.OTHER_USER
+    return "" if authority_table.may_call(method, [kind]) else f"uid {uid} is not the owner of this gang"
 
 
 class PeerChannels:
@@ -98,6 +102,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def Link(self, request_iterator: Any, context: _Context) -> AsyncIterator[peer_pb2.LinkPong]:
         """Answer each ping at once."""
         async for ping in request_iterator:
+            await self._check_gang(ping.gang_id, context)
             yield self.pong(ping)
 
     def pong(self, ping: peer_pb2.LinkPing) -> peer_pb2.LinkPong:
@@ -128,20 +133,37 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         return bool(order.members) and all(member.node != ping.node for member in order.members)
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
+        await self._check_gang(request.gang_id, context)
         return await self._shards.Offer(request, context)
 
     async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
-        return await self._shards.Put(request_iterator, context)
+        return await self._shards.Put(self._of_this_gang(request_iterator, context), context)
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
+        await self._check_gang(request.gang_id, context)
         async for data in self._shards.Fetch(request, context):
             yield data
 
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
+        await self._check_gang(request.gang_id, context)
         return await self._shards.Stored(request, context)
 
     async def Committed(self, request: peer_pb2.CommitNotice, context: _Context) -> peer_pb2.PeerAck:
+        await self._check_gang(request.gang_id, context)
         return await self._shards.Committed(request, context)
+
+    async def _of_this_gang(self, messages: Any, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
+        async for message in messages:
+            if message.HasField("offer"):
+                await self._check_gang(message.offer.gang_id, context)
+            yield message
+
+    async def _check_gang(self, gang: str, context: _Context) -> None:
+        """End the call of an agent of another gang, unless the table allows it. `refuse_other_users` knows the uid."""
+        kind = CallerKind.OWNER if gang == self._identity.gang else CallerKind.OTHER_AGENT
+        if not authority_table.is_allowed(current_method(), [kind]):
+            reason = f"this agent belongs to gang {self._identity.gang}, not {gang[:MAX_NAME_CHARS]}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
 class ProbeService(common_pb2_grpc.ProbeServiceServicer):
@@ -155,6 +177,16 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
         reply.CopyFrom(self._reply)
         reply.nonce = request.nonce
         return reply
+
+
+def make_agent_server(
+    credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService
+) -> grpc.aio.Server:
+    """The server of an agent, with both services. It listens nowhere yet."""
+    server = make_server(credentials, limits, refuse=partial(refuse_other_users, identity))
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
+    common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(identity), server)
+    return server
 
 
 OpenLink = Callable[[str], Awaitable[Any]]

@@ -39,7 +39,7 @@ from muster.daemon.host import clock
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
-from muster.daemon.transport.identity import Caller, current_caller
+from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc
@@ -99,7 +99,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         gang = self._engine.core.state.gangs.get(hello.gang_id)
         if gang:
             self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
-            _check_gang(gang, hello)
+            self._check_gang(caller, gang, hello)
         self._check_address(caller, self._engine.core.state.node(hello.node))
         _check_pool(gang, hello)
         _check_node_in_service(self._engine.core.state.node(hello.node), hello)
@@ -111,8 +111,18 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return leaf
 
     def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
-        if not self._rights.is_agent(caller, owner_uid):
+        if not self._rights.allows(current_method(), caller, owner_uid=owner_uid):
             raise permission_denied(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
+
+    def _check_gang(self, caller: Caller, gang: Gang, hello: pb.AgentHello) -> None:
+        of_other_job = not hello.pool_serial and hello.slurm_job_id != gang.job
+        if not self._rights.allows(current_method(), caller, owner_uid=gang.owner_uid, of_other_job=of_other_job):
+            raise AgentDismissed(
+                f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: "
+                "submit the job again with muster submit"
+            )
+        if hello.slurm_restart_count < gang.restart_count:
+            raise AgentDismissed(run_has_ended(gang.job, gang.restart_count))
 
     def _check_address(self, caller: Caller, node: Node) -> None:
         if not self._rights.calls_from_node(caller, node.addresses):
@@ -232,16 +242,6 @@ def _check_node_in_service(node: Node, hello: pb.AgentHello) -> None:
     if hello.pool_serial and node.health in OUT_OF_SERVICE:
         # Slurm allocates the node again, so an operator has resumed it: the watch on Slurm will see that soon.
         raise unavailable(f"{hello.node} is still {node.health} here: {node.reason}")
-
-
-def _check_gang(gang: Gang, hello: pb.AgentHello) -> None:
-    if not hello.pool_serial and hello.slurm_job_id != gang.job:
-        raise AgentDismissed(
-            f"gang {gang.id} belongs to job {gang.job}, not to job {hello.slurm_job_id}: "
-            "submit the job again with muster submit"
-        )
-    if hello.slurm_restart_count < gang.restart_count:
-        raise AgentDismissed(run_has_ended(gang.job, gang.restart_count))
 
 
 def _is_known(gang: Gang, hello: pb.AgentHello) -> bool:

@@ -29,7 +29,7 @@ from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.identity import Caller, current_caller
+from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.slurm.client.types import Gone, Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
@@ -82,10 +82,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Attend(self, request: pb.BatchRef, context: _Context) -> pb.GangView:
         """See api.proto."""
-        ref = pb.GangRef(gang_id=request.gang_id)
-        gang = self._find(ref)
-        if not self._rights.is_agent(current_caller(), gang.owner_uid):
-            raise permission_denied(f"only processes of its own job may attend {_describe(ref)}")
+        gang = self._find(pb.GangRef(gang_id=request.gang_id))
         if not gang.run_is_over(request.slurm_job_id, request.slurm_restart_count):
             self._post(events.BatchHeartbeat(gang.id, request.slurm_job_id, request.slurm_restart_count))
         view = self._view(gang)
@@ -111,10 +108,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def List(self, request: pb.ListRequest, context: _Context) -> pb.ListReply:
         """See api.proto."""
-        caller = current_caller()
-        gangs = self._engine.core.state.gangs.values()
-        readable = [gang for gang in gangs if self._rights.may_read(caller, gang.owner_uid)]
-        return pb.ListReply(gangs=map(self._view, readable))
+        return pb.ListReply(gangs=map(self._view, self._listed()))
 
     @stream_handler
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
@@ -141,7 +135,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Cancel(self, request: pb.GangRef, context: _Context) -> pb.CancelReply:
         """See api.proto."""
-        gang = self._find(request, steer=True)
+        gang = self._find(request)
         if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
         was_final = gang.final
@@ -154,7 +148,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Flush(self, request: pb.GangRef, context: _Context) -> pb.FlushReply:
         """See api.proto."""
-        gang = self._find(request, steer=True)
+        gang = self._find(request)
         if not gang.spec.durable_dir:
             raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, "this job has no durable_dir to flush to")
         if gang.phase is not Phase.RUNNING:
@@ -172,8 +166,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
     @unary_handler
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Every user may call it, as sinfo."""
-        core, now, caller = self._engine.core, self._engine.clock.now(), current_caller()
-        gangs = [gang for gang in core.state.gangs.values() if self._rights.may_read(caller, gang.owner_uid)]
+        core, now, gangs = self._engine.core, self._engine.clock.now(), self._listed()
         reply = pb.NodesReply(slurm_unknown=self._roster.unknown)
         for count, view in enumerate(roll_call(core.state, core.observed, self._roster, gangs, now)):
             reply.nodes.append(view)
@@ -181,12 +174,18 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 await asyncio.sleep(0)
         return reply
 
-    def _find(self, ref: pb.GangRef, *, steer: bool = False) -> Gang:
-        """The gang that `ref` names (the newest one of a job), if the caller may read (or steer) it."""
+    def _listed(self) -> list[Gang]:
+        """The gangs that this method, which names none, shows to the caller."""
+        if refused := self._rights.refusal(current_method(), current_caller().uid, names_job=False):
+            raise permission_denied(refused)
+        return [gang for gang in self._engine.core.state.gangs.values() if self._allows(gang.owner_uid)]
+
+    def _find(self, ref: pb.GangRef) -> Gang:
+        """The gang that `ref` names (the newest one of a job), if the caller may call this method for it."""
         gang = self._known(ref)
         if gang is None:
             raise _unknown_gang(ref)
-        self._allow(ref, gang.owner_uid, steer=steer)
+        self._check_allowed(ref, gang.owner_uid)
         return gang
 
     def _known(self, ref: pb.GangRef) -> Gang | None:
@@ -203,21 +202,23 @@ class MusterService(api_pb2_grpc.MusterServicer):
             RpcAbort: there is no such gang, or the caller has no right to read its events.
         """
         if not ref.WhichOneof("ref"):
-            if not self._rights.is_operator(current_caller()):
+            if not self._allows(None):
                 raise permission_denied("only operators may read the events of all gangs: name a job")
             return ""
         gang = self._known(ref)
         found = (gang.id, gang.owner_uid) if gang else self._registered(ref)
         if found is None:
             raise _unknown_gang(ref)
-        self._allow(ref, found[1])
+        self._check_allowed(ref, found[1])
         return found[0]
 
-    def _allow(self, ref: pb.GangRef, owner_uid: int, *, steer: bool = False) -> None:
-        caller = current_caller()
-        allowed = self._rights.may_steer if steer else self._rights.may_read
-        if not allowed(caller, owner_uid):
-            raise permission_denied(f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {caller.uid}")
+    def _allows(self, owner_uid: int | None) -> bool:
+        """The caller may call this method for a job of `owner_uid`; None: for everything."""
+        return self._rights.allows(current_method(), current_caller(), owner_uid=owner_uid)
+
+    def _check_allowed(self, ref: pb.GangRef, owner_uid: int) -> None:
+        if not self._allows(owner_uid):
+            raise permission_denied(f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {current_caller().uid}")
 
     async def _check_may_register(self, job: int, caller: Caller) -> None:
         found = await self._lookup.job(job, since=clock.monotonic())
@@ -226,7 +227,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 raise unavailable(f"can't get job {job} from Slurm: {found.reason}")
             case Gone():
                 raise not_found(f"Slurm has no job {job}")
-            case Job() if not self._rights.may_register(caller, found.user_id):
+            case Job() if not self._allows(found.user_id):
                 raise permission_denied(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
 
     def _post(self, event: events.Event) -> None:

@@ -24,7 +24,7 @@ from muster.daemon.host import clock
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
-from muster.daemon.transport.identity import current_caller
+from muster.daemon.transport.identity import current_caller, current_method
 from muster.slurm.client.types import Gone, Node, Unknown
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
@@ -137,7 +137,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         names = self._host_names(hello.node, found)
         addresses = {address for name in names for address in await self._resolve(name)}
         caller = current_caller()
-        if not self._rights.is_node_daemon(caller, addresses):
+        if not self._rights.allows(current_method(), caller, node_addresses=addresses):
             known = " ".join(sorted(addresses)) or "no address"
             raise permission_denied(
                 f"the daemon of {hello.node} is root at {known} (Slurm's address for it); "

@@ -23,7 +23,7 @@ from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.identity import Credentials, SecretCredentials
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
@@ -49,8 +49,9 @@ class ScriptedWorld:
     """One Slurm, one journal folder, one coordinator at a time, and the agents of one job."""
 
     folder: Path
-    credentials: SecretCredentials
+    credentials: Credentials
     slurm: FakeSlurm
+    rights: Rights = Rights(frozenset())  # noqa: RUF009  # frozen
     agents: dict[str, ScriptedAgent] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     coordinator: Coordinator | None = None
@@ -77,8 +78,7 @@ class ScriptedWorld:
         self, journal: Journal | None = None, resolve: Resolve = _loopback, listen: str = "127.0.0.1:0"
     ) -> None:
         """Start a coordinator. Every agent without a duty EXIT attaches to it."""
-        rights = Rights(frozenset())
-        settings = Settings(listen, self.folder, self.slurm, self.credentials, rights, resolve=resolve)
+        settings = Settings(listen, self.folder, self.slurm, self.credentials, self.rights, resolve=resolve)
         self.coordinator = (
             Coordinator(settings, journal, journal.load()) if journal else await Coordinator.open(settings)
         )

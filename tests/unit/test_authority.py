@@ -1,0 +1,423 @@
+"""Every cell of the authority table, tried on the real servers: each method by each kind of caller."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
+from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
+from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.transport.authority_table import AUTHORITY, Answer, CallerKind
+from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
+from muster.daemon.transport.identity import CredentialRefused, SecretCredentials, current_method
+from muster.daemon.transport.server_limits import COORDINATOR, agent_limits
+from muster.daemon.transport.testing.chosen_users import ChosenUser
+from muster.slurm.client.fake.fake_slurm import FakeSlurm
+from muster.slurm.client.types import NodeAnswers, Unknown
+from muster.v1 import (
+    agent_pb2,
+    agent_pb2_grpc,
+    api_pb2,
+    api_pb2_grpc,
+    common_pb2,
+    common_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    peer_pb2,
+    peer_pb2_grpc,
+)
+
+PROTOS = Path(__file__).resolve().parents[2] / "protos" / "muster" / "v1"
+ROOT, SLURM, OPERATOR, OWNER, OTHER, ACCOUNT_COORDINATOR = 0, 64030, 500, 1001, 1002, 1003
+UIDS = {
+    CallerKind.OTHER_USER: OTHER,
+    CallerKind.OWNER: OWNER,
+    CallerKind.OTHER_AGENT: OWNER,
+    CallerKind.NODE_DAEMON: ROOT,
+    CallerKind.OPERATOR: OPERATOR,
+    CallerKind.ACCOUNT_COORDINATOR: ACCOUNT_COORDINATOR,
+}
+JOB = api_pb2.GangRef(slurm_job_id=1)
+VERSION = common_pb2.Version(generation=1, step=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a caller of this kind, on a channel to a server that has the job of `OWNER`."""
+
+    kind: CallerKind
+    method: str
+    channel: grpc.aio.Channel
+    credentials: ChosenUser | None
+
+    async def metadata(self) -> grpc.aio.Metadata | None:
+        """For a bidirectional stream, which proves its caller by itself."""
+        return await credential_metadata(self.credentials, self.method) if self.credentials else None
+
+    @property
+    def job(self) -> int:
+        """The job that the caller belongs to, as far as a message says so."""
+        return 2 if self.kind is CallerKind.OTHER_AGENT else 1
+
+    @property
+    def gang(self) -> str:
+        """The gang that a peer names."""
+        return "g2" if self.kind is CallerKind.OTHER_AGENT else "g1"
+
+    @property
+    def api(self) -> Any:
+        return api_pb2_grpc.MusterStub(self.channel)
+
+    @property
+    def peer(self) -> Any:
+        return peer_pb2_grpc.PeerServiceStub(self.channel)
+
+
+async def _then_wait(*messages: Any) -> AsyncIterator[Any]:
+    """The messages of a caller that keeps its stream open."""
+    for message in messages:
+        yield message
+    await asyncio.get_running_loop().create_future()
+
+
+# Each makes one call and returns whether the caller got what it wanted of the job. A refusal with a status raises.
+
+
+async def _register(call: Call) -> bool:
+    await call.api.Register(api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec()))
+    return True
+
+
+async def _describe(call: Call) -> bool:
+    return bool((await call.api.Describe(JOB)).gang_id == "g1")
+
+
+async def _attend(call: Call) -> bool:
+    return bool((await call.api.Attend(api_pb2.BatchRef(gang_id="g1", slurm_job_id=1))).gang_id == "g1")
+
+
+async def _watch(call: Call) -> bool:
+    return bool((await anext(aiter(call.api.Watch(JOB)))).gang_id == "g1")
+
+
+async def _list(call: Call) -> bool:
+    return [view.gang_id for view in (await call.api.List(api_pb2.ListRequest())).gangs] == ["g1"]
+
+
+async def _events(call: Call) -> bool:
+    return "GangRegistered" in [record.name async for record in call.api.Events(api_pb2.EventsRequest(gang=JOB))]
+
+
+async def _cancel(call: Call) -> bool:
+    return "CANCELLED" in (await call.api.Cancel(JOB)).text
+
+
+async def _flush(call: Call) -> bool:
+    try:
+        await call.api.Flush(JOB)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # the caller may, and this job can't
+            raise
+    return True
+
+
+async def _nodes(call: Call) -> bool:
+    nodes = (await call.api.Nodes(api_pb2.ListRequest())).nodes
+    assert {node.node for node in nodes} == set(NODES)
+    return any(node.slurm_job_ids for node in nodes)
+
+
+async def _attach_agent(call: Call) -> bool:
+    hello = agent_pb2.AgentHello(
+        gang_id="g1", slurm_job_id=call.job, node="n1", incarnation="i", peer_address="127.0.0.1:1", spec=spec()
+    )
+    messages = _then_wait(
+        agent_pb2.AgentMessage(hello=hello),
+        agent_pb2.AgentMessage(status=agent_pb2.AgentStatus()),
+    )
+    stub: Any = agent_pb2_grpc.AgentServiceStub(call.channel)
+    message = await anext(aiter(stub.Attach(messages, metadata=await call.metadata())))
+    return bool(message.HasField("order"))  # or it is dismissed
+
+
+async def _attach_node(call: Call) -> bool:
+    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
+    stub: Any = node_pb2_grpc.NodeServiceStub(call.channel)
+    order = await anext(aiter(stub.Attach(_then_wait(hello), metadata=await call.metadata())))
+    return bool(order.term)
+
+
+async def _link(call: Call) -> bool:
+    pings = _then_wait(peer_pb2.LinkPing(gang_id=call.gang, node="n2", seq=7))
+    return bool((await anext(aiter(call.peer.Link(pings, metadata=await call.metadata())))).seq == 7)
+
+
+async def _offer(call: Call) -> bool:
+    await call.peer.Offer(peer_pb2.ShardOffer(gang_id=call.gang, node="n2", version=VERSION))
+    return True
+
+
+async def _put(call: Call) -> bool:
+    offer = peer_pb2.ShardOffer(gang_id=call.gang, node="n2", version=VERSION)
+    await call.peer.Put(_then_wait(peer_pb2.ShardData(offer=offer)))
+    return True
+
+
+async def _fetch(call: Call) -> bool:
+    try:
+        await anext(aiter(call.peer.Fetch(peer_pb2.FetchRequest(gang_id=call.gang, node="n2", version=VERSION))))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.NOT_FOUND:  # the caller may, and this agent has no shard
+            raise
+    return True
+
+
+async def _stored(call: Call) -> bool:
+    await call.peer.Stored(peer_pb2.StoredReport(gang_id=call.gang, node="n2", version=VERSION))
+    return True
+
+
+async def _committed(call: Call) -> bool:
+    await call.peer.Committed(peer_pb2.CommitNotice(gang_id=call.gang, node="n2", version=VERSION))
+    return True
+
+
+async def _ping(call: Call) -> bool:
+    reply = await common_pb2_grpc.ProbeServiceStub(call.channel).Ping(common_pb2.PingRequest(nonce="x"))
+    return bool(reply.nonce == "x")
+
+
+async def _check_health(call: Call) -> bool:
+    reply = await health_pb2_grpc.HealthStub(call.channel).Check(health_pb2.HealthCheckRequest())
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _list_health(call: Call) -> bool:
+    try:
+        await health_pb2_grpc.HealthStub(call.channel).List(health_pb2.HealthListRequest())
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # the caller may, and gRPC's service can't
+            raise
+    return True
+
+
+async def _watch_health(call: Call) -> bool:
+    stub: Any = health_pb2_grpc.HealthStub(call.channel)
+    return bool(await anext(aiter(stub.Watch(health_pb2.HealthCheckRequest()))))
+
+
+async def _reflect(call: Call) -> bool:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(call.channel)
+    asked = _then_wait(reflection_pb2.ServerReflectionRequest(list_services=""))
+    return bool(await anext(aiter(stub.ServerReflectionInfo(asked))))
+
+
+@asynccontextmanager
+async def _coordinator(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str]]]:
+    """A coordinator that knows the job of `OWNER`. Yields credentials that it accepts, and its address."""
+    world = ScriptedWorld.create(folder, owner_uid=OWNER)
+    world.credentials = slurm = ChosenUser(SLURM)
+    world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM)
+    await world.start_coordinator()
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(events.GangSubmitted("g1", 1, OWNER, "train", events.GangSpec(2, 1), "{}"))
+    engine.post(events.SlurmJobChanged("g1", 1, NODES, 0, None))
+    await world.coordinator.roster.refresh()
+    yield slurm, [world.address]
+    await world.close()
+
+
+@asynccontextmanager
+async def _agent(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str]]]:
+    """The agent of gang g1 of `OWNER`, as far as peers meet it."""
+    owner = ChosenUser(OWNER)
+    async with AsyncExitStack() as stack:
+        stub_for = PeerChannels(owner).stub_for
+        shards = CheckpointService("g1", "n1", stub_for, lambda: None)
+        stack.push_async_callback(shards.close)
+        identity = AgentIdentity("g1", "n1", "i", OWNER)
+        service = PeerService(identity, shards, lambda: None)
+        yield owner, [await _start(make_agent_server(owner, agent_limits(members=2), identity, service), stack)]
+
+
+@asynccontextmanager
+async def _probed(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str]]]:
+    """Everything that answers probes: an agent and a musterd."""
+    async with AsyncExitStack() as stack:
+        owner, addresses = await stack.enter_async_context(_agent(folder))
+        yield owner, [*addresses, await _start(make_probe_server(owner, "n1", "i"), stack)]
+
+
+async def _start(server: grpc.aio.Server, stack: AsyncExitStack) -> str:
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    return f"127.0.0.1:{port}"
+
+
+MUSTER, PEER = "/muster.v1.Muster/", "/muster.v1.PeerService/"
+HEALTH, REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/"
+TRIED: dict[str, tuple[Callable[[Path], Any], Callable[[Call], Awaitable[bool]]]] = {
+    f"{MUSTER}Register": (_coordinator, _register),
+    f"{MUSTER}Describe": (_coordinator, _describe),
+    f"{MUSTER}Attend": (_coordinator, _attend),
+    f"{MUSTER}Watch": (_coordinator, _watch),
+    f"{MUSTER}List": (_coordinator, _list),
+    f"{MUSTER}Events": (_coordinator, _events),
+    f"{MUSTER}Cancel": (_coordinator, _cancel),
+    f"{MUSTER}Flush": (_coordinator, _flush),
+    f"{MUSTER}Nodes": (_coordinator, _nodes),
+    "/muster.v1.AgentService/Attach": (_coordinator, _attach_agent),
+    "/muster.v1.NodeService/Attach": (_coordinator, _attach_node),
+    f"{PEER}Link": (_agent, _link),
+    f"{PEER}Offer": (_agent, _offer),
+    f"{PEER}Put": (_agent, _put),
+    f"{PEER}Fetch": (_agent, _fetch),
+    f"{PEER}Stored": (_agent, _stored),
+    f"{PEER}Committed": (_agent, _committed),
+    "/muster.v1.ProbeService/Ping": (_probed, _ping),
+    f"{HEALTH}Check": (_coordinator, _check_health),
+    f"{HEALTH}List": (_coordinator, _list_health),
+    f"{HEALTH}Watch": (_coordinator, _watch_health),
+    f"{REFLECTION}ServerReflectionInfo": (_coordinator, _reflect),
+}
+"""By method: a server that offers it, and a call."""
+
+
+@asynccontextmanager
+async def _calling(kind: CallerKind, method: str, user: ChosenUser, address: str) -> AsyncIterator[Call]:
+    if kind is CallerKind.ANONYMOUS:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Call(kind, method, channel, None)
+        return
+    credentials = user.as_uid(UIDS[kind])
+    async with open_channel(address, credentials) as channel:
+        yield Call(kind, method, channel, credentials)
+
+
+async def _result(call: Call, make: Callable[[Call], Awaitable[bool]]) -> tuple[str, bool]:
+    """The status code, and whether the caller got what it wanted of the job."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return "OK", await make(call)
+            except grpc.aio.AioRpcError as error:
+                # grpc.aio says INTERNAL, for the status, if the call ends while its client still writes: ask again.
+                if error.code() is not grpc.StatusCode.INTERNAL:
+                    return error.code().name, False
+
+
+@pytest.mark.parametrize("kind", CallerKind)
+@pytest.mark.parametrize("method", AUTHORITY)
+async def test_a_server_answers_as_the_table_says(method: str, kind: CallerKind, tmp_path: Path) -> None:
+    serving, make = TRIED[method]
+    answer = AUTHORITY[method][kind]
+    async with serving(tmp_path) as (user, addresses):
+        for address in addresses:
+            async with _calling(kind, method, user, address) as call:
+                assert await _result(call, make) == (answer.code, answer is Answer.ALLOWED)
+
+
+def _methods_of(module: Any) -> Iterator[str]:
+    for service in module.DESCRIPTOR.services_by_name.values():
+        yield from (f"/{service.full_name}/{method.name}" for method in service.methods)
+
+
+def test_every_method_has_a_row_and_every_row_a_method() -> None:
+    stems = sorted(path.stem for path in PROTOS.glob("*.proto"))
+    modules = [importlib.import_module(f"muster.v1.{stem}_pb2") for stem in stems]
+    methods = [name for module in (*modules, health_pb2, reflection_pb2) for name in _methods_of(module)]
+    assert sorted(AUTHORITY) == sorted(methods), "a row of daemon/transport/authority_table.py for each method"
+    assert TRIED.keys() == AUTHORITY.keys()
+
+
+async def test_a_method_without_a_row_is_refused_to_root(tmp_path: Path) -> None:
+    handled: list[str] = []
+
+    async def handle(request: bytes, context: Any) -> bytes:
+        handled.append(current_method())
+        return b""
+
+    root = ChosenUser(ROOT)
+    server = make_server(root, COORDINATOR)
+    handler = grpc.unary_unary_rpc_method_handler(handle, bytes, bytes)
+    server.add_registered_method_handlers("muster.v1.Muster", {"Format": handler, "List": handler})
+    async with AsyncExitStack() as stack:
+        address = await _start(server, stack)
+        channel = await stack.enter_async_context(open_channel(address, root))
+        await channel.unary_unary("/muster.v1.Muster/List")(b"")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary("/muster.v1.Muster/Format")(b"")
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert handled == ["/muster.v1.Muster/List"]
+
+
+# -- what the table showed -------------------------------------------------------------------------------------------
+
+
+class CountingSlurm(FakeSlurm):
+    """Counts the questions about nodes."""
+
+    questions = 0
+
+    async def nodes(self, names: Any = None, **given: Any) -> NodeAnswers | Unknown:
+        self.questions += names is not None
+        return await super().nodes(names, **given)
+
+
+@pytest.mark.parametrize("uid", [OTHER, OPERATOR])
+async def test_who_can_be_no_node_daemon_costs_slurm_no_question(tmp_path: Path, uid: int) -> None:
+    world = ScriptedWorld.create(tmp_path, owner_uid=OWNER)
+    world.slurm = slurm = CountingSlurm(world.cluster)
+    world.credentials = ChosenUser(SLURM)
+    world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM)
+    await world.start_coordinator()
+    user = world.credentials.as_uid(uid)
+    async with open_channel(world.address, user) as channel:
+        call = Call(CallerKind.OTHER_USER, "/muster.v1.NodeService/Attach", channel, user)
+        assert await _result(call, _attach_node) == ("PERMISSION_DENIED", False)
+    await world.close()
+    assert slurm.questions == 0
+
+
+async def test_an_agent_of_another_gang_at_a_peers_address_is_no_sign_of_life(tmp_path: Path) -> None:
+    """The peer has ended, and an agent of the owner's other job has its port now."""
+    async with _agent(tmp_path) as (owner, (address,)):
+        channels = PeerChannels(owner)
+        call = await channels.open_link(address)
+        await call.write(peer_pb2.LinkPing(gang_id="g2", node="n2", seq=1))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        await channels.close()
+    assert refused.value.details() == "this agent belongs to gang g1, not g2"
+
+
+# -- the credentials of these tests ----------------------------------------------------------------------------------
+
+
+def test_chosen_users_are_for_tests_only(tmp_path: Path) -> None:
+    """Their tokens are worth nothing to the credentials that a site can choose, and no one else's to them."""
+    user, site = ChosenUser(OTHER), SecretCredentials.create(tmp_path / "secret")
+    for maker, checker in ((user, site), (site, user), (ChosenUser(ROOT), user)):
+        with pytest.raises(CredentialRefused):
+            checker.check(maker.issue("/m"), "/m")
+    token = user.as_uid(OWNER).issue("/m")
+    assert user.check(token, "/m") == (OWNER, OWNER)
+    with pytest.raises(CredentialRefused):
+        user.check(token, "/m")
