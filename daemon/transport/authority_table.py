@@ -7,7 +7,8 @@ A method without a row is refused to everybody.
 A kind is relative to what the call concerns: the job, or the node. Some calls concern several jobs (List). The answer
 OWN then lets the call through, and the service leaves out what the caller may not read.
 
-`muster.daemon.transport.authorization` finds the kinds of a caller.
+`muster.daemon.transport.authorization` finds the kinds of a caller. docs/make_authority.py renders this table
+into docs/SECURITY.md.
 """
 
 from __future__ import annotations

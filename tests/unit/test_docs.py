@@ -35,6 +35,21 @@ def test_the_states_are_those_of_the_tables() -> None:
     assert made.stdout == (ROOT / "docs" / "STATES.md").read_text(), "run: python docs/make_states.py > docs/STATES.md"
 
 
+def test_the_authority_matrix_is_the_table_that_decides() -> None:
+    made = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_authority.py"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert made.stdout == (ROOT / "docs" / "SECURITY.md").read_text(), "run: python docs/make_authority.py --write"
+
+
+def test_the_attacks_name_tests_that_exist() -> None:
+    named = re.findall(r"`(test_\w+)::(\w+)`", (ROOT / "docs" / "SECURITY.md").read_text())
+    assert len(named) > 30
+    for file, test in named:
+        found = [path for path in (ROOT / "tests").glob(f"*/{file}.py") if f"def {test}(" in path.read_text()]
+        assert found, f"{file}::{test}"
+
+
 def test_the_rules_name_functions_tests_and_planted_bugs_that_exist() -> None:
     core, module = ROOT / "daemon" / "coordinator" / "core", ""
     checked = 0
