@@ -95,7 +95,9 @@ async def _run(flags: argparse.Namespace) -> None:
     loop, stop_requested = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_requested.set)
-    settings = site_config.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
+    settings = site_config.Site.load(
+        coordinator=flags.coordinator, auth=flags.auth, config=flags.config, calls_coordinator=False
+    )
     policy, credentials = Policy.load(flags.policy), settings.credentials()
     flags.state_dir = await asyncio.to_thread(_check_state_dir, flags)
     await _check_slurm_calls_can_end(flags)

@@ -2,6 +2,9 @@
 
 Flags override the environment, which overrides /etc/muster/muster.toml, which overrides the defaults. A wrong key,
 value or file is refused with what would be right.
+
+The coordinator's address has no default. A program that calls the coordinator sends it a credential of its user, and
+musterd's user is root. On an address that nobody has chosen, any user of the host may listen.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ class Site(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     coordinator: str = Field(
-        default=f"localhost:{COORDINATOR_PORT}",
-        description="host:port of muster-coordinator; with a standby both, with a comma between them",
+        default="",
+        description="host:port of muster-coordinator; with a standby both, with a comma between them; empty: not given",
     )
     auth: str = Field(default="munge", description='"munge", or "secret:PATH" for one machine and one user')
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
@@ -51,6 +54,8 @@ class Site(BaseModel):
     @field_validator("coordinator")
     @classmethod
     def _check_coordinator(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError("must be one line without control characters: it becomes a line of the batch script")
         for address in split_addresses(value):
             split_address(address)
         return value
@@ -71,10 +76,12 @@ class Site(BaseModel):
         auth: str | None = None,
         config: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        calls_coordinator: bool = True,
     ) -> Site:
         """Read flags (`coordinator`, `auth`; None: not given), environment, file and defaults.
 
-        If `config` is given, it is read instead of /etc/muster/muster.toml and must exist.
+        If `config` is given, it is read instead of /etc/muster/muster.toml and must exist. A program with
+        `calls_coordinator` needs the coordinator's address; only the coordinator itself does not.
 
         Raises:
             SiteError: something is wrong; the message says where, and what would be right.
@@ -90,9 +97,15 @@ class Site(BaseModel):
             if flag is not None:
                 given[key] = (flag, f"--{key}")
         try:
-            return cls(**{key: value for key, (value, _) in given.items()})
+            site = cls(**{key: value for key, (value, _) in given.items()})
         except ValidationError as error:
             raise SiteError(_describe(error, given)) from None
+        if calls_coordinator and not site.coordinator:
+            raise SiteError(
+                f'no coordinator is configured: set coordinator = "HOST:{COORDINATOR_PORT}" in {path}, or give '
+                "--coordinator or MUSTER_COORDINATOR"
+            )
+        return site
 
     def credentials(self) -> Credentials:
         """Credentials as `auth` says.

@@ -474,6 +474,6 @@ async def test_a_dismissed_agent_leaves(gang: Gang) -> None:
 )
 def test_a_wrong_start_says_what_would_be_right(arguments: list[str], code: int, words: str) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
-    argv = [PYTHON, "-m", "muster.daemon.agent", "run", *arguments]
+    argv = [PYTHON, "-m", "muster.daemon.agent", "run", "--coordinator", "127.0.0.1:1", *arguments]
     found = subprocess.run(argv, capture_output=True, text=True, env=clean, timeout=20, check=False)
     assert (found.returncode, words in found.stderr) == (code, True), found.stderr

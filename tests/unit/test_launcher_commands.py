@@ -358,7 +358,8 @@ def test_nodes_are_listed_in_columns() -> None:
 
 
 def test_exit_status_and_next_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", "--dry-run", str(tmp_path / "none.toml")]) == 64
+    site = ["--coordinator", "127.0.0.1:1"]
+    assert main(["submit", *site, "--dry-run", str(tmp_path / "none.toml")]) == 64
     out, err = outputs(capsys)
     assert out == ""
     assert "none.toml does not exist" in err

@@ -3,13 +3,40 @@
 import argparse
 import os
 import pwd
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from muster.daemon.agent import __main__ as agent_command
+from muster.daemon.node import __main__ as musterd_command
 from muster.daemon.transport import site_config
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site, SiteError, node_name, split_address, split_addresses
+from muster.launcher import __main__ as muster_command
+
+
+def _status(command: Callable[[list[str]], object], *words: str) -> int:
+    """The exit status of a command that refuses to start."""
+    try:
+        return int(str(command(list(words))))
+    except SystemExit as ended:
+        return int(str(ended.code))
+
+
+def run_musterd(config: str) -> int:
+    """The exit status of musterd. It could not go on: this host does not have the address."""
+    return _status(musterd_command.main, "--config", config, "--memory", "", "--listen", "192.0.2.1:7071")
+
+
+def run_agent(config: str) -> int:
+    """The exit status of the batch process."""
+    return _status(agent_command.main, "batch", "--config", config, "--gang", "g", "--", "true")
+
+
+def run_muster(config: str) -> int:
+    """The exit status of `muster nodes`."""
+    return _status(muster_command.main, "nodes", "--config", config)
 
 
 def _file(tmp_path: Path, text: str) -> Path:
@@ -19,8 +46,36 @@ def _file(tmp_path: Path, text: str) -> Path:
 
 
 def test_defaults() -> None:
-    found = Site.load(environ={})
-    assert (found.coordinator, found.auth) == ("localhost:7070", "munge")
+    found = Site.load(environ={}, coordinator="ctl:1")
+    assert (found.coordinator, found.auth, found.slurm_user, found.operators) == ("ctl:1", "munge", "slurm", ())
+
+
+def test_no_coordinator_is_called_that_the_site_has_not_named(tmp_path: Path) -> None:
+    config = _file(tmp_path, 'auth = "munge"\n')
+    with pytest.raises(SiteError) as refused:
+        Site.load(config=config, environ={})
+    assert str(refused.value) == (
+        f'no coordinator is configured: set coordinator = "HOST:7070" in {config}, or give --coordinator or '
+        "MUSTER_COORDINATOR"
+    )
+    assert Site.load(config=config, environ={}, calls_coordinator=False).coordinator == ""
+
+
+@pytest.mark.parametrize("address", ["ctl\n#SBATCH --uid=0:1", "ctl\x1b[2J:1", "ctl\r:1"])
+def test_an_address_is_one_line(address: str) -> None:
+    with pytest.raises(SiteError, match="must be one line without control characters"):
+        Site.load(coordinator=address, environ={})
+
+
+@pytest.mark.parametrize("program", [run_musterd, run_agent, run_muster])
+def test_a_program_without_a_coordinator_refuses_to_start(
+    program: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUSTER_COORDINATOR", raising=False)
+    SecretCredentials.create(tmp_path / "secret")
+    config = _file(tmp_path, f'auth = "secret:{tmp_path}/secret"\n')
+    assert program(str(config)) == 78
+    assert "no coordinator is configured" in capsys.readouterr().err
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
@@ -70,13 +125,14 @@ def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
 
 def test_a_secret_gives_its_credentials(tmp_path: Path) -> None:
     SecretCredentials.create(tmp_path / "secret")
-    assert isinstance(Site.load(auth=f"secret:{tmp_path}/secret", environ={}).credentials(), SecretCredentials)
+    site = Site.load(auth=f"secret:{tmp_path}/secret", environ={}, coordinator="ctl:1")
+    assert isinstance(site.credentials(), SecretCredentials)
 
 
 def test_operators_are_users_of_this_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     config = _file(tmp_path, f'slurm_user = "{me}"\noperators = ["no-such-user-here"]\n')
-    assert Site.load(config=config, environ={}).operator_uids() == {os.getuid()}
+    assert Site.load(config=config, environ={}, coordinator="ctl:1").operator_uids() == {os.getuid()}
     assert "user 'no-such-user-here' of muster.toml is not known on this host" in caplog.text
 
 
