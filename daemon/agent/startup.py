@@ -26,6 +26,7 @@ from muster.daemon.agent.ranks import rank_environment
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.agent.ranks.zygote_handle import PRELOAD, ZygoteSpec
 from muster.daemon.transport.site_config import Site, node_name, split_address, split_addresses, start_logging
+from muster.slurm.client import names
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.batch_script import PoolJob
 from muster.v1.api_pb2 import BatchRef
@@ -105,7 +106,11 @@ def read_spec(text: str) -> JobSpec:
 def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSettings:
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
-    own = AgentIdentity(options.gang, node_name(options.node), secrets.token_hex(8), os.getuid())
+    try:
+        gang, node = names.check_gang(options.gang), names.check_node(node_name(options.node))
+    except names.InvalidName as error:
+        raise BadOption(str(error)) from None
+    own = AgentIdentity(gang, node, secrets.token_hex(8), os.getuid())
     environment, pool_serial = (
         rank_environment.shared_environment(os.environ, spec.env),
         int(os.environ.get("MUSTER_POOL") or 0),

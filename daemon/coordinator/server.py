@@ -19,7 +19,8 @@ from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
 from muster.daemon.coordinator.services.node_service import NodeService, Resolve, addresses_of
 from muster.daemon.coordinator.shell.engine import Engine
-from muster.daemon.coordinator.slurm.lookup import SlurmLookup
+from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
+from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch
 from muster.daemon.transport import server_limits
@@ -133,7 +134,9 @@ class Coordinator:
 
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
-        lookup = SlurmLookup(settings.slurm)
+        # The nodes of `muster run --local` appear one after another, and to ask for them costs nothing.
+        valid_s = 0.0 if isinstance(settings.slurm, LocalSlurm) else ROSTER_VALID_S
+        lookup = SlurmLookup(settings.slurm, self.roster, roster_valid_s=valid_s)
         server = make_server(settings.credentials, server_limits.COORDINATOR, refuse=settings.rights.refusal)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
             AgentService(engine, lookup, settings.slurm, settings.rights), server

@@ -31,5 +31,7 @@ MAX_SHARDS_PER_NODE = 8 * MAX_RANKS_PER_NODE
 """Shards in one status: two slots and two replicas for each rank, and as many again while replicas are rebuilt."""
 MAX_POOL_ANSWERS = 10_000
 """Slurm's answers to one agent's pool requests."""
+MAX_ADDRESSES = 256
+"""IP addresses that one node reports."""
 MAX_KEPT_GANGS = 256
 """Gangs in one heartbeat of a node daemon: as many descriptors as systemd stores for it (FileDescriptorStoreMax)."""

@@ -18,9 +18,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from muster.daemon.transport import job_limits
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.explain import explain_errors
+from muster.slurm.client import names
 from muster.v1.common_pb2 import JobSpec
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Slurm's own forms: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
 _TIME = re.compile(r"\d+|\d+:\d{2}|\d+:\d{2}:\d{2}|\d+-\d{1,2}(:\d{2}(:\d{2})?)?|UNLIMITED")
 _SWITCHES = re.compile(r"\d+(@[\d:-]+)?")
@@ -44,8 +44,8 @@ def _split_command(value: Any) -> Any:
 
 
 def _one_line(value: str) -> str:
-    if "\n" in value or "\r" in value:
-        raise ValueError("must be one line")
+    if not names.is_one_line(value):
+        raise ValueError("must be one line without control characters")
     return value
 
 
@@ -156,7 +156,7 @@ class Job(_Table):
     @field_validator("name")
     @classmethod
     def _check_name(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
+        if not names.JOB.fullmatch(value):
             raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a letter or digit")
         return value
 

@@ -466,6 +466,11 @@ async def test_a_dismissed_agent_leaves(gang: Gang) -> None:
         (["--gang", "g", "--spec", "/nowhere/spec.json"], 64, "'/nowhere/spec.json' can't be read"),
         (["--spec", '{"command":["x"],"runDir":"/","ranksPerNode":1}'], 64, "--gang (or MUSTER_GANG) must name"),
         (
+            ["--gang", "../g", "--spec", '{"command":["x"],"runDir":"/","ranksPerNode":1}'],
+            64,
+            "'../g' is not the id of a gang",
+        ),
+        (
             ["--gang", "g", "--spec", '{"command":["x"],"runDir":"/","ranksPerNode":1}', "--auth", "secret:/no/file"],
             78,
             "the secret file can't be read",

@@ -16,12 +16,18 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.server_limits import COORDINATOR
-from muster.v1 import agent_pb2, common_pb2
+from muster.v1 import agent_pb2, common_pb2, node_pb2
 
 
 def spec(**more: object) -> common_pb2.JobSpec:
     wanted = {"nodes": 2, "ranks_per_node": 8, **more}
     return common_pb2.JobSpec(**wanted)  # type: ignore[arg-type]
+
+
+_NO_NODE = (
+    "is not the name of a node: 1 to 253 letters, digits, '.', '_' or '-', "
+    "of which the first is a letter, a digit or '_'"
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +43,12 @@ def spec(**more: object) -> common_pb2.JobSpec:
         ("nodes", 50_000, "nodes * ranks_per_node = 400000: a job has 250000 ranks at most"),
         ("spares", 200_000, "spares = 200000 must be 0 to 100000"),
         ("pool_nodes", 200_000, "pool_nodes = 200000 must be 0 to 100000"),
-        ("name", "n" * 257, "name has 257 characters: 256 at most"),
+        (
+            "name",
+            "-x",
+            "'-x' is not the name of a job: 1 to 64 letters, digits, '.', '_' or '-', "
+            "of which the first is a letter or digit",
+        ),
         ("durable_dir", "/" * 4097, "durable_dir has 4097 characters: 4096 at most"),
     ],
 )
@@ -50,8 +61,28 @@ def test_an_impossible_spec_is_rejected_with_its_reason(field: str, value: objec
 def test_an_overlong_spec_is_rejected() -> None:
     with pytest.raises(conversion.InvalidMessage, match="environment included"):
         conversion.submitted("g", 1, 1000, spec(env={"BIG": "x" * job_limits.MAX_SPEC_CHARS}))
-    with pytest.raises(conversion.InvalidMessage, match="gang_id has"):
+    with pytest.raises(conversion.InvalidMessage, match="is not the id of a gang"):
         conversion.submitted("g" * 1000, 1, 1000, spec())
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        node_pb2.NodeHello(node="--json"),
+        node_pb2.NodeHello(node="n[1-9]"),
+        node_pb2.NodeHello(node="n1\nn2"),
+        node_pb2.NodeHello(node="n1", boot_id="a b"),
+        node_pb2.NodeHello(node="n1", addresses=["\x1b[2J"]),
+        node_pb2.NodeHello(node="n1", addresses=["10.0.0.1"] * 257),
+        agent_pb2.AgentHello(node="-w", gang_id="g"),
+        agent_pb2.AgentHello(node="n1", gang_id="../g"),
+        agent_pb2.AgentHello(node="n1", gang_id="g", incarnation="a\nb"),
+        agent_pb2.AgentHello(node="n1", gang_id="g", peer_address="n1:1\n"),
+    ],
+)
+def test_a_hello_with_what_is_no_name_is_rejected(hello: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:
+    with pytest.raises(conversion.InvalidMessage):
+        conversion.check_hello(hello)
 
 
 def test_the_largest_job_is_accepted() -> None:
@@ -82,8 +113,8 @@ def test_overlong_texts_of_an_agent_are_cut() -> None:
             agent_pb2.AgentStatus(answered_ms={f"n{n}": 1 for n in range(100_001)}),
             "answered_ms has 100001 entries: 100000 at most",
         ),
-        (agent_pb2.AgentStatus(heard_ms={"n" * 257: 1}), "a node's name has 257 characters: 256 at most"),
-        (agent_pb2.AgentStatus(answered_ms={"n" * 257: 1}), "a node's name has 257 characters: 256 at most"),
+        (agent_pb2.AgentStatus(heard_ms={"-w": 1}), f"'-w' {_NO_NODE}"),
+        (agent_pb2.AgentStatus(answered_ms={"n" * 254: 1}), f"'{'n' * 80}' {_NO_NODE}"),
     ],
     ids=["ranks", "shards", "pool", "heard", "answered", "heard name", "answered name"],
 )

@@ -387,7 +387,7 @@ class Counting(FakeSlurm):
 async def test_simultaneous_lookups_share_one_call(slurm: FakeSlurm) -> None:
     counting = Counting(slurm.cluster)
     lookup = SlurmLookup(counting)
-    answers = await asyncio.gather(*(lookup.job(1) for _ in range(50)))
+    answers = await asyncio.gather(*(lookup.job(1, 1000) for _ in range(50)))
     assert {answer.id for answer in answers if isinstance(answer, Job)} == {1}
     assert counting.asked == 1
 
@@ -395,8 +395,8 @@ async def test_simultaneous_lookups_share_one_call(slurm: FakeSlurm) -> None:
 async def test_a_silent_slurm_is_unknown_and_never_gone(slurm: FakeSlurm) -> None:
     slurm.unavailable_reason = "slurmctld is away"
     lookup = SlurmLookup(slurm, retry_for_s=0.0)
-    assert await lookup.job(1) == Unknown("slurmctld is away")
+    assert await lookup.job(1, 1000) == Unknown("slurmctld is away")
     assert await lookup.leaf("n1") == ""
     slurm.unavailable_reason = ""
-    assert isinstance(await lookup.job(1), Job)
-    assert await lookup.job(9) == GONE
+    assert isinstance(await lookup.job(1, 1000), Job)
+    assert await lookup.job(9, 1000) == GONE

@@ -43,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
     "slurm/image": set(),
     "slurm/cluster": {"slurm/image"},
     "launcher": {"daemon/transport"},
-    "launcher/spec": {"daemon/transport", "launcher"},
+    "launcher/spec": {"daemon/transport", "slurm/client", "launcher"},
     "launcher/submission": {"slurm/client", "launcher", "launcher/spec"},
     "launcher/output": {"daemon/host"},
     "launcher/local": {"daemon/host", "daemon/transport", "launcher", "launcher/output"},

@@ -36,10 +36,10 @@ from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
-from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import Caller, current_caller, current_method
+from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc
@@ -170,10 +170,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
         called_at = clock.monotonic()
         try:
-            self._check_job_answer(await self._lookup.job(hello.slurm_job_id), hello, caller)
+            self._check_job_answer(await self._lookup.job(hello.slurm_job_id, caller.uid), hello, caller)
         except (AgentDismissed, RpcAbort):
             # The answer may be older than the job's last change: ask again.
-            self._check_job_answer(await self._lookup.job(hello.slurm_job_id, since=called_at), hello, caller)
+            found = await self._lookup.job(hello.slurm_job_id, caller.uid, since=called_at)
+            self._check_job_answer(found, hello, caller)
 
     def _check_job_answer(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
         match found:
@@ -225,8 +226,7 @@ async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.Agen
     if not hello.gang_id or not hello.node or not hello.incarnation or not hello.peer_address:
         raise invalid_argument("hello needs gang_id, node, incarnation and peer_address")
     try:
-        for field in ("gang_id", "node", "incarnation", "peer_address"):
-            conversion.check_length(field, getattr(hello, field), job_limits.MAX_NAME_CHARS)
+        conversion.check_hello(hello)
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
     return hello, second.status
@@ -281,9 +281,11 @@ def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None
             return events.AgentHeartbeat(stream.gang, stream.node)
         case "accusation":
             accused = message.accusation
+            conversion.check_name(names.check_node, accused.node)
             return events.PeerAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
         case "probe_result":
             result = message.probe_result
+            conversion.check_name(names.check_node, result.node)
             silence = None if result.answered else conversion.silence(result.silence)
             return events.ProbeAnswered(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
         case _:

@@ -221,7 +221,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise permission_denied(f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {current_caller().uid}")
 
     async def _check_may_register(self, job: int, caller: Caller) -> None:
-        found = await self._lookup.job(job, since=clock.monotonic())
+        found = await self._lookup.job(job, caller.uid, since=clock.monotonic())
         match found:
             case Unknown():
                 raise unavailable(f"can't get job {job} from Slurm: {found.reason}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from google.protobuf.json_format import MessageToJson
 
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.transport import job_limits
-from muster.v1 import agent_pb2, common_pb2
+from muster.slurm.client import names
+from muster.v1 import agent_pb2, common_pb2, node_pb2
 
 _SILENCES = {
     agent_pb2.SILENCE_NO_ANSWER: events.Silence.NO_ANSWER,
@@ -49,12 +52,12 @@ def status(message: agent_pb2.AgentStatus) -> events.AgentStatus:
     """The whole status of an agent.
 
     Raises:
-        InvalidMessage: a list has more entries than an agent can have, or a node's name is too long.
+        InvalidMessage: a list has more entries than an agent can have, or the name of a node is none.
     """
     for field, most in _MAX_ENTRIES.items():
         check_count(field, len(getattr(message, field)), most)
     for name in (*message.heard_ms, *message.answered_ms):
-        check_length("a node's name", name, job_limits.MAX_NAME_CHARS)
+        check_name(names.check_node, name)
     return events.AgentStatus(
         fenced_generation=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
@@ -82,7 +85,7 @@ def spec(message: common_pb2.JobSpec) -> events.GangSpec:
     """The part of a job spec that the core needs.
 
     Raises:
-        InvalidMessage: a count or a time is impossible.
+        InvalidMessage: a count, a time or the name is impossible.
     """
     if message.nodes < 1:
         raise InvalidMessage(f"nodes = {message.nodes}: a gang needs at least 1 node")
@@ -114,7 +117,8 @@ def _check_size(message: common_pb2.JobSpec) -> None:
             raise InvalidMessage(f"{field} = {value:.15g} must be 0 to {maximum:.15g}")
     if (ranks := message.nodes * message.ranks_per_node) > job_limits.MAX_RANKS:
         raise InvalidMessage(f"nodes * ranks_per_node = {ranks}: a job has {job_limits.MAX_RANKS} ranks at most")
-    check_length("name", message.name, job_limits.MAX_NAME_CHARS)
+    if message.name:
+        check_name(names.check_job, message.name)
     check_length("durable_dir", message.durable_dir, job_limits.MAX_PATH_CHARS)
 
 
@@ -138,6 +142,38 @@ def check_length(field: str, text: str, maximum: int) -> None:
         raise InvalidMessage(f"{field} has {len(text)} characters: {maximum} at most")
 
 
+def check_name(check: Callable[[str], str], name: str) -> str:
+    """`name`, after `check`: one of the functions of slurm/client/names.py.
+
+    Raises:
+        InvalidMessage: it is no such name.
+    """
+    try:
+        return check(name)
+    except names.InvalidName as error:
+        raise InvalidMessage(str(error)) from None
+
+
+def check_hello(message: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:
+    """Check every name in the first message of an agent or of a node daemon.
+
+    Raises:
+        InvalidMessage: a name is none.
+    """
+    check_name(names.check_node, message.node)
+    words = [("incarnation", message.incarnation)]
+    if isinstance(message, agent_pb2.AgentHello):
+        check_name(names.check_gang, message.gang_id)
+        words.append(("peer_address", message.peer_address))
+    else:
+        check_count("addresses", len(message.addresses), job_limits.MAX_ADDRESSES)
+        words += [("boot_id", message.boot_id), ("probe_address", message.probe_address)]
+        words += [("addresses", address) for address in message.addresses]
+    for field, word in words:
+        check_length(field, word, job_limits.MAX_NAME_CHARS)
+        check_name(names.check_word, word)
+
+
 def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> events.GangSubmitted:
     """The event that registers a gang.
 
@@ -146,7 +182,7 @@ def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) 
     """
     if not gang or not job:
         raise InvalidMessage("a gang is registered with its gang_id and the id of its Slurm job")
-    check_length("gang_id", gang, job_limits.MAX_NAME_CHARS)
+    check_name(names.check_gang, gang)
     gang_spec = spec(message)
     text = MessageToJson(message, preserving_proto_field_name=True, indent=None)
     check_length("the job spec, its environment included,", text, job_limits.MAX_SPEC_CHARS)

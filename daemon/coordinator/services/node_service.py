@@ -1,5 +1,8 @@
 """NodeService: one stream for the life of a node daemon. It carries heartbeats and hardware signals.
 
+The server reads no message of a caller who can be no node daemon (`Rights.refusal`). So only root can make the
+coordinator look up a node, or resolve a name.
+
 A node daemon is root and calls from the address that Slurm has for its node. While Slurm doesn't answer, the address in
 the journal counts.
 """
@@ -130,19 +133,22 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
-        called_at = clock.monotonic()
-        found = await self._lookup.node(hello.node)
-        if isinstance(found, Gone):
-            found = await self._lookup.node(hello.node, since=called_at)
-        names = self._host_names(hello.node, found)
-        addresses = {address for name in names for address in await self._resolve(name)}
-        caller = current_caller()
+        caller, called_at = current_caller(), clock.monotonic()
+        addresses = await self._addresses(hello.node, await self._lookup.node(hello.node, caller.uid))
+        if not self._rights.allows(current_method(), caller, node_addresses=addresses):
+            # The answer may be older than the node's last change: ask again.
+            found = await self._lookup.node(hello.node, caller.uid, since=called_at)
+            addresses = await self._addresses(hello.node, found)
         if not self._rights.allows(current_method(), caller, node_addresses=addresses):
             known = " ".join(sorted(addresses)) or "no address"
             raise permission_denied(
                 f"the daemon of {hello.node} is root at {known} (Slurm's address for it); "
                 f"this call is from uid {caller.uid} at {caller.address}"
             )
+
+    async def _addresses(self, node: str, found: Node | Gone | Unknown) -> set[str]:
+        """The IP addresses of the node, from Slurm's answer `found`."""
+        return {address for name in self._host_names(node, found) for address in await self._resolve(name)}
 
     def _host_names(self, node: str, found: Node | Gone | Unknown) -> set[str]:
         """Host names or addresses of the node, to be resolved."""
@@ -166,6 +172,10 @@ async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
     first = await anext(messages, None)
     if first is None or not first.HasField("hello") or not first.hello.node:
         raise invalid_argument("the first message must be hello with the node's name")
+    try:
+        conversion.check_hello(first.hello)
+    except conversion.InvalidMessage as error:
+        raise invalid_argument(str(error)) from None
     return first.hello
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Mapping
 from typing import NoReturn, Protocol
 
+from muster.daemon.host import clock
 from muster.slurm.client.types import Gone, Node, NodeAnswers, Topology, Unknown
 
 REFRESH_INTERVAL_S = 60.0
@@ -39,6 +41,8 @@ class SlurmRoster:
     def __init__(self, slurm: SlurmQueries) -> None:
         self._slurm = slurm
         self._topology = Topology()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._asked_at = self._answered_at = -math.inf
         self.nodes: Mapping[str, Node] = {}
         self.unknown = "Slurm has not answered yet"
 
@@ -46,21 +50,34 @@ class SlurmRoster:
         """The leaf switch of `node`; empty if Slurm has no topology or has not answered."""
         return self._topology.leaf(node) or ""
 
+    def age_s(self) -> float:
+        """Seconds since the call whose answer `nodes` is; infinite before the first answer."""
+        return clock.monotonic() - self._answered_at
+
+    async def refresh_if_older(self, than_s: float) -> None:
+        """Refresh the roster, unless a call for it began within `than_s` seconds. Simultaneous callers share one."""
+        if self._refreshing is None or self._refreshing.done():
+            if clock.monotonic() - self._asked_at < than_s:
+                return
+            self._refreshing = asyncio.create_task(self.refresh())
+        await asyncio.shield(self._refreshing)
+
     async def run(self) -> NoReturn:
         """Refresh the roster until cancelled."""
         while True:
-            await self.refresh()
+            await self.refresh_if_older(0.0)
             await asyncio.sleep(RETRY_INTERVAL_S if self.unknown else REFRESH_INTERVAL_S)
 
     async def refresh(self) -> None:
         """Ask Slurm once for all nodes and for the topology."""
+        self._asked_at = asked_at = clock.monotonic()
         nodes = await self._slurm.nodes(timeout_s=DEADLINE_S)
         if isinstance(nodes, Unknown):
             _log.warning("can't get the list of nodes from Slurm: %s", nodes.reason)
             self.unknown = self.unknown and nodes.reason
         else:
             self.nodes = {name: node for name, node in nodes.items() if not isinstance(node, Gone)}
-            self.unknown = ""
+            self.unknown, self._answered_at = "", asked_at
         topology = await self._slurm.topology(timeout_s=DEADLINE_S)
         if not isinstance(topology, Unknown):
             self._topology = topology

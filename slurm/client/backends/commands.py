@@ -58,7 +58,8 @@ class CliSlurm(Procedures):
 
     async def _nodes(self, names: Collection[str] | None, timeout_s: float) -> NodeAnswers:
         which = [] if names is None else [",".join(sorted(names))]
-        out = await self._run("show nodes", timeout_s, "scontrol", "show", "node", *which, "--json")
+        # After "--", no word is an option.
+        out = await self._run("show nodes", timeout_s, "scontrol", "--json", "show", "node", "--", *which)
         found = {node.name: node for node in await _parse("scontrol", out, "nodes", records.node)}
         return found if names is None else {name: found.get(name, GONE) for name in names}
 
