@@ -10,6 +10,7 @@ wrote folder names without a gang; such folders are read too, because their mani
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,6 +19,10 @@ from typing import Any, NamedTuple
 
 from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.versions import Version
+
+FOLDER_MODE = 0o755
+"""Only the owner may write, whatever the umask: else the checkpoint is not read again (trusted_folder.py)."""
+_FILE_MODE = 0o644
 
 METADATA = ".metadata"
 MANIFEST = "manifest.json"
@@ -31,6 +36,11 @@ class ParsedFolderName(NamedTuple):
 
     version: Version
     gang: str
+
+
+def open_for_owner(path: str, flags: int) -> int:
+    """The opener of the files of a checkpoint: only the owner may write, whatever the umask."""
+    return os.open(path, flags, _FILE_MODE)
 
 
 def folder_name(version: Version, gang: str) -> str:

@@ -9,6 +9,10 @@ class CorruptShard(CheckpointError):
     """The bytes are no shard, or not the expected shard."""
 
 
+class UntrustedCheckpoint(CheckpointError):
+    """Somebody else can have written the checkpoint, so it is not unpickled."""
+
+
 class RestoreError(CheckpointError):
     """A generation has a state to start from, and no source could give it."""
 

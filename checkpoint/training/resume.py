@@ -1,8 +1,9 @@
 """Loading a state from the bytes of a shard, or from a durable folder.
 
-A durable folder may have any world size, and need not be written by Muster. Parameters are loaded in place, because an
-optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given, so it gets copies:
-the slot is written again later.
+A durable folder may have any world size, and need not be written by Muster. It is read only if nobody but the user and
+root can have written it (checkpoint/format/trusted_folder.py), because reading unpickles. Parameters are loaded in
+place, because an optimizer and DistributedDataParallel refer to them. An optimizer keeps the tensors that it is given,
+so it gets copies: the slot is written again later.
 """
 
 import pickle
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.training import torch_items
 from muster.checkpoint.training.training_state import STEP, STRUCTURE, TrainingState
 
@@ -81,13 +83,20 @@ def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
         The number of finished steps.
 
     Raises:
+        UntrustedCheckpoint: others can have written the folder.
         CheckpointError: the folder can't be read, or holds another state.
     """
-    reader = FileSystemReader(folder)
     try:
-        metadata = reader.read_metadata()
+        with TrustedFolder(folder) as trusted:
+            return _from_trusted_folder(states, folder, trusted, rank)
     except (OSError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} is no torch.distributed.checkpoint folder: {error}") from error
+
+
+def _from_trusted_folder(states: TrainingState, folder: Path, trusted: TrustedFolder, rank: int) -> int:
+    reader = FileSystemReader(trusted.path)
+    trusted.check_file(durable_folders.METADATA)
+    metadata = reader.read_metadata()
     present = {leaf.name: leaf.value for leaf in states.capture(rank, 0).leaves}
     rank_prefix = f"ranks.{rank}." if f"ranks.{rank}.generators" in metadata.state_dict_metadata else "ranks.0."
     wanted = {
@@ -95,7 +104,7 @@ def from_folder(states: TrainingState, folder: Path, rank: int) -> int:
         for name, entry in metadata.state_dict_metadata.items()
         if not name.startswith("ranks.") or name.startswith(rank_prefix)
     }
-    _read(reader, metadata, wanted)
+    _read(reader, metadata, wanted, trusted)
 
     def per_rank_value_of(name: str) -> Any:
         # Two ranks must not draw the same numbers, so a rank never loads the generators of another rank.
@@ -131,13 +140,15 @@ def _parameter_of(name: str, states: TrainingState) -> torch.Tensor | None:
     return flat[int(path[1])] if int(path[1]) < len(flat) else None
 
 
-def _read(reader: FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
+def _read(reader: FileSystemReader, metadata: Metadata, wanted: dict[str, Any], trusted: TrustedFolder) -> None:
     """Fill `wanted` in place. Every rank reads what it needs, without a collective call."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(wanted, metadata, True)
     reader.set_up_storage_reader(metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+    for name in {metadata.storage_data[item.storage_index].relative_path for item in plan.items}:
+        trusted.check_file(name)
+    reader.read_data(plan, planner).wait()
 
 
 def _foreign_structure(metadata: Metadata, states: TrainingState) -> dict[str, Any]:

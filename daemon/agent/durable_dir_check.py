@@ -11,6 +11,8 @@ import os
 import secrets
 from pathlib import Path
 
+from muster.checkpoint.format import durable_folders
+
 TOKEN_VARIABLE = "MUSTER_DURABLE"
 """Environment variable in which the batch process gives the token to the agents."""
 TOKEN_FILE = ".muster"
@@ -21,7 +23,7 @@ def create_token(folder: str) -> str:
     report why."""
     file = Path(folder, TOKEN_FILE)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
         try:
             with file.open("x") as fresh:
                 fresh.write(token := secrets.token_hex(16))
@@ -43,7 +45,7 @@ def find_problem(folder: str, token: str) -> str:
         return ""
     remedy = "give the job's user the right, or name another folder that all nodes share"
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"durable_dir = {folder!r} can't be written to: {remedy}"
         if token and Path(folder, TOKEN_FILE).read_text() != token:

@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 
 from muster.checkpoint import Checkpoint, CheckpointError  # noqa: E402
 from muster.checkpoint.format import layout  # noqa: E402
+from muster.checkpoint.format.errors import UntrustedCheckpoint  # noqa: E402
 from muster.checkpoint.store.checkpoint_service import CheckpointService  # noqa: E402
 from muster.checkpoint.training import torch_items  # noqa: E402
 from muster.checkpoint.training.agent_connection import AgentConnection  # noqa: E402
@@ -295,6 +296,24 @@ def test_a_durable_folder_of_plain_torch_is_loaded_too(tmp_path: Path) -> None:
         torch.save(getattr(other, name).state_dict(), file)
         torch.save(getattr(job, name).state_dict(), file2)
         assert file.getvalue() == file2.getvalue(), name
+
+
+@pytest.mark.parametrize("writable", ["", ".metadata", "__0_0.distcp"])
+def test_a_durable_folder_that_others_can_write_is_not_unpickled(tmp_path: Path, writable: str) -> None:
+    job = Job(None)
+    job.train(1)
+    folder = tmp_path / "step_00000001_g0"
+    dcp.save({s: getattr(job, s).state_dict() for s in ("model", "optimizer", "scheduler")}, checkpoint_id=folder)
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    changed = folder / writable
+    changed.chmod(changed.stat().st_mode | 0o020)
+    other = Job(None, seed=8)
+    with pytest.raises(UntrustedCheckpoint, match="others can write to"):
+        other.checkpoint.restore(durable=tmp_path)
+    changed.chmod(changed.stat().st_mode & ~0o020)
+    assert other.checkpoint.restore(durable=tmp_path) == 1
 
 
 def test_an_incomplete_folder_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import pickle
 import random
 import re
@@ -17,6 +18,7 @@ import pytest
 
 from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import FlushError, RestoreError
+from muster.checkpoint.format.trusted_folder import TrustedFolder
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.checkpoint.store.flush import flush_part, flush_version
@@ -729,6 +731,22 @@ def flush_order(gang: Gang, version: Version, tier: int = OWN) -> agent_pb2.Flus
 async def flush_all(gang: Gang, order: agent_pb2.FlushOrder, folder: Path) -> None:
     work: list[Awaitable[None]] = [n.checkpoint_service.flush(order, str(folder)) for n in gang.nodes.values()]
     await asyncio.gather(*work)
+
+
+async def test_a_flushed_checkpoint_is_believed_whatever_the_umask(gang: Gang, tmp_path: Path) -> None:
+    await gang.add(*FOUR.values())
+    await gang.run(FOUR)
+    await gang.step(7, replica(7))
+    await gang.committed(Version(1, 7))
+    before = os.umask(0)
+    try:
+        await flush_all(gang, flush_order(gang, Version(1, 7)), tmp_path / "durable")
+    finally:
+        os.umask(before)
+    folder = tmp_path / "durable/step_00000007_g1_g1"
+    with TrustedFolder(folder) as trusted:
+        for file in folder.iterdir():
+            trusted.check_file(file.name)
 
 
 @pytest.mark.parametrize("tier", [OWN, BUDDY])

@@ -102,8 +102,8 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
     """
     written: list[Path] = []
     try:
-        part.durable_folder.mkdir(parents=True, exist_ok=True)
-        part.temporary_folder.mkdir(exist_ok=True)
+        part.durable_folder.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
+        part.temporary_folder.mkdir(durable_folders.FOLDER_MODE, exist_ok=True)
         for shard in shards:
             part.raise_if_superseded()
             if shard.corrupt_pieces():
@@ -144,7 +144,7 @@ def _write_rank_file(part: FlushPart, shard: Shard, written: list[Path]) -> None
     file_offsets: dict[int, int] = {}
     """Where an item of the shard is in the file, by its offset in the shard. Several items may share one offset."""
     end = 0
-    with path.open("wb") as file:
+    with open(path, "wb", opener=durable_folders.open_for_owner) as file:
         written.append(path)
         for item in index.published:
             data = layout.published_bytes(view, item)
@@ -167,7 +167,7 @@ def _write_rank_file(part: FlushPart, shard: Shard, written: list[Path]) -> None
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file that has its name only once its bytes are on disk."""
     unfinished = _unfinished_path(path)
-    with unfinished.open("wb") as file:
+    with open(unfinished, "wb", opener=durable_folders.open_for_owner) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

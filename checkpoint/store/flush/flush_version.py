@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
 
@@ -57,7 +58,8 @@ def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = 
         return held
     declaration = exchange.folder / f"{held.generation}-{held.step}-{exchange.node}"
     try:
-        exchange.folder.mkdir(parents=True, exist_ok=True)
+        exchange.folder.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
+        exchange.folder.mkdir(durable_folders.FOLDER_MODE, exist_ok=True)
         declaration.touch()
         return _wait_for_all(exchange, timeout_s)
     except (OSError, FlushError):
