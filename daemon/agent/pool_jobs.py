@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from muster.daemon.host import clock
+from muster.daemon.host import clock, private_file
 from muster.slurm.client.batch_script import PoolJob, render_pool_script
 from muster.slurm.client.errors import SlurmError
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
@@ -111,7 +111,8 @@ class PoolRequests:
         text = render_pool_script(
             terms.job, request.serial, [*self._inherited_options(request), *request.options], self._minutes_left()
         )
-        await asyncio.to_thread(path.write_text, text, "utf-8")
+        # It holds [env]. An earlier agent of this gang may have written it for the same request.
+        await asyncio.to_thread(private_file.replace, path, text)
         environ = {
             name: value
             for name, value in terms.environ.items()

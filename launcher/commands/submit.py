@@ -13,9 +13,9 @@ import os
 import secrets
 import shutil
 import sysconfig
-from contextlib import suppress
 from pathlib import Path
 
+from muster.daemon.host import private_file
 from muster.daemon.transport.site_config import Site, split_address, split_addresses
 from muster.launcher.command import Command, connect, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
@@ -116,10 +116,8 @@ def _write(submission: Submission, text: str) -> Path:
     path = folder / f"{submission.gang}.sbatch"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        private_file.create(path, text)  # it holds [env]
     except OSError as error:
-        with suppress(OSError):
-            path.unlink()
         raise WrongInput(
             f"run_dir = {str(folder)!r}: {error.filename or path} can't be written: {error.strerror}",
             "it must be a writable folder on shared storage with free space. Nothing was queued",

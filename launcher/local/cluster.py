@@ -16,6 +16,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
+from muster.daemon.host import private_file
 from muster.daemon.transport.identity import SecretCredentials
 from muster.launcher.local import processes
 from muster.launcher.local.faults import DueFault, Kind, kernel_line
@@ -93,7 +94,7 @@ class LocalCluster:
 
     def _spec_file(self) -> Path:
         path = self._folder / "spec.json"
-        path.write_text(json_format.MessageToJson(self._spec, preserving_proto_field_name=True))
+        private_file.replace(path, json_format.MessageToJson(self._spec, preserving_proto_field_name=True))
         return path
 
     def _start(self, name: str, module: str, words: list[str], extra: Mapping[str, str] | None = None) -> Program:

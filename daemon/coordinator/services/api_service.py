@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pwd
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 
-from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.journal import JournalError, Record
 from muster.daemon.coordinator.services import conversion, views
 from muster.daemon.coordinator.services.roll_call import roll_call
@@ -292,8 +294,17 @@ def _record_message(record: Record) -> pb.EventRecord:
         gang_id=record.gang,
         name=record.name,
         text=record.text,
-        json=record.json,
+        json=_without_spec(record),
     )
+
+
+def _without_spec(record: Record) -> str:
+    """The record's JSON. The job's spec is left out: its environment may be secret, also to operators."""
+    if record.name != stored_class(facts.GangRegistered):
+        return record.json
+    fields = json.loads(record.json)
+    fields.pop("spec_json", None)
+    return json.dumps(fields)
 
 
 def _without_ages(view: pb.GangView) -> bytes:
