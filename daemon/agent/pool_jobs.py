@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.daemon.host import clock, private_file
-from muster.slurm.client.batch_script import PoolJob, render_pool_script
+from muster.slurm.client.batch_script import NotOneLine, PoolJob, render_pool_script
 from muster.slurm.client.errors import SlurmError
 from muster.v1.agent_pb2 import PoolAnswer, PoolRequest
 
@@ -93,7 +93,7 @@ class PoolRequests:
                 return
             answer = PoolAnswer(serial=request.serial, slurm_job_id=number)
             log.info("job submitted for pool request %d: %d", request.serial, number)
-        except (SlurmError, OSError) as error:
+        except (SlurmError, OSError, NotOneLine) as error:
             answer = PoolAnswer(serial=request.serial, error=f"no node of the shared pool: {error}")
             log.error("%s", answer.error)
         self._answers[request.serial] = answer

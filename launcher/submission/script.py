@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.launcher.errors import WrongInput
+from muster.slurm.client import names
 from muster.slurm.client.batch_script import environment_lines, quote_directive, srun_command
 from muster.v1.common_pb2 import JobSpec
 
@@ -148,8 +149,8 @@ def _slurm_options(job: Job) -> dict[str, str]:
 def reject_reserved_options(options: Sequence[str]) -> None:
     """Raises WrongInput for an sbatch option that Muster sets itself."""
     for option in options:
-        if "\n" in option:
-            raise WrongInput(f"the sbatch option {option!r} must be one line")
+        if not names.is_one_line(option):
+            raise WrongInput(f"the sbatch option {option!r} must be one line without control characters")
         key = option.partition("=")[0] if option.startswith("--") else option[:2]
         if key in _RESERVED_OPTIONS:
             raise WrongInput(f"the sbatch option {option} is not allowed", f"use instead: {_RESERVED_OPTIONS[key]}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from google.protobuf import json_format
 
+from muster.slurm.client import names
 from muster.v1.common_pb2 import JobSpec
 
 # The step must survive the loss of a node: srun ends no task because another task ended. srun binds agents to no core.
@@ -31,6 +32,10 @@ _END = "END_OF_SPEC"
 _JOINED = {"--constraint": "&", "--exclude": ","}
 
 
+class NotOneLine(ValueError):
+    """A text that would be more than a part of one line of a script."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolJob:
     """The settings of a gang's pool jobs.
@@ -47,7 +52,7 @@ class PoolJob:
 
 
 def render_pool_script(job: PoolJob, serial: int, options: Sequence[str], minutes: int | None) -> str:
-    """Returns the script of a pool job: one node of the shared pool, whose agent joins the gang.
+    """Returns the script of a pool job: one node of the shared pool, whose agent joins the gang. Raises NotOneLine.
 
     Args:
         serial: the number of the pool request.
@@ -57,8 +62,8 @@ def render_pool_script(job: PoolJob, serial: int, options: Sequence[str], minute
     spec = job.spec
     lines = [
         "#!/bin/bash",
-        f"# One node of the shared pool for {job.gang}, request {serial}. Rendered by muster-agent.",
-        f"#SBATCH --job-name={spec.name}",
+        f"# One node of the shared pool for {one_line(job.gang)}, request {serial}. Rendered by muster-agent.",
+        f"#SBATCH --job-name={one_line(spec.name)}",
         "#SBATCH --nodes=1",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
@@ -86,10 +91,10 @@ def _joined(options: Sequence[str]) -> list[str]:
 
 
 def environment_lines(gang: str, coordinator: str, spec: JobSpec) -> Iterator[str]:
-    """The shell lines that export an agent's settings."""
-    yield f"export MUSTER_GANG={shlex.quote(gang)}"
+    """The shell lines that export an agent's settings. Raises NotOneLine."""
+    yield f"export MUSTER_GANG={shlex.quote(one_line(gang))}"
     if coordinator:
-        yield f"export MUSTER_COORDINATOR={shlex.quote(coordinator)}"
+        yield f"export MUSTER_COORDINATOR={shlex.quote(one_line(coordinator))}"
     yield f"MUSTER_SPEC=$(cat <<'{_END}'"
     yield json_format.MessageToJson(spec, preserving_proto_field_name=True, sort_keys=True, ensure_ascii=True)
     yield _END
@@ -99,11 +104,23 @@ def environment_lines(gang: str, coordinator: str, spec: JobSpec) -> Iterator[st
 
 def srun_command(agent: str) -> str:
     """The srun command that starts one agent on each node."""
-    return f"{' '.join(SRUN)} \\\n    {shlex.quote(agent)} run"
+    return f"{' '.join(SRUN)} \\\n    {shlex.quote(one_line(agent))} run"
+
+
+def one_line(text: str) -> str:
+    """Returns `text`, which becomes a part of one line.
+
+    Raises:
+        NotOneLine: a newline would begin a line of its own, for example another #SBATCH option.
+    """
+    if not names.is_one_line(text):
+        raise NotOneLine(f"{text[:80]!r} must be one line without control characters: it is a part of a batch script")
+    return text
 
 
 def quote_directive(word: str) -> str:
-    """Quotes a word for a #SBATCH line: in double quotes if the word holds blanks or a #."""
+    """Quotes a word for a #SBATCH line: in double quotes if the word holds blanks or a #. Raises NotOneLine."""
+    one_line(word)
     if word and not set(word) & set(" \t#'\"\\"):
         return word
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')

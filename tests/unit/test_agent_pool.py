@@ -112,3 +112,13 @@ async def test_a_full_disk_is_an_answer_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "end"), [("1790000000", 1790000000.0), ("", None), ("4294967294", None), ("x", None)])
 def test_the_jobs_end_is_what_slurm_says(text: str, end: float | None) -> None:
     assert job_end_time({"SLURM_JOB_END_TIME": text}) == end
+
+
+@pytest.mark.parametrize("partition", ["a\n#SBATCH --uid=0", "a\rb", "a\x1b[2J"])
+async def test_what_is_no_line_makes_no_script(tmp_path: Path, partition: str) -> None:
+    slurm = Slurm()
+    asking = Asking(tmp_path, slurm, {"SLURM_JOB_QOS": partition})
+    await asking.order(1)
+    (answer,) = asking.pool.answers()
+    assert "must be one line without control characters" in answer.error
+    assert slurm.scripts == []
