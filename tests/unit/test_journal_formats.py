@@ -41,6 +41,7 @@ EXPECTED: dict[int, dict[str, dict[str, object]]] = {
         "g1": {"runs_without_start": 1},
         "g2": {"excluded": ("n0", "n1", "n2", "n5"), "furthest_step": 2, "first_step_s": 1.7473490424581541},
     },
+    8: {"g1": {"first_step_s": 1.3831164380450218}, "g2": {"first_step_s": 1.7872388310647693}},
 }
 """By format and gang: those of the five values below that are not the default."""
 

@@ -27,6 +27,7 @@ ALTER TABLE snapshots ADD COLUMN crc INTEGER;
     "-- 6: HangFound.",
     "-- 7: EchoHeard, EchoOver.",
     "-- 8: no new fact. Snapshots of 7 may lack `in_vain`, or were copied from an older format.",
+    "-- 9: no new fact. Snapshots of 8 hold the whole spec of each gang, its environment included.",
 )
 
 FORMAT = len(MIGRATIONS)

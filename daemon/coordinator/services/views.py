@@ -32,7 +32,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         final=gang.final,
         exit_code=gang.exit_code,
         reason=gang.reason,
-        run_dir=json.loads(gang.spec_json or "{}").get("run_dir", ""),
+        run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, seen, gang),
     )
     if committed:

@@ -149,7 +149,8 @@ class Gang:
     owner_uid: int
     name: str
     spec: GangSpec
-    spec_json: str
+    shown_spec: str
+    """What views show of the job's spec, as JSON. The whole spec is in the fact GangRegistered."""
     registered_at: float
     phase: Phase = Phase.SUBMITTED
     phase_at: float = 0.0
@@ -211,6 +212,8 @@ class Gang:
     job_over: bool = False
     exit_code: int = 0
     reason: str = ""
+    spec_chars: int = 0
+    """Characters of the whole spec as JSON."""
 
     @property
     def final(self) -> bool:

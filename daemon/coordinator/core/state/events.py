@@ -3,7 +3,7 @@
 The journal stores an event as the cause of a decision, under the names of `stored_names`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pydantic import TypeAdapter
@@ -337,7 +337,15 @@ _ADAPTERS: dict[type[Event], TypeAdapter[Event]] = {
 }
 
 
+MAX_CAUSE_CHARS = 4096
+"""Characters of a cause that the journal keeps. The status of an agent can be a thousand times as long."""
+
+
 def stored_text(event: Event) -> str:
-    """Stored name and JSON of an event. The journal stores this text as the cause of a decision; no code reads it."""
+    """Stored name and JSON of an event, cut to MAX_CAUSE_CHARS. The journal stores this text as the cause of a
+    decision; no code reads it. It has no `spec_json`, because the fact GangRegistered has it."""
+    if isinstance(event, GangSubmitted):
+        event = replace(event, spec_json="")
     kind = type(event)
-    return f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"
+    text = f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"
+    return text if len(text) <= MAX_CAUSE_CHARS else f"{text[:MAX_CAUSE_CHARS]}..."

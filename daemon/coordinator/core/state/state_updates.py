@@ -3,6 +3,10 @@
 The same facts in the same order always give the same durable state: a restarted coordinator applies them again.
 """
 
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import (
     CorrelatedFault,
@@ -33,6 +37,17 @@ RECOVERIES_KEPT = 500
 """Number of a gang's newest recoveries that are kept: each snapshot and each view holds them. The journal has all."""
 LONG_RUN_S = 3600.0
 """Seconds after which a generation counts as progress although its script never declares a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownSpec:
+    """The keys of a job's spec that views show. The durable state holds no other part of a spec but GangSpec: a spec
+    can have 1 MiB, and every snapshot of the journal holds the durable state."""
+
+    run_dir: str = ""
+
+
+_SHOWN_SPEC = TypeAdapter(_ShownSpec)
 
 
 def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
@@ -69,10 +84,7 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
         case facts.ActionWithheld():
             pass  # no call was made
         case facts.GangRegistered():
-            state.gangs.setdefault(
-                fact.gang,
-                Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, fact.spec_json, at, phase_at=at),
-            )
+            state.gangs.setdefault(fact.gang, _registered(fact, at))
         case facts.GangForgotten():
             state.gangs.pop(fact.gang, None)
         case _:
@@ -90,6 +102,13 @@ def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) 
         return
     recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
     state.taken_out_at = {**recent, fact.node: at}
+
+
+def _registered(fact: facts.GangRegistered, at: float) -> Gang:
+    shown = _SHOWN_SPEC.dump_json(_SHOWN_SPEC.validate_json(fact.spec_json or "{}")).decode()
+    gang = Gang(fact.gang, fact.job, fact.owner_uid, fact.name, fact.spec, shown, at, phase_at=at)
+    gang.spec_chars = len(fact.spec_json)
+    return gang
 
 
 def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudged, at: float) -> None:

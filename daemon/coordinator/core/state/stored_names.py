@@ -51,6 +51,7 @@ STORED_FIELDS: dict[str, dict[str, str]] = {
     "DurableState": {"correlated_faults": "echoes", "last_call": "calls", "taken_out_at": "taken"},
     "FirstStep": {"observed_live": "watched"},
     "Gang": {
+        "shown_spec": "spec_json",
         "completion_owed": "completed",
         "failures_in_a_row": "failures",
         "fenced_generation": "fenced",
