@@ -65,6 +65,8 @@ class _Limits(BaseModel):
     reported_drains_per_hour_of_job: Annotated[int, Field(ge=0)]
     reported_drains_per_hour_of_user: Annotated[int, Field(ge=0)]
     swaps_per_hour: Annotated[int, Field(ge=0)]
+    gangs_per_user: Annotated[int, Field(ge=0)]
+    spec_mib_per_user: Annotated[int, Field(ge=0)]
     observe: bool
 
 

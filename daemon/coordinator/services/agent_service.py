@@ -23,7 +23,7 @@ from muster.daemon.coordinator.core.recovery import shared_pool
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
-from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -100,6 +100,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if gang:
             self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             self._check_gang(caller, gang, hello)
+        else:
+            self._check_job_is_free(hello)
         self._check_address(caller, self._engine.core.state.node(hello.node))
         _check_pool(gang, hello)
         _check_node_in_service(self._engine.core.state.node(hello.node), hello)
@@ -159,13 +161,23 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
     def _register(self, hello: pb.AgentHello, uid: int) -> None:
         """Register the gang, unless it is registered: an agent may attach before `muster submit` registers the gang."""
-        if hello.gang_id in self._engine.core.state.gangs:
+        gangs = self._engine.core.state.gangs
+        if hello.gang_id in gangs:
             return
+        self._check_job_is_free(hello)
         try:
             event = conversion.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
         except conversion.InvalidMessage as error:
             raise invalid_argument(str(error)) from None
+        limits, now = self._engine.limits, self._engine.clock.now()
+        registration.check_budget(gangs.values(), uid, len(event.spec_json), limits, now)
         self._engine.post(event)
+
+    def _check_job_is_free(self, hello: pb.AgentHello) -> None:
+        try:
+            registration.check_job_is_free(self._engine.core.state.gangs.values(), hello.gang_id, hello.slurm_job_id)
+        except RpcAbort as error:
+            raise AgentDismissed(str(error)) from None
 
     async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
         called_at = clock.monotonic()

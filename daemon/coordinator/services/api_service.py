@@ -15,10 +15,11 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.journal import JournalError, Record
-from muster.daemon.coordinator.services import conversion, views
+from muster.daemon.coordinator.services import conversion, registration, views
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
+    already_exists,
     invalid_argument,
     not_found,
     permission_denied,
@@ -61,20 +62,32 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Register(self, request: pb.RegisterRequest, context: _Context) -> pb.RegisterReply:
         """See api.proto. Idempotent."""
         caller = current_caller()
+        if not self._is_registered(request, caller):
+            await self._check_may_register(request.slurm_job_id, caller)
+            self._register(request, caller)
+        return pb.RegisterReply()
+
+    def _register(self, request: pb.RegisterRequest, caller: Caller) -> None:
+        """Register the gang. Nothing else runs between the checks and the event."""
+        gangs = self._engine.core.state.gangs
+        if self._is_registered(request, caller):
+            return
+        if known := gangs.get(request.gang_id):
+            raise already_exists(
+                f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: use another id for the new gang"
+            )
+        registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id)
         try:
             event = conversion.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)
         except conversion.InvalidMessage as error:
             raise invalid_argument(str(error)) from None
-        await self._check_may_register(request.slurm_job_id, caller)
+        limits, now = self._engine.limits, self._engine.clock.now()
+        registration.check_budget(gangs.values(), caller.uid, len(event.spec_json), limits, now)
+        self._post(event)
+
+    def _is_registered(self, request: pb.RegisterRequest, caller: Caller) -> bool:
         known = self._engine.core.state.gangs.get(request.gang_id)
-        if known and (known.owner_uid, known.job) != (caller.uid, request.slurm_job_id):
-            raise RpcAbort(
-                grpc.StatusCode.ALREADY_EXISTS,
-                f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: use another id for the new gang",
-            )
-        if not known:
-            self._post(event)
-        return pb.RegisterReply()
+        return known is not None and (known.owner_uid, known.job) == (caller.uid, request.slurm_job_id)
 
     @unary_handler
     async def Describe(self, request: pb.GangRef, context: _Context) -> pb.GangView:

@@ -39,6 +39,16 @@ def not_found(message: str) -> RpcAbort:
     return RpcAbort(grpc.StatusCode.NOT_FOUND, message)
 
 
+def already_exists(message: str) -> RpcAbort:
+    """Something else has the place of what the caller wants to make."""
+    return RpcAbort(grpc.StatusCode.ALREADY_EXISTS, message)
+
+
+def resource_exhausted(message: str) -> RpcAbort:
+    """The caller has used up what a limit allows."""
+    return RpcAbort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
 def unavailable(message: str) -> RpcAbort:
     """The answer needs something that does not answer now. The caller may try again."""
     return RpcAbort(grpc.StatusCode.UNAVAILABLE, message)

@@ -59,7 +59,8 @@ class Engine:
         """`state` is the replay of `journal`. `confirm_leadership` is called after writing and before acting; it does
         not return if another coordinator may act."""
         self.clock = clock or SteadyClock(journal.last_at)
-        self.core = Core(state, self.clock.now(), limits)
+        self.limits = limits or Limits()
+        self.core = Core(state, self.clock.now(), self.limits)
         self.journal = journal
         self.streams = AgentStreams()
         call_later = asyncio.get_running_loop().call_later

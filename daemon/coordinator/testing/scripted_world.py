@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class ScriptedWorld:
     agents: dict[str, ScriptedAgent] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     coordinator: Coordinator | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of the coordinator's Settings that differ from their defaults."""
 
     @classmethod
     def create(cls, folder: Path, owner_uid: int | None = None) -> ScriptedWorld:
@@ -79,6 +81,7 @@ class ScriptedWorld:
     ) -> None:
         """Start a coordinator. Every agent without a duty EXIT attaches to it."""
         settings = Settings(listen, self.folder, self.slurm, self.credentials, self.rights, resolve=resolve)
+        settings = replace(settings, **self.settings)
         self.coordinator = (
             Coordinator(settings, journal, journal.load()) if journal else await Coordinator.open(settings)
         )

@@ -1,4 +1,4 @@
-"""What Muster may do by itself: the numbers of a site (policy.toml, [limits] and [pool])."""
+"""The numbers of a site (policy.toml, [limits] and [pool]): what Muster may do by itself, and what users may use."""
 
 from dataclasses import dataclass
 
@@ -29,6 +29,10 @@ class Limits:
     """The same for all gangs of one user."""
     swaps_per_hour: int = 20
     """Nodes that one gang may lose within an hour and go on."""
+    gangs_per_user: int = 1000
+    """Gangs of one user that are live or were registered in the last 24 hours."""
+    spec_mib_per_user: int = 64
+    """MiB of the specs of those gangs, as JSON."""
     observe: bool = False
     """Observe mode: report what would be done, and leave nodes and training alone."""
     pool: Pool = Pool()

@@ -1,0 +1,58 @@
+"""Which gangs may be registered: one live gang for each Slurm job, and a budget for each user. Pure.
+
+Every gang costs memory, and every registration grows the journal for good. A job that Slurm holds costs its owner
+nothing. So the owner could register gangs for it until the disk of the coordinator is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.services.rpc_errors import already_exists, resource_exhausted
+
+BUDGET_WINDOW_S = 86400.0
+"""Seconds for which a gang counts in its owner's budget after its registration, even if the gang has ended."""
+CHARS_PER_MIB = 1024 * 1024
+
+
+def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int) -> None:
+    """Check that no other gang than `gang_id` is live in `job`. A pool job belongs to the gang that asked for it.
+
+    Raises:
+        RpcAbort: another gang is.
+    """
+    for gang in gangs:
+        jobs = {gang.job, *(request.job for request in gang.pool.values())}
+        if gang.id != gang_id and not gang.final and job in jobs:
+            raise already_exists(
+                f"job {job} runs gang {gang.id}, which is {gang.phase}: a job has one gang at a time. "
+                f"Submit another job for gang {gang_id}"
+            )
+
+
+def check_budget(gangs: Iterable[Gang], uid: int, spec_chars: int, limits: Limits, now: float) -> None:
+    """Check that the site's limits leave room for one more gang of `uid`, with a spec of so many characters.
+
+    Raises:
+        RpcAbort: they don't.
+    """
+    own = [g for g in gangs if g.owner_uid == uid and (not g.final or now - g.registered_at < BUDGET_WINDOW_S)]
+    counted = f"uid {uid} has {len(own)} gangs that are live or were registered in the last 24 hours"
+    if len(own) >= limits.gangs_per_user:
+        raise resource_exhausted(
+            f"{counted}: the site allows {limits.gangs_per_user} (gangs_per_user). "
+            "Wait until some have ended, or ask the site for more"
+        )
+    chars = sum(gang.spec_chars for gang in own)
+    if chars + spec_chars > limits.spec_mib_per_user * CHARS_PER_MIB:
+        raise resource_exhausted(
+            f"{counted}: their specs have {_mib(chars)} MiB, this one has {_mib(spec_chars)} MiB, and the site allows "
+            f"{limits.spec_mib_per_user} MiB (spec_mib_per_user). Make [env] of job.toml smaller, wait until some have "
+            "ended, or ask the site for more"
+        )
+
+
+def _mib(chars: int) -> str:
+    return f"{chars / CHARS_PER_MIB:.2f}"

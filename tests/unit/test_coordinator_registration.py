@@ -1,0 +1,175 @@
+"""Registration: one live gang for each job, and a budget for each user, whatever the user's jobs are worth to Slurm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.durable_state import DurableState
+from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.coordinator.services.registration import BUDGET_WINDOW_S, check_budget, check_job_is_free
+from muster.daemon.coordinator.services.rpc_errors import RpcAbort
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.transport.channel import open_channel
+from muster.slurm.client.parsing.sbatch_request import JobRequest
+from muster.v1 import api_pb2, api_pb2_grpc
+
+KIB, MIB = 1024, 1024 * 1024
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    """A job of three nodes runs in Slurm, and four more wait. A coordinator with small budgets has just started."""
+    made = ScriptedWorld.create(tmp_path)
+    for _ in range(4):
+        made.cluster.submit(JobRequest(nodes=3, no_kill=True))
+    made.settings["policy"] = _policy(tmp_path, "gangs_per_user = 3\nspec_mib_per_user = 2\n")
+    await made.start_coordinator()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture
+async def api(world: ScriptedWorld) -> AsyncIterator[Any]:
+    """The public API, as a user calls it."""
+    async with open_channel(world.address, world.credentials) as channel:
+        yield api_pb2_grpc.MusterStub(channel)
+
+
+def _policy(folder: Path, limits: str) -> Policy:
+    path = folder / "policy.toml"
+    path.write_text(f"[limits]\n{limits}")
+    return Policy.load(path)
+
+
+def _request(gang: str, job: int, size: int = 0) -> api_pb2.RegisterRequest:
+    return api_pb2.RegisterRequest(gang_id=gang, slurm_job_id=job, spec=spec(env={"BIG": "x" * size}))
+
+
+async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+def _journal_bytes(world: ScriptedWorld) -> int:
+    return sum(file.stat().st_size for file in world.folder.glob("journal.db*"))
+
+
+async def test_one_held_job_can_not_fill_the_journal(world: ScriptedWorld, api: Any) -> None:
+    """The attack: a user registers gangs with the largest specs for one job, which Slurm holds for ever."""
+    refused: set[tuple[grpc.StatusCode, str]] = set()
+    for number in range(8):
+        try:
+            await api.Register(_request(f"g{number}", 2, MIB - 4 * KIB))
+        except grpc.aio.AioRpcError as error:
+            refused.add((error.code(), error.details() or ""))
+    assert _journal_bytes(world) < 4 * MIB
+    assert len(await world.wait_for_facts(facts.GangRegistered)) == 1
+    assert len(refused) == 7
+    words = "job 2 runs gang g0, which is SUBMITTED: a job has one gang at a time. Submit another job for gang g1"
+    assert (grpc.StatusCode.ALREADY_EXISTS, words) in refused
+
+
+async def test_a_job_whose_gang_is_final_may_have_another_one(world: ScriptedWorld, api: Any) -> None:
+    await api.Register(_request("g1", 2))
+    assert world.coordinator
+    world.coordinator.engine.post(events.CancelRequested("g1", "alice"))
+    assert world.gang.final
+    await api.Register(_request("g2", 2))
+    assert {record.gang for record in await world.wait_for_facts(facts.GangRegistered, 2)} == {"g1", "g2"}
+
+
+async def test_an_agent_of_another_gang_of_the_job_is_dismissed(world: ScriptedWorld) -> None:
+    await world.start_agents(["n1"])
+    await world.wait_for_facts(facts.MemberJoined)
+    other = ScriptedAgent("n2", spec(), world.credentials, gang="g2")
+    await other.open()
+    async with asyncio.timeout(DEADLINE_S):
+        await other.attach(world.address)
+    await other.die()
+    assert other.dismissed.startswith("job 1 runs gang g1, which is GATHERING: a job has one gang at a time.")
+    assert len(await world.wait_for_facts(facts.GangRegistered)) == 1
+
+
+def test_a_pool_job_belongs_to_the_gang_that_asked_for_it() -> None:
+    state = DurableState()
+    for fact in (
+        facts.GangRegistered("g1", 2, 1000, "train", events.GangSpec(1, 0), "{}"),
+        facts.PoolNodeRequested("g1", 1, "n1", ()),
+        facts.PoolJobQueued("g1", 1, 3),
+    ):
+        apply(state, fact, 1.0)
+    with pytest.raises(RpcAbort, match=r"^job 3 runs gang g1"):
+        check_job_is_free(state.gangs.values(), "g2", 3)
+    check_job_is_free(state.gangs.values(), "g1", 3)
+    check_job_is_free(state.gangs.values(), "g2", 4)
+
+
+async def test_a_user_has_a_budget_of_gangs(world: ScriptedWorld, api: Any) -> None:
+    for job in (1, 2, 3):
+        await api.Register(_request(f"g{job}", job))
+    await api.Register(_request("g1", 1))  # twice changes nothing, with a full budget too
+    refusal = await _refusal(api.Register(_request("g4", 4)))
+    words = (
+        f"uid {os.getuid()} has 3 gangs that are live or were registered in the last 24 hours: the site allows 3 "
+        "(gangs_per_user). Wait until some have ended, or ask the site for more"
+    )
+    assert refusal == (grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+
+
+async def test_a_user_has_a_budget_for_the_size_of_specs(world: ScriptedWorld, api: Any) -> None:
+    await api.Register(_request("g2", 2, 900 * KIB))
+    await api.Register(_request("g3", 3, 900 * KIB))
+    code, words = await _refusal(api.Register(_request("g4", 4, 900 * KIB)))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert words == (
+        f"uid {os.getuid()} has 2 gangs that are live or were registered in the last 24 hours: their specs have "
+        "1.76 MiB, this one has 0.88 MiB, and the site allows 2 MiB (spec_mib_per_user). Make [env] of job.toml "
+        "smaller, wait until some have ended, or ask the site for more"
+    )
+    await api.Register(_request("g4", 4))
+
+
+async def test_an_agent_that_registers_its_gang_has_the_same_budget(world: ScriptedWorld, api: Any) -> None:
+    for job in (2, 3, 4):
+        await api.Register(_request(f"g{job}", job))
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    async with asyncio.timeout(DEADLINE_S):
+        code, words = await _refusal(agent.attach(world.address))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "the site allows 3 (gangs_per_user)" in words
+    await agent.die()
+
+
+async def test_a_gang_that_has_ended_counts_for_a_day(world: ScriptedWorld, api: Any) -> None:
+    """Otherwise a user could register and cancel gangs without end."""
+    assert world.coordinator
+    engine = world.coordinator.engine
+    for number in range(3):
+        await api.Register(_request(f"g{number}", 2))
+        engine.post(events.CancelRequested(f"g{number}", "alice"))
+    code, _ = await _refusal(api.Register(_request("g3", 2)))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    gangs, now = engine.core.state.gangs.values(), engine.clock.now()
+    check_budget(gangs, os.getuid(), 100, engine.limits, now + BUDGET_WINDOW_S)
+    check_budget(gangs, os.getuid() + 1, 100, engine.limits, now)
+
+
+async def test_two_registrations_at_once_take_one_place(world: ScriptedWorld, api: Any) -> None:
+    calls = [api.Register(_request(f"g{number}", 2)) for number in range(5)]
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(answer, api_pb2.RegisterReply) for answer in done) == 1
+    assert len(await world.wait_for_facts(facts.GangRegistered)) == 1
