@@ -1,7 +1,8 @@
 """The open streams of agents: which agents are attached, and which messages wait to be sent to them.
 
-A stream's outbox holds at most one order, the newest, because an order replaces all orders before it. All other
-messages (pongs, probe orders) are sent in their sequence.
+A stream's outbox is bounded, whether the agent reads or not. It holds one order, the newest, because an order replaces
+all orders before it; one pong, the newest, because a pong answers all pings before it; and one probe order for each
+node, because a new round of probes replaces the one before.
 
 A gang has one agent on each node. If a second process claims to be that agent, messages from the first one decide: a
 live agent sends a message at least every 5 s.
@@ -10,7 +11,6 @@ live agent sends a message at least every 5 s.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,10 @@ from muster.v1 import agent_pb2 as pb
 
 SILENT_STREAM_S = 7.0
 """Seconds without a message after which an open stream counts as dead: agents ping every 5 s."""
+
+MAX_WAITING_PROBES = 256
+"""Probe orders that wait in one outbox. If more are put, the oldest is dropped: a witness that does not answer is no
+evidence."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,18 +41,30 @@ class AgentStream:
     heard_at: float = field(default_factory=clock.monotonic)
     last_order: pb.CoordinatorMessage | None = None
     _order: pb.CoordinatorMessage | None = None
-    _others: deque[pb.CoordinatorMessage] = field(default_factory=deque)
+    _pong: pb.CoordinatorMessage | None = None
+    _probes: dict[str, pb.CoordinatorMessage] = field(default_factory=dict)
     _outbox_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _heard_or_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
     def put(self, message: pb.CoordinatorMessage) -> None:
-        """Send `message`. An order replaces an order that still waits in the outbox."""
-        if message.HasField("order"):
-            self._order = self.last_order = message
-        else:
-            self._others.append(message)
+        """Send `message`: an order, a probe order or a pong. It replaces an older one that waits (see the module)."""
+        match message.WhichOneof("body"):
+            case "order":
+                self._order = self.last_order = message
+            case "pong":
+                self._pong = message
+            case "probe":
+                self._put_probe(message)
+            case kind:
+                raise ValueError(f"{kind} is no message for an outbox")
         self._outbox_changed.set()
+
+    def _put_probe(self, message: pb.CoordinatorMessage) -> None:
+        self._probes.pop(message.probe.node, None)
+        if len(self._probes) >= MAX_WAITING_PROBES:
+            del self._probes[next(iter(self._probes))]
+        self._probes[message.probe.node] = message
 
     def close(self) -> None:
         """End the stream once all waiting messages were sent."""
@@ -72,13 +88,19 @@ class AgentStream:
         return self.heard_at > before and not self._closed
 
     async def next_message(self) -> pb.CoordinatorMessage | None:
-        """Wait for the next message to send, orders first; None: the stream was closed and the outbox is empty."""
+        """Wait for the next message to send: an order, then probe orders, then a pong.
+
+        Returns: None: the stream was closed and the outbox is empty.
+        """
         while True:
             if self._order is not None:
                 message, self._order = self._order, None
                 return message
-            if self._others:
-                return self._others.popleft()
+            if self._probes:
+                return self._probes.pop(next(iter(self._probes)))
+            if self._pong is not None:
+                message, self._pong = self._pong, None
+                return message
             if self._closed:
                 return None
             self._outbox_changed.clear()
