@@ -27,6 +27,7 @@ from muster.daemon.transport import server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.server_limits import StreamLimits
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
@@ -42,6 +43,7 @@ class Settings:
     Args:
         listen: "host:port", port 0 for any.
         confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
+        stream_limits: what one stream of an agent or a node daemon may send.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
     """
 
@@ -55,6 +57,7 @@ class Settings:
     resolve: Resolve = addresses_of
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
+    stream_limits: StreamLimits = field(default_factory=StreamLimits)
 
 
 class Coordinator:
@@ -139,7 +142,7 @@ class Coordinator:
         lookup = SlurmLookup(settings.slurm, self.roster, roster_valid_s=valid_s)
         server = make_server(settings.credentials, server_limits.COORDINATOR, refuse=settings.rights.refusal)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
-            AgentService(engine, lookup, settings.slurm, settings.rights), server
+            AgentService(engine, lookup, settings.slurm, settings.rights, settings.stream_limits), server
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(
@@ -147,6 +150,7 @@ class Coordinator:
                 lookup,
                 settings.policy,
                 settings.rights,
+                settings.stream_limits,
                 heartbeat_s=settings.heartbeat_s,
                 resolve=settings.resolve,
             ),

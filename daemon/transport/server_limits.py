@@ -78,6 +78,26 @@ class ServerLimits:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The limits of one stream of an agent or a node daemon to the coordinator.
+
+    Args:
+        messages_per_s: messages that are read in a second, in the long run. An agent sends four statuses a second while
+            its ranks finish steps, however short the steps are, and a ping each 0.25 s during a suspicion.
+        burst: messages that are read at once.
+        bytes_per_message: a message counts as one more for each of these bytes. The largest counts as 512.
+        hello_s: seconds in which the first messages must come.
+        silent_s: seconds without a message after which the stream ends. Agents and daemons send one each 5 s.
+    """
+
+    messages_per_s: float = 100.0
+    burst: int = 1000
+    bytes_per_message: int = 8 * KIB
+    hello_s: float = 10.0
+    silent_s: float = 60.0
+
+
 # By default the server closes a connection that sends many keepalive pings.
 _KEEPALIVE_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 2000),

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
 from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentStream
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
+from muster.daemon.transport.channel import credential_metadata, open_channel
+from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits
 from muster.v1 import agent_pb2 as pb
+from muster.v1 import agent_pb2_grpc, node_pb2, node_pb2_grpc
+
+BURST = 50
+PAUSED = StreamLimits(messages_per_s=1e-6, burst=BURST)
+"""After BURST messages a stream is read on after a million seconds."""
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    """A job of three nodes runs in Slurm. No coordinator has started yet."""
+    made = ScriptedWorld.create(tmp_path)
+    yield made
+    await made.close()
 
 
 async def _outbox(stream: AgentStream) -> list[pb.CoordinatorMessage]:
@@ -32,3 +60,94 @@ async def test_probes_of_many_nodes_do_not_fill_an_outbox() -> None:
         stream.put(pb.CoordinatorMessage(probe=pb.ProbeOrder(node=f"n{number}", probe_id=number)))
     found = [message.probe.probe_id for message in await _outbox(stream)]
     assert found == list(range(1000 - MAX_WAITING_PROBES, 1000))
+
+
+async def _ping(world: ScriptedWorld, node: str, seqs: range) -> None:
+    """Ping, and wait for each answer."""
+    agent = world.agents[node]
+    async with asyncio.timeout(DEADLINE_S):
+        for seq in seqs:
+            await agent.ping(seq)
+            await agent.wait_until(lambda seq=seq: seq in agent.pongs)  # type: ignore[misc]
+
+
+async def test_a_flood_is_read_slowly_and_nobody_else_waits(world: ScriptedWorld) -> None:
+    """The attack: an agent sends pings as fast as it can."""
+    world.settings["stream_limits"] = PAUSED
+    await world.start_coordinator()
+    await world.start_agents(["n1", "n2"])
+    await world.wait_for_facts(facts.MemberJoined, 2)
+    flooder = world.agents["n1"]
+    for seq in range(20 * BURST):
+        await flooder.ping(seq)
+    await _ping(world, "n2", range(BURST // 2))
+    assert flooder.pongs
+    assert max(flooder.pongs) < BURST
+    assert [stream.done() for stream in world.streams_of("n1")] == [False]
+
+
+async def _say(*sizes: int) -> AsyncIterator[node_pb2.NodeMessage]:
+    for size in sizes:
+        yield node_pb2.NodeMessage(signal=node_pb2.Signal(text="x" * size))
+
+
+async def test_messages_above_the_rate_wait_and_none_is_lost() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    messages = _say(*[0] * (BURST + 3))
+    found = [message async for message in read_messages(messages, PAUSED, sleep)]
+    assert len(found) == BURST + 3
+    assert [round(wait / 1e6) for wait in waits][-3:] == [1, 2, 3]
+
+
+def test_a_message_costs_by_its_size_and_time_pays() -> None:
+    rate = MessageRate(StreamLimits(messages_per_s=10.0, burst=2, bytes_per_message=100), 0.0)
+    assert rate.note(0, 0.0) == 0.0
+    assert rate.note(300, 0.0) == pytest.approx(0.3)
+    assert rate.note(0, 0.3) == pytest.approx(0.1)
+    assert [rate.note(0, 100.0) for _ in range(2)] == [0.0, 0.0]  # a long pause gives a burst, and no more
+    assert rate.note(0, 100.0) == pytest.approx(0.1)
+
+
+def test_a_gang_with_short_steps_is_never_slowed() -> None:
+    """Ranks with steps of 20 ms: a status each 0.25 s. During a suspicion: a ping each 0.25 s, and probe results."""
+    rate = MessageRate(StreamLimits(), 0.0)
+    status_bytes = 128 * 1024  # more than 8 ranks and their shards need
+    for tick in range(4 * 3600):
+        assert rate.note(status_bytes, tick / 4) == 0.0
+        assert rate.note(100, tick / 4) == 0.0
+    assert MessageRate(StreamLimits(), 0.0).note(COORDINATOR.message_bytes, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("service", ["AgentService", "NodeService"])
+@pytest.mark.parametrize("says_hello", [False, True], ids=["nothing", "hello only"])
+async def test_a_stream_that_says_nothing_ends(world: ScriptedWorld, service: str, says_hello: bool) -> None:
+    """Half-open connections, and callers that only hold a place."""
+    world.settings.update(stream_limits=StreamLimits(hello_s=0.05, silent_s=0.05), heartbeat_s=0.01)
+    await world.start_coordinator()
+    if says_hello and service == "AgentService":
+        await world.start_agents(["n1"])
+        [stream] = world.streams_of("n1")
+        world.tasks.discard(stream)
+        ended: Any = stream
+    else:
+        ended = _hold_open(world, service, says_hello)
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ended
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (caught.value.details() or "").startswith("no message for" if says_hello else "the messages that open")
+
+
+async def _hold_open(world: ScriptedWorld, service: str, says_hello: bool) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        stubs = {"AgentService": agent_pb2_grpc.AgentServiceStub, "NodeService": node_pb2_grpc.NodeServiceStub}
+        stub: Any = stubs[service](channel)  # type: ignore[no-untyped-call]
+        call = stub.Attach(metadata=await credential_metadata(world.credentials, f"/muster.v1.{service}/Attach"))
+        if says_hello:
+            await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n3", incarnation="d")))
+        async for _ in call:
+            pass

@@ -2,9 +2,9 @@
 
 An agent is checked when it attaches: the credential's uid owns the Slurm job, the node belongs to the job, the run of
 the job is the newest, and the call comes from an address of the node. An agent that the journal knows is not checked
-with Slurm again, so agents attach to a restarted coordinator although Slurm is down. After the check, the stream waits
-for nothing but the network. It ends when the node leaves the job (core/detection/departure.py), and with a status that
-has impossible values.
+with Slurm again, so agents attach to a restarted coordinator although Slurm is down. After the check, the stream
+waits for nothing but the network and the limits of `stream_reading`. It ends when the node leaves the job
+(core/detection/departure.py), and with a status that has impossible values.
 
 A second agent of the same job on the same node is dismissed while the first one lives: each would replace the other,
 and each replacement ends a generation.
@@ -31,6 +31,7 @@ from muster.daemon.coordinator.services.rpc_errors import (
     run_has_ended,
     unavailable,
 )
+from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.shell.agent_streams import AgentStream
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -39,6 +40,7 @@ from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import Caller, current_caller, current_method
+from muster.daemon.transport.server_limits import StreamLimits
 from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
@@ -55,7 +57,10 @@ class AgentDismissed(Exception):
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """The servicer. Every message of an agent becomes an event of `engine`."""
 
-    def __init__(self, engine: Engine, lookup: SlurmLookup, slurm: Slurm, rights: Rights) -> None:
+    def __init__(
+        self, engine: Engine, lookup: SlurmLookup, slurm: Slurm, rights: Rights, stream_limits: StreamLimits
+    ) -> None:
+        self._stream_limits = stream_limits
         self._rights = rights
         self._engine = engine
         self._slurm = slurm
@@ -66,7 +71,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         """See agent.proto."""
         try:
-            hello, status = await _read_hello(request_iterator)
+            hello, status = await _read_hello(request_iterator, self._stream_limits)
         except RpcAbort as error:
             await error.end_call(context)
         try:
@@ -85,6 +90,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except conversion.InvalidMessage as error:
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await invalid_argument(str(error)).end_call(context)
+        except RpcAbort as error:
+            _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
+            await error.end_call(context)
 
     async def _admit(self, hello: pb.AgentHello) -> str:
         """Check that the agent may attach, and register its gang. Returns the leaf switch of its node.
@@ -219,7 +227,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 self._engine.post(events.AgentDisconnected(stream.gang, stream.node, stream.incarnation))
 
     async def _receive(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
-        async for message in messages:
+        async for message in read_messages(messages, self._stream_limits):
             stream.note_heard()
             if message.HasField("ping"):
                 stream.put(self._message(pong=message.ping))
@@ -230,8 +238,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
 
 
-async def _read_hello(messages: AsyncIterator[pb.AgentMessage]) -> tuple[pb.AgentHello, pb.AgentStatus]:
-    first, second = await anext(messages, None), await anext(messages, None)
+async def _read_hello(
+    messages: AsyncIterator[pb.AgentMessage], limits: StreamLimits
+) -> tuple[pb.AgentHello, pb.AgentStatus]:
+    first, second = await first_message(messages, limits), await first_message(messages, limits)
     if first is None or not first.HasField("hello") or second is None or not second.HasField("status"):
         raise invalid_argument("the first message must be hello, the second one status")
     hello = first.hello

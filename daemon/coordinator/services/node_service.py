@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 
 import grpc.aio
 
@@ -21,6 +22,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
+from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
@@ -28,6 +30,7 @@ from muster.daemon.transport import job_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
+from muster.daemon.transport.server_limits import StreamLimits
 from muster.slurm.client.types import Gone, Node, Unknown
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
@@ -36,6 +39,8 @@ _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
 
 _RESOLVE_TIMEOUT_S = 5.0
+SILENT_HEARTBEATS = 4
+"""Heartbeats that a daemon may miss before its stream ends, whatever the interval is."""
 
 Resolve = Callable[[str], Awaitable[set[str]]]
 """Resolves a host name or an address to IP addresses."""
@@ -50,11 +55,14 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         lookup: SlurmLookup,
         policy: Policy,
         rights: Rights,
+        stream_limits: StreamLimits,
         *,
         heartbeat_s: float,
         resolve: Resolve,
     ) -> None:
         self._rights = rights
+        silent_s = max(stream_limits.silent_s, SILENT_HEARTBEATS * heartbeat_s)
+        self._stream_limits = replace(stream_limits, silent_s=silent_s)
         self._engine = engine
         self._resolve = resolve
         self._lookup = lookup
@@ -67,7 +75,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         """See node.proto."""
         try:
-            hello = await _read_hello(request_iterator)
+            hello = await _read_hello(request_iterator, self._stream_limits)
             await self._admit(hello)
         except RpcAbort as error:
             _log.warning("a node daemon at %s is rejected: %s", context.peer(), error)
@@ -79,6 +87,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             await asyncio.gather(serving, return_exceptions=True)
             raise_unexpected_error(serving)  # gRPC logs it, and the stream ends with an error
+        except RpcAbort as error:
+            _log.warning("the stream of the node daemon on %s ends: %s", hello.node, error)
+            await error.end_call(context)
         finally:
             serving.cancel()
             if self._streams.get(hello.node) is serving:
@@ -88,7 +99,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
         self._engine.post(_attached(hello, current_caller().address))
         await self._answer(context, 0)
-        async for message in messages:
+        async for message in read_messages(messages, self._stream_limits):
             await self._check_size(message.heartbeat, context)
             seq = self._post_message(hello.node, message)
             await self._answer(context, seq, self._unneeded_memory(message.heartbeat.kept))
@@ -168,8 +179,8 @@ def _attached(hello: pb.NodeHello, caller_address: str) -> events.NodeAttached:
     return events.NodeAttached(hello.node, hello.boot_id, hello.incarnation, hello.probe_address, addresses)
 
 
-async def _read_hello(messages: AsyncIterator[pb.NodeMessage]) -> pb.NodeHello:
-    first = await anext(messages, None)
+async def _read_hello(messages: AsyncIterator[pb.NodeMessage], limits: StreamLimits) -> pb.NodeHello:
+    first = await first_message(messages, limits)
     if first is None or not first.HasField("hello") or not first.hello.node:
         raise invalid_argument("the first message must be hello with the node's name")
     try:

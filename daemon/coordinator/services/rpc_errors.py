@@ -49,6 +49,11 @@ def resource_exhausted(message: str) -> RpcAbort:
     return RpcAbort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
+def deadline_exceeded(message: str) -> RpcAbort:
+    """The caller was silent for too long."""
+    return RpcAbort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+
+
 def unavailable(message: str) -> RpcAbort:
     """The answer needs something that does not answer now. The caller may try again."""
     return RpcAbort(grpc.StatusCode.UNAVAILABLE, message)
