@@ -364,7 +364,7 @@ async def test_the_command_ends_with_0_after_sigterm(coordinator: Coordinator, t
     ("flags", "status", "words"),
     [
         (["--auth=none"], 78, '--auth: auth = \'none\': must be "munge" or "secret:/absolute/path"'),
-        (["--auth=secret:/no/such/file"], 78, "the secret file can't be read"),
+        (["--auth=secret:/no/such/file", "--coordinator=127.0.0.1:1"], 78, "the secret file can't be read"),
         (["--listen=here"], 78, "--listen: 'here' must be HOST:PORT"),
         (["--heartbeat=0"], 2, "must be 0.05 to 3600"),
     ],
