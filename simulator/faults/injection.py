@@ -147,27 +147,36 @@ def isolate_node_and_crash_rank(world: World, gang: str) -> None:
     process.kill_rank(world, gang)
 
 
+def signal_while_coordinator_is_down(world: World, gang: str) -> None:
+    """A node's hardware fails, and the restarted coordinator hears of it before all agents have attached again."""
+    world.coordinator_restart_s = 2.0
+    if world.coordinator.alive:
+        world.crash_coordinator("by itself")
+    hardware.hardware_signal(world, gang)
+
+
 ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
     Phase.SUBMITTED: {(hardware.crash_batch_host, 0.0): 0.2},
     Phase.PREFLIGHT: {(fail_during_preflight, 0.0): 0.05},
     Phase.STARTING: {(requeue_during_start, 0.0): 0.02},
     Phase.RUNNING: {
         (network.cut_from_coordinator_during_phase, 2.5): 0.04,
-        (network.cut_from_coordinator_during_crash, 3.5): 0.035,
+        (network.cut_from_coordinator_during_crash, 3.5): 0.05,
         (network.isolate_node, 2.0): 0.01,
         (isolate_node_and_crash_rank, 2.0): 0.04,
         (crash_rank_behind_cut, 2.0): 0.03,
+        (signal_while_coordinator_is_down, 3.0): 0.02,
         (network.isolate_node_with_resets, 6.0): 0.06,
         (network.isolate_spare, 4.0): 0.06,
         (hardware.correlated_signal, 3.0): 0.045,
-        (hardware.unfit_then_failure, 3.0): 0.11,
-        (hardware.degraded_then_failure, 3.0): 0.06,
-        (process.stuck_shared_storage, 1.2): 0.1,
-        (process.declared_phase, 4.0): 0.07,
+        (hardware.unfit_then_failure, 3.0): 0.09,
+        (hardware.degraded_then_failure, 3.0): 0.04,
+        (process.stuck_shared_storage, 1.2): 0.085,
+        (process.declared_phase, 4.0): 0.06,
         (process.hang_rank, 7.0): 0.09,
         (process.crash_ranks_on_node, 1.5): 0.06,
         (process.agent_error, 3.0): 0.055,
-        (service.fail_durable_storage, 3.0): 0.02,
+        (service.fail_durable_storage, 3.0): 0.01,
         (service.preempt_job, 2.0): 0.15,  # the next run finds the memory that its nodes have kept
         (service.cancel_gang, 5.0): 0.005,
     },

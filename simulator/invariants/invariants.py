@@ -105,6 +105,7 @@ class Invariants:
             case facts.SlurmCallOwed() if fact.verb in ("drain", "down"):
                 self._site_limits.check_taken(fact)
                 self._node_health.check_drain(core, fact, at)
+                self._outages.check_drain(core, fact, at)
             case facts.SlurmCallSettled():
                 self._node_health.call_settled(fact)
             case facts.SlurmCallOwed() if fact.verb == "requeue" and reason_phrases.BATCH_PROCESS_LOST in fact.text:

@@ -11,7 +11,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.detection.outage import STUCK_AFTER_S
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE, NodeHealth
+from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE
 from muster.simulator.coverage import reason_phrases
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.ground_truth.reachability import Reachability
@@ -51,8 +51,6 @@ class OutageInvariant:
 
     def check_health_change(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
         """The core changes a node's health."""
-        if fact.health is NodeHealth.UNFIT and reason_phrases.RANKS_UNKILLABLE in fact.reason:
-            self._check_unkillable(core, fact, at)
         if fact.health in UNRESPONSIVE:
             gang = gang_watching(core.state, fact.node)
             if gang is not None:
@@ -61,7 +59,12 @@ class OutageInvariant:
         else:
             self._silent_at.pop(fact.node, None)
 
-    def _check_unkillable(self, core: Core, fact: facts.NodeJudged, at: float) -> None:
+    def check_drain(self, core: Core, call: facts.SlurmCallOwed, at: float) -> None:
+        """Slurm shall drain a node."""
+        if reason_phrases.RANKS_UNKILLABLE in call.text:
+            self._check_unkillable(core, call, at)
+
+    def _check_unkillable(self, core: Core, fact: facts.SlurmCallOwed, at: float) -> None:
         known_nodes, gangs = len(core.state.nodes), core.state.gangs
         waited_s = max(at - self._fenced_at.get(g.id, at) for g in gangs.values() if fact.node in g.members)
         unkillable = {fact.node}
@@ -74,7 +77,7 @@ class OutageInvariant:
                 unkillable |= {node for rank in agent.ranks.values() if rank.alive and rank.kill_sent}
         require(
             len(unkillable) <= max(2, known_nodes // 10) or waited_s >= OUTAGE_HOLD_S,
-            f"invariant 5: {fact.node} is called UNFIT after {waited_s:.1f} s, and ranks on {sorted(unkillable)} can't "
+            f"invariant 5: {fact.node} is drained after {waited_s:.1f} s, and ranks on {sorted(unkillable)} can't "
             f"be killed",
         )
 

@@ -1,4 +1,4 @@
-"""The simulator finds bugs: each planted bug is found within 200 seeds."""
+"""The simulator finds bugs: each planted bug is found within 200 seeds, one that shows seldom within 600."""
 
 import subprocess
 import sys
@@ -11,11 +11,13 @@ from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 from muster.simulator.planted_bugs.planting import PlantedBug
 
 SEEDS = 200
+MORE_SEEDS = {"detached-counts-as-fenced": 600}
+"""Bugs that show only if an agent is detached at the moment of a fence and its ranks live on: in one of 400 seeds."""
 
 
 @pytest.mark.parametrize("name", PLANTED_BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs", name, str(SEEDS)]
+    command = [sys.executable, "-Pm", "muster.simulator.planted_bugs", name, str(MORE_SEEDS.get(name, SEEDS))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "found by seed" in done.stdout
