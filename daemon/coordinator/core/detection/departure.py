@@ -10,34 +10,38 @@ trains on, so the failure detector decides about that node.
 
 from muster.daemon.coordinator.core.detection.failure_detector import remove_member
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang
-from muster.daemon.coordinator.core.state.observed_state import ObservedState
+from muster.daemon.coordinator.core.state.durable_state import Member
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
 
 def remove_departed(gang_turn: GangTurn) -> None:
     """Remove the members whose node Slurm's job no longer has. Their agents are not trusted to acknowledge a fence."""
-    gang, turn = gang_turn.gang, gang_turn.turn
-    departed = _departed(gang, turn.observed)
-    for node in sorted(departed if turn.changed_node is None else departed & {turn.changed_node}):
-        member = gang.members[node]
+    gang, turn, held = gang_turn.gang, gang_turn.turn, gang_turn.observed.held_nodes
+    if not held:
+        return  # Slurm has not answered yet
+    if turn.changed_node is None:
+        nodes = gang.members.keys() - held.get(gang.job, frozenset())
+    else:
+        nodes = gang.members.keys() & {turn.changed_node}  # a report costs the work of its own node
+    for member in [gang.members[node] for node in sorted(nodes)]:
+        if not _has_departed(gang_turn, member):
+            continue
         if member.removed:
-            turn.record(facts.MemberRemoved(gang.id, node, member.removal_reason, alive=False, left_job=True))
+            turn.record(facts.MemberRemoved(gang.id, member.node, member.removal_reason, alive=False, left_job=True))
         else:
-            remove_member(gang_turn, member, f"job {member.job} no longer has {node}", alive=False, left_job=True)
+            reason = f"job {member.job} no longer has {member.node}"
+            remove_member(gang_turn, member, reason, alive=False, left_job=True)
 
 
-def _departed(gang: Gang, observed: ObservedState) -> set[str]:
-    """Nodes of members that are not gone, that Slurm's job no longer has, and that Slurm does not have DOWN.
+def _has_departed(gang_turn: GangTurn, member: Member) -> bool:
+    """Slurm's job no longer has the node of a member that is not gone, and Slurm does not have the node DOWN.
 
     Slurm's answer may be older than the newest run of the job, or may be about a job that ends: such an answer takes no
     node away.
     """
-    seen = observed.gang(gang.id)
-    nodes_of_job = seen.pool_job_nodes
-    if seen.job_running is not None and seen.job_running[0] == gang.restart_count:
-        nodes_of_job = {**nodes_of_job, gang.job: seen.job_nodes}
-    candidates = gang.members.keys() - set(nodes_of_job.get(gang.job, ())) if nodes_of_job else ()
-    members = (gang.members[node] for node in candidates)
-    left = {m.node for m in members if not m.gone and m.node not in nodes_of_job.get(m.job, (m.node,))}
-    return {node for node in left if not observed.node(node).down}
+    gang, seen = gang_turn.gang, gang_turn.observed
+    held = seen.held_nodes.get(member.job)
+    if held is None or member.gone or member.node in held or gang_turn.turn.observed.node(member.node).down:
+        return False
+    of_this_run = seen.job_running is not None and seen.job_running[0] == gang.restart_count
+    return member.job != gang.job or of_this_run

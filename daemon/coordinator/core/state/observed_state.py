@@ -100,8 +100,8 @@ class ObservedGang:
     job_ended: str | None = None
     job_restarts: int = 0
     job_nodes: tuple[str, ...] = ()
-    pool_job_nodes: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Pool job → the nodes that it has, as Slurm says."""
+    held_nodes: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Job → the nodes that it has, as Slurm says: the gang's job while it runs, and pool jobs."""
     limit_at: float | None = None
     limit_s: float = 0.0
     """When the time limit ends the job (seconds), and how long the whole limit is."""
@@ -223,7 +223,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
         case events.SlurmJobChanged():
             _observe_job(observed.gang(event.gang), event, now)
         case events.PoolJobChanged():
-            observed.gang(event.gang).pool_job_nodes[event.job] = event.nodes
+            observed.gang(event.gang).held_nodes[event.job] = frozenset(event.nodes)
         case events.NodeAttached() | events.NodeDisconnected() | events.NodeHeartbeat() | events.SlurmNodeChanged():
             _observe_node(observed.node(event.node), event, now)
         case _:
@@ -246,6 +246,9 @@ def _observe_job(gang: ObservedGang, event: events.SlurmJobChanged, now: float) 
     gang.pending_reason = event.pending_reason
     gang.job_nodes = event.nodes
     gang.job_pending = not event.ended and not event.nodes
+    gang.held_nodes.pop(event.job, None)
+    if event.nodes and not event.ended:
+        gang.held_nodes[event.job] = frozenset(event.nodes)
     if event.ended or not event.nodes:
         gang.job_running = None
     elif gang.job_running is None or gang.job_running[0] != event.restart_count:
