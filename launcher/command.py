@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from muster.daemon.transport.identity import IdentityError
-from muster.daemon.transport.site_config import CONFIG, Site, SiteError
+from muster.daemon.transport.site_config import CONFIG, PLAIN_TEXT, TLS, Site, SiteError
 from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
 
@@ -38,6 +38,7 @@ def site_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the coordinator's address and for the authentication."""
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="the address of muster-coordinator")
     parser.add_argument("--auth", metavar="munge|secret:PATH", help="how to authenticate")
+    parser.add_argument("--connections", metavar="HOW", help=f'"{TLS}" or "{PLAIN_TEXT}"; default {TLS}')
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings file; default {CONFIG}")
 
 
@@ -48,7 +49,9 @@ def load_site(options: argparse.Namespace) -> Site:
         SiteFault: a setting is wrong.
     """
     try:
-        return Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
+        return Site.load(
+            coordinator=options.coordinator, auth=options.auth, connections=options.connections, config=options.config
+        )
     except SiteError as error:
         raise SiteFault(str(error)) from None
 
@@ -60,9 +63,11 @@ def connect(site: Site) -> CoordinatorClient:
         SiteFault: the credentials are not available.
     """
     try:
-        return CoordinatorClient(site.coordinator, site.credentials())
+        return CoordinatorClient(site.coordinator, site.credentials(), site.trust())
     except IdentityError as error:
         raise identity_fault(error) from None
+    except SiteError as error:
+        raise SiteFault(str(error)) from None
 
 
 def print_note(text: str) -> None:

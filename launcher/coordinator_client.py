@@ -14,6 +14,7 @@ from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
+from muster.daemon.transport.tls import Trust, is_proof_failure
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
@@ -45,9 +46,11 @@ class CoordinatorClient:
     addresses separated by commas if a standby runs.
     """
 
-    def __init__(self, address: str, credentials: Credentials) -> None:
+    def __init__(self, address: str, credentials: Credentials, trust: Trust | None = None) -> None:
+        """`trust`: whom to take for a coordinator; None: plain text."""
         self.address = address
         self._credentials = credentials
+        self._trust = trust
         self._channels: list[grpc.aio.Channel] = []
 
     async def __aenter__(self) -> CoordinatorClient:
@@ -64,7 +67,9 @@ class CoordinatorClient:
         """Connects to the coordinator that answers now. Calls on an earlier connection continue."""
         addresses = split_addresses(self.address)
         self._channels.append(
-            await open_first_ready_channel(addresses, self._credentials, receive_bytes=ORDER_BYTES, keepalive=True)
+            await open_first_ready_channel(
+                addresses, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES, keepalive=True
+            )
         )
         self._stub = MusterStub(self._channels[-1])
 
@@ -155,7 +160,7 @@ class CoordinatorClient:
         while True:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             try:
-                async with CoordinatorClient(self.address, self._credentials) as other:
+                async with CoordinatorClient(self.address, self._credentials, self._trust) as other:
                     await other.has_gang("-")
             except Unavailable:
                 continue
@@ -198,13 +203,18 @@ def _to_launcher_error(error: grpc.aio.AioRpcError, address: str) -> LauncherErr
     words = error.details() or error.code().name
     match error.code():
         # CANCELLED: the coordinator is stopping and has ended the call.
+        case grpc.StatusCode.UNAVAILABLE if is_proof_failure(words):
+            return SiteFault(
+                f"the server at {address} does not prove that it is a coordinator of this site: {words}",
+                "check its certificate with `muster pki show` there, and tls_authority in /etc/muster/muster.toml",
+            )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return Unavailable(
                 f"the coordinator at {address} does not answer: {words}",
                 "check that muster-coordinator runs there. The address comes from --coordinator, MUSTER_COORDINATOR or"
                 " /etc/muster/muster.toml",
             )
-        case grpc.StatusCode.UNAUTHENTICATED:
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.FAILED_PRECONDITION:
             return SiteFault(
                 f"the coordinator at {address} rejects the authentication: {words}",
                 "check that both hosts have the same munge key and that their clocks agree",

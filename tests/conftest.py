@@ -17,6 +17,8 @@ from collections import Counter
 
 import pytest
 
+import muster.daemon  # noqa: F401  # before gRPC, as in every daemon: see there
+
 SLOWEST = 10
 
 

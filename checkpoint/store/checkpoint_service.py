@@ -66,7 +66,7 @@ class CheckpointService:
 
     Args:
         gang_id, node: the gang and the node of this agent.
-        dial: returns a stub for a peer's address, host:port.
+        dial: returns a stub for the agent on a node, at its address (host:port).
         on_change: called when `shards`, `committed`, `progress` or `phases` return something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
     """
@@ -75,7 +75,7 @@ class CheckpointService:
         self,
         gang_id: str,
         node: str,
-        dial: Callable[[str], "PeerServiceAsyncStub"],
+        dial: Callable[[str, str], "PeerServiceAsyncStub"],
         on_change: Callable[[], None],
         slots_refused: str = "",
     ) -> None:

@@ -49,7 +49,7 @@ class Recall:
     Args:
         gang_id, node: the gang and the node of this agent.
         shard_store, slots: where shards are found, and where recalled shards are added.
-        dial: returns a stub for a peer's address.
+        dial: returns a stub for the agent on a node, at its address (host:port).
         run_in_thread: runs a function in a thread.
     """
 
@@ -59,7 +59,7 @@ class Recall:
         node: str,
         shard_store: ShardStore,
         slots: SlotPool,
-        dial: Callable[[str], "PeerServiceAsyncStub"],
+        dial: Callable[[str, str], "PeerServiceAsyncStub"],
         run_in_thread: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
@@ -158,7 +158,7 @@ class Recall:
 
     async def _fetch(self, rank: int, version: Version, source: RestoreSource) -> Shard:
         request = peer_pb2.FetchRequest(gang_id=self._gang_id, node=self._node, rank=rank, version=version.to_wire())
-        stub = self._dial(self._peer_addresses[source.node])
+        stub = self._dial(source.node, self._peer_addresses[source.node])
         stream = aiter(stub.Fetch(request, timeout=FETCH_TIMEOUT_S))
         first = await anext(stream, None)
         if first is None or not first.HasField("offer"):

@@ -175,8 +175,8 @@ class InProcessGang:
         self.generation = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    def dial(self, address: str) -> Any:
-        """A stub for an address. All stubs of an address share one channel."""
+    def dial(self, node: str, address: str) -> Any:
+        """A stub for the agent on a node, at its address. All stubs of an address share one channel."""
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address)
         return peer_pb2_grpc.PeerServiceStub(self._channels[address])

@@ -32,14 +32,17 @@ from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.status_limits import limit_stderr
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
-from muster.daemon.transport.reachability import Reachability, probe
+from muster.daemon.transport.reachability import Probed, Reachability, probe
 from muster.daemon.transport.server_limits import agent_limits
+from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
     AgentStatus,
+    Certificate,
     Duty,
     FlushOrder,
     Order,
@@ -110,6 +113,8 @@ class AgentSettings:
     """The pool request for which this agent was started; 0: the agent belongs to the gang's own job."""
     memory_socket: str = ""
     """The socket of musterd's kept memory; empty: memory is not kept over a requeue."""
+    trust: Trust | None = None
+    """Whom to take for a coordinator; None: all connections are plain text."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""
 
@@ -126,7 +131,8 @@ class Agent:
     ) -> None:
         self._settings = settings
         self._stream: AgentStream | None = None
-        self._channels = PeerChannels(settings.credentials)
+        self._key = ServerKey() if settings.trust else None
+        self._channels = PeerChannels(settings.credentials, settings.identity.gang)
         self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)
         identity = settings.identity
         self._newest_generation = 0
@@ -161,7 +167,7 @@ class Agent:
         spec, identity = self._settings.spec, self._settings.identity
         limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
         server = make_agent_server(self._settings.credentials, limits, identity, self._service)
-        port = bind(server, self._settings.listen)
+        port = bind(server, self._settings.listen, self._key.certificates() if self._key else None)
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)
@@ -370,10 +376,24 @@ class Agent:
             spec=settings.spec,
             batch_host=settings.batch_host,
             pool_serial=settings.pool_serial,
+            public_key=self._key.public_key if self._key else b"",
         )
-        repeat = self._peer_monitor.repeat_accusations
-        handlers = StreamHandlers(hello, self._status, repeat, self._handle_order, self._handle_probe, self._dismissed)
-        return AgentStream(settings.coordinator, settings.credentials, handlers)
+        handlers = StreamHandlers(
+            hello=hello,
+            status=self._status,
+            attached=self._peer_monitor.repeat_accusations,
+            certificate=self._use_certificate,
+            order=self._handle_order,
+            probe=self._handle_probe,
+            dismissed=self._dismissed,
+        )
+        return AgentStream(settings.coordinator, settings.credentials, handlers, settings.trust)
+
+    def _use_certificate(self, message: Certificate) -> None:
+        """From now on, prove this agent's name to others, and ask them for theirs."""
+        if self._key is not None:
+            self._key.use(message.certificate)
+            self._channels.trust = Trust(lambda: message.authorities)
 
     # --- silence of others -------------------------------------------------------------------------------------------
 
@@ -401,8 +421,10 @@ class Agent:
 
     async def _probe(self, order: ProbeOrder) -> None:
         try:
+            server = call_binding.name_of_agent(self._settings.identity.gang, order.node)
+            probed = Probed(order.peer_address, order.node, server)
             reachability = await probe(
-                order.peer_address, order.node, self._settings.credentials, order.deadline_ms / 1000
+                probed, self._settings.credentials, order.deadline_ms / 1000, self._channels.trust
             )
         except IdentityUnavailable as error:
             log.error("can't probe %s: %s", order.node, error)

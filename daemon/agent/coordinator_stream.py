@@ -26,7 +26,17 @@ from muster.daemon.transport.channel import credential_metadata, open_first_read
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
-from muster.v1.agent_pb2 import AgentHello, AgentMessage, AgentPing, AgentStatus, CoordinatorMessage, Order, ProbeOrder
+from muster.daemon.transport.tls import RENEW_AFTER_S, Trust
+from muster.v1.agent_pb2 import (
+    AgentHello,
+    AgentMessage,
+    AgentPing,
+    AgentStatus,
+    Certificate,
+    CoordinatorMessage,
+    Order,
+    ProbeOrder,
+)
 from muster.v1.agent_pb2_grpc import AgentServiceStub
 
 log = logging.getLogger(__name__)
@@ -45,6 +55,7 @@ _REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
 )
 
 
@@ -55,12 +66,13 @@ class StreamHandlers:
     hello: the first message of each stream.
     status: returns the agent's whole status.
     attached: a new stream is open. Its coordinator may not know what was sent before.
-    order, probe, dismissed: a message of this kind has arrived.
+    certificate, order, probe, dismissed: a message of this kind has arrived.
     """
 
     hello: AgentHello
     status: Callable[[], AgentStatus]
     attached: Callable[[], None]
+    certificate: Callable[[Certificate], None]
     order: Callable[[Order], None]
     probe: Callable[[ProbeOrder], None]
     dismissed: Callable[[str], None]
@@ -72,13 +84,17 @@ class AgentStream:
     last_contact: monotonic seconds at which the newest answered ping was sent; minus infinity: no ping was answered.
     """
 
-    def __init__(self, address: str, credentials: Credentials, handlers: StreamHandlers) -> None:
+    def __init__(
+        self, address: str, credentials: Credentials, handlers: StreamHandlers, trust: Trust | None = None
+    ) -> None:
+        """`trust`: whom to take for a coordinator; None: plain text."""
         self.last_contact = float("-inf")
         self._address = address
         self._answer_timeout_s = (
             _ANSWER_TIMEOUT_WITH_STANDBY_S if len(split_addresses(address)) > 1 else _ANSWER_TIMEOUT_S
         )
         self._credentials = credentials
+        self._trust = trust
         self._handlers = handlers
         self._outbox: deque[AgentMessage] = deque()
         # When to send the status; infinity: the status has not changed.
@@ -120,10 +136,12 @@ class AgentStream:
     async def _run_stream(self) -> float:
         """Run one stream from its opening to its end; return the seconds to wait before the next."""
         addresses = split_addresses(self._address)
-        async with await open_first_ready_channel(addresses, self._credentials, receive_bytes=ORDER_BYTES) as channel:
+        async with await open_first_ready_channel(
+            addresses, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES
+        ) as channel:
             self._closed_because = ""
             try:
-                metadata = await credential_metadata(self._credentials, _ATTACH)
+                metadata = await credential_metadata(channel, _ATTACH, self._hello())
                 await self._exchange(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
                 return self._log_and_back_off("the coordinator has ended the stream")
             except asyncio.CancelledError:
@@ -174,7 +192,7 @@ class AgentStream:
         started = clock.monotonic()
         pinged = float("-inf")
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            await call.write(AgentMessage(hello=self._handlers.hello))
+            await call.write(self._hello())
             self._outbox.clear()
             self._handlers.attached()
             self._status_due = started
@@ -187,7 +205,13 @@ class AgentStream:
                 if self._pings_sent and now - max(started, self.last_contact) > self._answer_timeout_s:
                     self._close(call, f"no answer for {self._answer_timeout_s:g} s")
                     return
+                if self._trust and now - started > RENEW_AFTER_S:
+                    self._close(call, "a new certificate is due")
+                    return
                 await self._sleep_until(min(pinged + self._period, self._status_due))
+
+    def _hello(self) -> AgentMessage:
+        return AgentMessage(hello=self._handlers.hello)
 
     async def _flush(self, call: Any) -> None:
         self._wake.clear()
@@ -215,6 +239,8 @@ class AgentStream:
             return
         self._term = message.term
         match message.WhichOneof("body"):
+            case "certificate":
+                self._handlers.certificate(message.certificate)
             case "order":
                 self._handlers.order(message.order)
             case "probe":

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         BadOption, SiteError, IdentityError: the message says what would be right.
     """
     spec = read_spec(options.spec)
-    site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
+    site = _load_site(options)
     settings = _settings(options, spec, site)
     agent_log.start(options.log_level, spec.run_dir, settings.identity.gang, settings.identity.node)
     # Do not use asyncio.run: it waits for all tasks and threads, even blocked ones. The end of the process does not.
@@ -64,7 +64,7 @@ def batch(options: argparse.Namespace) -> int:
     """
     if not options.gang:
         raise BadOption("--gang (or MUSTER_GANG) must name the gang")
-    site = Site.load(coordinator=options.coordinator, auth=options.auth, config=options.config)
+    site = _load_site(options)
     start_logging(options.log_level)
     spec = read_spec(text) if (text := os.environ.get("MUSTER_SPEC", "")) else None
     if spec and spec.durable_dir:
@@ -72,8 +72,14 @@ def batch(options: argparse.Namespace) -> int:
     run = BatchRef(
         gang_id=options.gang, slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)), slurm_restart_count=_restart_count()
     )
-    remote = RemoteCoordinator(site.coordinator, site.credentials(), run)
+    remote = RemoteCoordinator(site.coordinator, site.credentials(), run, site.trust())
     return asyncio.run(run_batch(options.command, remote, _allocation(spec, run) if spec else None))
+
+
+def _load_site(options: argparse.Namespace) -> Site:
+    return Site.load(
+        coordinator=options.coordinator, auth=options.auth, connections=options.connections, config=options.config
+    )
 
 
 def _allocation(spec: JobSpec, run: BatchRef) -> Allocation:
@@ -122,6 +128,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         spec=spec,
         coordinator=site.coordinator,
         credentials=site.credentials(),
+        trust=site.trust(),
         listen=options.listen,
         host=options.advertise or _address_towards(split_addresses(site.coordinator)[0]),
         notice_s=options.notice,

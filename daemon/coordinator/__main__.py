@@ -96,9 +96,14 @@ async def _run(flags: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_requested.set)
     settings = site_config.Site.load(
-        coordinator=flags.coordinator, auth=flags.auth, config=flags.config, calls_coordinator=False
+        coordinator=flags.coordinator,
+        auth=flags.auth,
+        connections=flags.connections,
+        config=flags.config,
+        calls_coordinator=False,
     )
     policy, credentials = Policy.load(flags.policy), settings.credentials()
+    certificate_files = settings.certificate_files()
     flags.state_dir = await asyncio.to_thread(_check_state_dir, flags)
     await _check_slurm_calls_can_end(flags)
     keeper = _lease_keeper(flags.state_dir) if flags.shared_state else None
@@ -114,6 +119,8 @@ async def _run(flags: argparse.Namespace) -> None:
                     state_dir=flags.state_dir,
                     slurm=slurm,
                     credentials=credentials,
+                    certificate_files=certificate_files,
+                    configured_names=settings.coordinator_hosts(),
                     rights=Rights(settings.operator_uids()),
                     policy=policy,
                     heartbeat_s=flags.heartbeat,

@@ -23,11 +23,12 @@ from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch
-from muster.daemon.transport import server_limits
+from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import StreamLimits
+from muster.daemon.transport.tls import CertificateFiles, Trust
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
 from muster.v1 import agent_pb2, agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
@@ -45,6 +46,8 @@ class Settings:
         confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
         stream_limits: what one stream of an agent or a node daemon may send.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
+        certificate_files: what this coordinator proves itself with; None: all connections are plain text.
+        configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for any.
     """
 
     listen: str
@@ -58,6 +61,8 @@ class Settings:
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
+    certificate_files: CertificateFiles | None = None
+    configured_names: frozenset[str] = frozenset()
 
 
 class Coordinator:
@@ -69,6 +74,7 @@ class Coordinator:
 
         Raises:
             JournalError: the journal can't be opened or read.
+            TlsError, OSError: the files of the issuing authority can't be used.
         """
         return cls(settings, *await asyncio.to_thread(_open_journal, settings.state_dir, settings.lease_term))
 
@@ -76,11 +82,14 @@ class Coordinator:
         """`state` is the replay of `journal`, which the coordinator closes when it stops."""
         self._settings = settings
         self._journal = journal
+        self._issuing = authority.issuing_authority(settings.state_dir) if settings.certificate_files else None
+        self._host_names = call_binding.names_of_this_host()
         self.engine = Engine(
             journal,
             state,
             settings.slurm,
             settings.credentials,
+            trust=Trust(self._issuing_pem) if self._issuing else None,
             limits=settings.policy.limits,
             confirm_leadership=settings.confirm_leadership,
         )
@@ -99,7 +108,8 @@ class Coordinator:
         Raises:
             muster.daemon.transport.channel.ListenError: the address is in use.
         """
-        self.port = bind(self._server, self._settings.listen)
+        files = self._settings.certificate_files
+        self.port = bind(self._server, self._settings.listen, files.certificates() if files else None)
         self.engine.start()
         self._watch_task = asyncio.create_task(self._watch_slurm())
         await self._server.start()
@@ -140,9 +150,14 @@ class Coordinator:
         # The nodes of `muster run --local` appear one after another, and to ask for them costs nothing.
         valid_s = 0.0 if isinstance(settings.slurm, LocalSlurm) else ROSTER_VALID_S
         lookup = SlurmLookup(settings.slurm, self.roster, roster_valid_s=valid_s)
-        server = make_server(settings.credentials, server_limits.COORDINATOR, refuse=settings.rights.refusal)
+        server = make_server(
+            settings.credentials,
+            server_limits.COORDINATOR,
+            server_names=self._names,
+            refuse=settings.rights.refusal,
+        )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(
-            AgentService(engine, lookup, settings.slurm, settings.rights, settings.stream_limits), server
+            AgentService(engine, lookup, settings.slurm, settings.rights, settings.stream_limits, self._issuing), server
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(
@@ -153,6 +168,7 @@ class Coordinator:
                 settings.stream_limits,
                 heartbeat_s=settings.heartbeat_s,
                 resolve=settings.resolve,
+                issuing=self._issuing,
             ),
             server,
         )
@@ -160,6 +176,15 @@ class Coordinator:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server
+
+    def _names(self) -> frozenset[str]:
+        """The names under which this coordinator may be called. Its certificate names no other coordinator."""
+        files = self._settings.certificate_files
+        return self._host_names | (files.names if files else self._settings.configured_names)
+
+    def _issuing_pem(self) -> bytes:
+        assert self._issuing
+        return self._issuing.pem
 
     async def _set_health(self, state: object) -> None:
         for service in ("", *_SERVICES):

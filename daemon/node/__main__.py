@@ -75,7 +75,9 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         site_config.split_address(flags.listen)
     except ValueError as error:
         raise site_config.SiteError(f"--listen: {error}") from None
-    settings = site_config.Site.load(coordinator=flags.coordinator, auth=flags.auth, config=flags.config)
+    settings = site_config.Site.load(
+        coordinator=flags.coordinator, auth=flags.auth, connections=flags.connections, config=flags.config
+    )
     return NodeSettings(
         node=site_config.node_name(flags.node),
         coordinator=settings.coordinator,
@@ -87,6 +89,7 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         systemd=Systemd(
             os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())
         ),
+        trust=settings.trust(),
     )
 
 

@@ -24,6 +24,7 @@ from muster.daemon.node.sensors.sensor import Observation
 from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
+from muster.daemon.transport.tls import RENEW_AFTER_S, Trust
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
 
@@ -73,6 +74,9 @@ class NodeStream:
 
     `addresses` returns the IP addresses of this node, as `hello` names them. When they change, the stream is reopened,
     so that the coordinator knows them: it compares an agent's address with them.
+
+    `trust`: whom to take for a coordinator; None: plain text. `use_certificate` takes each certificate that the
+    coordinator sends for this daemon's server. The stream is reopened for a new one.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class NodeStream:
         memory: KeptGangs,
         timeouts: StreamTimeouts = StreamTimeouts(),  # frozen
         addresses: Callable[[], tuple[str, ...]] = own_addresses,
+        trust: Trust | None = None,
+        use_certificate: Callable[[bytes], None] | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
@@ -92,6 +98,8 @@ class NodeStream:
         self._memory = memory
         self._timeouts = timeouts
         self._addresses = addresses
+        self._trust = trust
+        self._use_certificate = use_certificate
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
@@ -108,7 +116,7 @@ class NodeStream:
             try:
                 hello = await self._hello()
                 async with await open_first_ready_channel(
-                    split_addresses(self._coordinator), self._credentials
+                    split_addresses(self._coordinator), self._credentials, trust=self._trust
                 ) as channel:
                     async for _ in self._stream(channel, hello):
                         waits = self._timeouts.backoffs()
@@ -131,8 +139,10 @@ class NodeStream:
         """
         self._outbox.rewind()
         state = _StreamState()
-        metadata = await credential_metadata(self._credentials, "/muster.v1.NodeService/Attach")
-        call = node_pb2_grpc.NodeServiceStub(channel).Attach(self._messages(hello, state), metadata=metadata)
+        first_message = pb.NodeMessage(hello=hello)
+        metadata = await credential_metadata(channel, "/muster.v1.NodeService/Attach", first_message)
+        messages = self._messages(first_message, tuple(hello.addresses), state)
+        call = node_pb2_grpc.NodeServiceStub(channel).Attach(messages, metadata=metadata)
         try:
             allowed, first = self._timeouts.hello_timeout_s, True
             while True:
@@ -152,19 +162,25 @@ class NodeStream:
             self._outbox.changed.set()
             call.cancel()
 
-    async def _messages(self, hello: pb.NodeHello, state: _StreamState) -> AsyncIterator[pb.NodeMessage]:
+    async def _messages(
+        self, hello: pb.NodeMessage, addresses: tuple[str, ...], state: _StreamState
+    ) -> AsyncIterator[pb.NodeMessage]:
         """Yield what is sent: hello, then heartbeats at their times and signals as they come."""
         loop = asyncio.get_running_loop()
         state.unanswered.append(None)
-        yield pb.NodeMessage(hello=hello)
+        yield hello
         await state.welcomed.wait()  # gRPC shows a refusal only to a caller that is not writing
         next_heartbeat_at = loop.time()
+        renew_at = loop.time() + RENEW_AFTER_S
         while not state.over:
             if observation := self._outbox.next_unsent():
                 state.unanswered.append(observation)
                 yield pb.NodeMessage(signal=observation.message())
-            elif tuple(hello.addresses) != self._addresses():
+            elif addresses != self._addresses():
                 _log.info("the IP addresses of this node have changed: attaching again with the new ones")
+                return
+            elif self._trust and loop.time() >= renew_at:
+                _log.info("a new certificate is due: attaching again")
                 return
             elif loop.time() >= next_heartbeat_at:
                 next_heartbeat_at = loop.time() + self._heartbeat_s
@@ -186,6 +202,8 @@ class NodeStream:
                 " running (if its journal was begun anew, restart musterd)"
             )
         self._term = order.term
+        if order.certificate and self._use_certificate:
+            self._use_certificate(order.certificate)
         state.welcomed.set()
         if state.unanswered and (observation := state.unanswered.popleft()):
             self._outbox.confirm(observation)

@@ -23,6 +23,7 @@ from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
+from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import node_pb2
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -46,6 +47,7 @@ class NodeSettings:
     coordinator: "host:port", or several with commas.
     listen: "host:port"; port 0: any free port.
     memory: the socket for memory that is kept over a requeue; None: keep none.
+    trust: whom to take for a coordinator; None: all connections are plain text.
     """
 
     node: str
@@ -57,6 +59,7 @@ class NodeSettings:
     boot_id: Path = BOOT_ID
     memory: Path | None = None
     systemd: Systemd = field(default_factory=Systemd)
+    trust: Trust | None = None
 
 
 class NodeDaemon:
@@ -67,8 +70,15 @@ class NodeDaemon:
         self._incarnation = secrets.token_hex(8)
         self._port = 0
         self._kept_memory = KeptMemoryStore(FdStore(settings.systemd.notify))
+        self._key = ServerKey() if settings.trust else None
         self._stream = NodeStream(
-            settings.coordinator, settings.credentials, self._hello, settings.heartbeat_s, self._kept_memory
+            settings.coordinator,
+            settings.credentials,
+            self._hello,
+            settings.heartbeat_s,
+            self._kept_memory,
+            trust=settings.trust,
+            use_certificate=self._key.use if self._key else None,
         )
 
     async def run(self) -> None:
@@ -80,7 +90,7 @@ class NodeDaemon:
         # First: release old memory, so that nothing is kept too long however this daemon ends.
         memory = self._make_memory_service()
         server = make_probe_server(self._settings.credentials, self._settings.node, self._incarnation)
-        self._port = bind(server, self._settings.listen)
+        self._port = bind(server, self._settings.listen, self._key.certificates() if self._key else None)
         await server.start()
         _log.info("node %s, answers probes on port %d", self._settings.node, self._port)
         try:
@@ -116,6 +126,7 @@ class NodeDaemon:
             version=version("muster"),
             incarnation=self._incarnation,
             addresses=own_addresses(),
+            public_key=self._key.public_key if self._key else b"",
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from muster.daemon.transport import server_limits
+from muster.daemon.transport import call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import make_server
 from muster.daemon.transport.identity import Credentials
@@ -31,6 +31,7 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
 def make_probe_server(credentials: Credentials, node: str, incarnation: str) -> grpc.aio.Server:
     """The server of a node daemon. It listens nowhere yet."""
     refuse = partial(Rights(frozenset()).refusal, names_job=False)
-    server = make_server(credentials, server_limits.NODE_DAEMON, refuse=refuse)
+    names = frozenset({call_binding.name_of_node_daemon(node)})
+    server = make_server(credentials, server_limits.NODE_DAEMON, server_names=lambda: names, refuse=refuse)
     common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(node, incarnation), server)
     return server

@@ -1,9 +1,10 @@
 """The only module that makes gRPC channels and servers.
 
-Every call carries a credential in its metadata (`muster-credential`). The credential is made for that call and is
-checked before anything else of the call is read (`muster.daemon.transport.credential_check`). `open_channel` adds it. A
-bidirectional streaming call is different: its caller passes `credential_metadata`, because gRPC's interceptor for such
-calls costs a task and a queue for every message and leaves both pending when the peer dies.
+Every call carries a credential in its metadata (`muster-credential`). The credential is made for that call
+(`muster.daemon.transport.call_binding`) and is checked before anything else of the call is read
+(`muster.daemon.transport.credential_check`). `open_channel` adds it. A bidirectional streaming call is different: its
+caller passes `credential_metadata`, because gRPC's interceptor for such calls costs a task and a queue for every
+message and leaves both pending when the peer dies.
 
 A call without a valid credential ends with UNAUTHENTICATED and the reason. If munged does not answer, the call ends
 with UNAVAILABLE, like any other temporary fault of a host. A handler reads the caller from
@@ -11,7 +12,8 @@ with UNAVAILABLE, like any other temporary fault of a host. A handler reads the 
 
 Each side receives messages up to a size of its own (`muster.daemon.transport.server_limits`).
 
-If Muster uses TLS one day, it belongs here: only `open_channel` and `bind` choose the transport.
+A channel with a `Trust` and a port with certificates use TLS (`muster.daemon.transport.tls`). The server proves its
+name before the caller sends a credential. Without them the connection is plain text.
 
 gRPC's keepalive is off between daemons: Muster's own pings detect silence, with deadlines that the tests measure. A
 command that follows a job turns `keepalive` on, because a command sends no pings of its own.
@@ -22,19 +24,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.authorization import Rights
+from muster.daemon.transport.call_binding import ServerNames
 from muster.daemon.transport.credential_check import CREDENTIAL_KEY, CredentialCheck, RefuseCaller
-from muster.daemon.transport.identity import Credentials, IdentityUnavailable
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof
 from muster.daemon.transport.server_limits import SMALL_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.site_config import split_address
+from muster.daemon.transport.tls import Trust
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds that each of several coordinators has to answer a connection."""
@@ -75,11 +81,16 @@ def open_channel(
     address: str,
     credentials: Credentials,
     *,
+    trust: Trust | None = None,
+    server: str = "",
     receive_bytes: int = SMALL_MESSAGE_BYTES,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
     keepalive: bool = False,
 ) -> grpc.aio.Channel:
     """Return a channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before the first call.
+
+    With `trust` the connection uses TLS, and the server must prove that it is `server`. None: plain text. `server` is
+    also the server for which the credentials are made; empty: the host of the address.
 
     A call ends with RESOURCE_EXHAUSTED if the server answers with a message larger than `receive_bytes`.
 
@@ -87,21 +98,28 @@ def open_channel(
     has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends with
     UNAVAILABLE.
     """
-    prove = partial(_add_credential, credentials, identity_deadline_s)
+    proofs = _CallProofs(credentials, server or call_binding.name_of_address(address), identity_deadline_s)
     interceptors: list[Any] = [
-        _UnaryUnary(prove),
-        _UnaryStream(prove),
-        _StreamUnary(prove),
+        _UnaryUnary(proofs),
+        _UnaryStream(proofs),
+        _StreamUnary(proofs),
     ]
     received = ("grpc.max_receive_message_length", receive_bytes)
     options = [*_CLIENT_OPTIONS, received, *(_KEEPALIVE_OPTIONS if keepalive else ())]
-    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    if trust is None:
+        channel = grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    else:
+        options += trust.options(server)
+        channel = grpc.aio.secure_channel(address, trust.credentials(), options=options, interceptors=interceptors)
+    _proofs_of[channel] = proofs
+    return channel
 
 
 async def open_first_ready_channel(
     addresses: Sequence[str],
     credentials: Credentials,
     *,
+    trust: Trust | None = None,
     receive_bytes: int = SMALL_MESSAGE_BYTES,
     deadline_s: float = CONNECT_TIMEOUT_S,
     keepalive: bool = False,
@@ -112,7 +130,8 @@ async def open_first_ready_channel(
     call then shows the error.
     """
     channels = [
-        open_channel(address, credentials, receive_bytes=receive_bytes, keepalive=keepalive) for address in addresses
+        open_channel(address, credentials, trust=trust, receive_bytes=receive_bytes, keepalive=keepalive)
+        for address in addresses
     ]
     if len(channels) == 1:
         return channels[0]
@@ -138,32 +157,38 @@ def make_server(
     credentials: Credentials,
     limits: ServerLimits,
     *,
+    server_names: ServerNames = call_binding.names_of_this_host,
     refuse: RefuseCaller | None = None,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
 ) -> grpc.aio.Server:
     """Return a server that checks the credential of every call before it reads the call's message. Register the
     servicers, call `bind`, then start the server.
 
+    `server_names`: a credential must be made for one of these names (`muster.daemon.transport.call_binding`).
+
     A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
     None: the table of `muster.daemon.transport.authority_table`, for a server that knows no operators but root and its
     own user. If a credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
     """
 
-    async def check(token: str, method: str) -> tuple[int, int]:
-        return await _call_munge(lambda: credentials.check(token, method), identity_deadline_s)
+    async def check(token: str) -> Proof:
+        return await _call_munge(lambda: credentials.check(token), identity_deadline_s)
 
-    interceptor = CredentialCheck(check, limits, refuse or Rights(frozenset()).refusal)
+    interceptor = CredentialCheck(check, server_names, limits, refuse or Rights(frozenset()).refusal)
     return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, *limits.options()])
 
 
-def bind(server: grpc.aio.Server, address: str) -> int:
+def bind(server: grpc.aio.Server, address: str, certificates: grpc.ServerCredentials | None = None) -> int:
     """Listen on `address` ("host:port"; no host: all addresses; port 0: any free port) and return the port.
+
+    With `certificates` the port takes TLS only; None: plain text only.
 
     Raises:
         ListenError: the address is in use, or does not belong to this host.
     """
+    where = f"[::]{address}" if address.startswith(":") else address
     try:
-        port = server.add_insecure_port(f"[::]{address}" if address.startswith(":") else address)
+        port = server.add_secure_port(where, certificates) if certificates else server.add_insecure_port(where)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -233,7 +258,6 @@ _EXPECTED_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError
 
 _T = TypeVar("_T")
 _Details = Any  # grpc.aio.ClientCallDetails, a named tuple; its stubs know neither _replace nor Metadata
-_AddCredential = Callable[[_Details], Awaitable[_Details]]
 
 
 async def _call_munge(what: Callable[[], _T], deadline_s: float) -> _T:
@@ -250,46 +274,79 @@ async def _call_munge(what: Callable[[], _T], deadline_s: float) -> _T:
         raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
 
 
-async def credential_metadata(
-    credentials: Credentials, method: str, *, identity_deadline_s: float = IDENTITY_DEADLINE_S
-) -> grpc.aio.Metadata:
-    """Return metadata with a new credential, valid for one call of `method` ("/muster.v1.PeerService/Link").
+@dataclass(frozen=True, slots=True)
+class _CallProofs:
+    """Makes the credentials of a channel's calls."""
+
+    credentials: Credentials
+    server: str
+    deadline_s: float
+
+    async def metadata(self, method: str, first_message: bytes) -> grpc.aio.Metadata:
+        """Metadata with a new credential. Raises as `credential_metadata`."""
+        payload = call_binding.payload_of_call(method, self.server, first_message)
+        try:
+            token = await _call_munge(lambda: self.credentials.issue(payload), self.deadline_s)
+        except IdentityUnavailable as error:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
+        return grpc.aio.Metadata((CREDENTIAL_KEY, token))
+
+    async def add(self, details: _Details, first_message: bytes) -> _Details:
+        """Return the call's details with a new credential. Raises as `credential_metadata`."""
+        method = details.method.decode() if isinstance(details.method, bytes) else details.method
+        proved = await self.metadata(method, first_message)
+        return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *proved))
+
+
+_proofs_of: WeakKeyDictionary[grpc.aio.Channel, _CallProofs] = WeakKeyDictionary()
+
+
+async def credential_metadata(channel: grpc.aio.Channel, method: str, first_message: Any) -> grpc.aio.Metadata:
+    """Return metadata with a new credential, valid for one call of `method` ("/muster.v1.PeerService/Link") on a
+    channel of `open_channel`. The call must begin with `first_message`.
 
     Raises:
         grpc.aio.AioRpcError: UNAVAILABLE: no credential can be made, like any other temporary fault.
     """
-    try:
-        token = await _call_munge(lambda: credentials.issue(method), identity_deadline_s)
-    except IdentityUnavailable as error:
-        nothing = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
-    return grpc.aio.Metadata((CREDENTIAL_KEY, token))
-
-
-async def _add_credential(credentials: Credentials, deadline_s: float, details: _Details) -> _Details:
-    """Return the call's details with a new credential. Raises as `credential_metadata`."""
-    method = details.method.decode() if isinstance(details.method, bytes) else details.method
-    proved = await credential_metadata(credentials, method, identity_deadline_s=deadline_s)
-    return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *proved))
+    return await _proofs_of[channel].metadata(method, call_binding.encoded(first_message))
 
 
 class _CredentialAdder:
-    def __init__(self, prove: _AddCredential) -> None:
-        self._add_credential = prove
+    def __init__(self, proofs: _CallProofs) -> None:
+        self._proofs = proofs
 
 
 # grpc.aio sorts interceptors by class and takes each for one kind of call only. (Its stubs make these classes
 # generic; at runtime they are not.)
 class _UnaryUnary(_CredentialAdder, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(await self._add_credential(client_call_details), request)
+        return await continuation(await self._proofs.add(client_call_details, call_binding.encoded(request)), request)
 
 
 class _UnaryStream(_CredentialAdder, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(await self._add_credential(client_call_details), request)
+        return await continuation(await self._proofs.add(client_call_details, call_binding.encoded(request)), request)
 
 
 class _StreamUnary(_CredentialAdder, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await continuation(await self._add_credential(client_call_details), request_iterator)
+        messages = _iterate(request_iterator)
+        first = await anext(messages, None)
+        details = await self._proofs.add(client_call_details, b"" if first is None else call_binding.encoded(first))
+        return await continuation(details, messages if first is None else _put_back(first, messages))
+
+
+async def _iterate(messages: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(messages, AsyncIterable):
+        async for message in messages:
+            yield message
+    else:
+        for message in messages:
+            yield message
+
+
+async def _put_back(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield first
+    async for message in rest:
+        yield message

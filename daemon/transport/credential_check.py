@@ -8,7 +8,9 @@ A check occupies a thread and munged, so the number of checks at the same time i
 under way: a caller with a credential may leave its call open. A call beyond a limit ends with RESOURCE_EXHAUSTED before
 any work is done. For a probe that is an answer: the process is alive.
 
-A message that can't be read ends its call with INVALID_ARGUMENT. gRPC itself would log a traceback for each.
+A credential is for one first message (`muster.daemon.transport.call_binding`). The call's first message is compared
+with it before it is parsed. A message that can't be read ends its call with INVALID_ARGUMENT. gRPC itself would log a
+traceback for each.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import inspect
 import ipaddress
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -26,11 +29,14 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from muster.daemon.transport import authority_table
+from muster.daemon.transport import authority_table, call_binding
+from muster.daemon.transport.call_binding import ServerNames
 from muster.daemon.transport.identity import (
     Caller,
     CredentialRefused,
     IdentityUnavailable,
+    OtherServer,
+    Proof,
     set_call,
 )
 from muster.daemon.transport.server_limits import ServerLimits
@@ -43,8 +49,8 @@ LINGER_S = 0.2
 MAX_LINGERING = 32
 """Refused streams that stay open at the same time. Others end at once."""
 
-CheckCredential = Callable[[str, str], Awaitable[tuple[int, int]]]
-"""Returns uid and gid that a credential proves for a method. Raises CredentialRefused, IdentityUnavailable."""
+CheckCredential = Callable[[str], Awaitable[Proof]]
+"""Returns what a credential proves. Raises CredentialRefused, IdentityUnavailable."""
 RefuseCaller = Callable[[str, int], str]
 """Returns why a uid may not call a method; empty: it may, as far as the method's name tells."""
 
@@ -55,8 +61,11 @@ _Handler = Callable[[Any, _Context], Any]
 class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Passes a call to its handler after its credential is checked."""
 
-    def __init__(self, check: CheckCredential, limits: ServerLimits, refuse: RefuseCaller) -> None:
+    def __init__(
+        self, check: CheckCredential, server_names: ServerNames, limits: ServerLimits, refuse: RefuseCaller
+    ) -> None:
         self._check = check
+        self._server_names = server_names
         self._refuse_caller = refuse
         self._checks = _Places(limits.credential_checks, "credentials that wait for their check")
         self._calls = _Places(limits.calls, "calls under way")
@@ -72,29 +81,32 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if authority_table.is_public(method):
                 self._public_calls.take_for_call()
                 return handler
-            uid, gid = await self._identify(method, handler_call_details.invocation_metadata)
+            proof, digest = await self._identify(method, handler_call_details.invocation_metadata)
             self._calls.take_for_call()
         except _CallRefused as refused:
             # The exception itself would keep this frame alive in a cycle, until the garbage collector runs.
             end = partial(self._end_call, refused.code, str(refused), handler.request_streaming)
             return grpc.stream_stream_rpc_method_handler(end)
-        return _with_caller(handler, method, uid, gid)
+        return _with_caller(handler, method, proof, digest)
 
-    async def _identify(self, method: str, metadata: Any) -> tuple[int, int]:
-        """Raises _CallRefused."""
+    async def _identify(self, method: str, metadata: Any) -> tuple[Proof, str]:
+        """Who calls, and the digest of the call's first message. Raises _CallRefused."""
         token = dict(metadata or ()).get(CREDENTIAL_KEY)
         if token is None:
             raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{method} needs a credential ({CREDENTIAL_KEY})")
         with self._checks.one():
             try:
-                uid, gid = await self._check(str(token), method)
+                proof = await self._check(str(token))
+                digest = call_binding.check_call(proof.payload, method, self._server_names())
+            except OtherServer as error:
+                raise _CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
             except CredentialRefused as error:
                 raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
             except IdentityUnavailable as error:
                 raise _CallRefused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
-        if refused := self._refuse_caller(method, uid):
+        if refused := self._refuse_caller(method, proof.uid):
             raise _CallRefused(grpc.StatusCode.PERMISSION_DENIED, refused)
-        return uid, gid
+        return proof, digest
 
     async def _end_call(
         self, code: grpc.StatusCode, message: str, streams: bool, request: Any, context: _Context
@@ -150,63 +162,82 @@ class _Places:
         self.free += 1
 
 
-def _with_caller(handler: Any, method: str, uid: int, gid: int) -> Any:
-    """The handler of `method`, which runs with the caller set."""
+def _with_caller(handler: Any, method: str, proof: Proof, digest: str) -> Any:
+    """The handler of `method`, which runs with the caller set. `digest`: of the first message that it may receive."""
     kind = _handler_field(handler)
     function = getattr(handler, kind)
     # A handler may be a coroutine (which writes its stream itself) or an asynchronous generator. A coroutine runs
     # both here, because gRPC lets a coroutine answer a stream through context.write.
     if handler.response_streaming and inspect.isasyncgenfunction(function):
-        guarded = partial(_run_generator, function, method, uid, gid)
+        guarded = partial(_run_generator, function, method, proof)
     elif inspect.iscoroutinefunction(function):
-        guarded = partial(_run_coroutine, function, method, uid, gid)
+        guarded = partial(_run_coroutine, function, method, proof)
     else:
         raise TypeError(f"the handler of {method} must be asynchronous")
-    read = partial(_read, handler.request_deserializer)
+    read = _MessageReader(handler.request_deserializer, digest)
     return handler._replace(**{kind: guarded, "request_deserializer": read})
 
 
-async def _run_coroutine(handler: _Handler, method: str, uid: int, gid: int, request: Any, context: _Context) -> Any:
-    set_call(Caller(uid, gid, address_of(context.peer())), method)
+async def _run_coroutine(handler: _Handler, method: str, proof: Proof, request: Any, context: _Context) -> Any:
+    set_call(Caller(proof.uid, proof.gid, address_of(context.peer())), method)
     return await handler(await _readable(request, context), context)
 
 
-async def _run_generator(handler: _Handler, method: str, uid: int, gid: int, request: Any, context: _Context) -> None:
-    set_call(Caller(uid, gid, address_of(context.peer())), method)
+async def _run_generator(handler: _Handler, method: str, proof: Proof, request: Any, context: _Context) -> None:
+    set_call(Caller(proof.uid, proof.gid, address_of(context.peer())), method)
     answers: AsyncIterator[Any] = handler(await _readable(request, context), context)
     async with aclosing(answers):  # type: ignore[type-var]
         async for answer in answers:
             await context.write(answer)
 
 
-class _Unreadable:
-    """In place of a message that can't be read."""
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """In place of a message that no handler gets: the status that ends the call, and why."""
+
+    code: grpc.StatusCode
+    details: str
 
 
-def _read(deserialize: Callable[[bytes], Any], message: bytes) -> Any:
-    try:
-        return deserialize(message)
-    except DecodeError:
-        return _Unreadable()
+_UNREADABLE = _Refused(grpc.StatusCode.INVALID_ARGUMENT, "this is no message of this method: it can't be read")
+_OTHER_MESSAGE = _Refused(
+    grpc.StatusCode.UNAUTHENTICATED, "the credential is refused: it was made for another message than this one"
+)
+
+
+class _MessageReader:
+    """Reads the messages of one call."""
+
+    def __init__(self, deserialize: Callable[[bytes], Any], digest: str) -> None:
+        self._deserialize = deserialize
+        self._digest: str | None = digest
+
+    def __call__(self, message: bytes) -> Any:
+        """The message; in its place _Refused, if it is not the first message of this call, or can't be read."""
+        if self._digest is not None:
+            if not call_binding.is_first_message(message, self._digest):
+                return _OTHER_MESSAGE
+            self._digest = None
+        try:
+            return self._deserialize(message)
+        except DecodeError:
+            return _UNREADABLE
 
 
 async def _readable(request: Any, context: _Context) -> Any:
-    """The request, or the stream of requests, that a handler gets. Ends the call at a message that can't be read."""
+    """The request, or the stream of requests, that a handler gets. Ends the call at a refused message."""
     if isinstance(request, AsyncIterable):
         return _readable_stream(request, context)
-    if isinstance(request, _Unreadable):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE)
+    if isinstance(request, _Refused):
+        await context.abort(request.code, request.details)
     return request
 
 
 async def _readable_stream(requests: AsyncIterable[Any], context: _Context) -> AsyncIterator[Any]:
     async for request in requests:
-        if isinstance(request, _Unreadable):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE)
+        if isinstance(request, _Refused):
+            await context.abort(request.code, request.details)
         yield request
-
-
-_UNREADABLE = "this is no message of this method: it can't be read"
 
 
 def _handler_field(handler: Any) -> str:

@@ -1,19 +1,20 @@
 """Who is calling: credentials that prove a uid, and the caller as a handler sees it.
 
-A credential is made for one call of one gRPC method. Its payload is only the method's full name
-("/muster.v1.Muster/List"). So it holds no secret, can't be used for another method, and is used up when it is accepted.
-A person can also make one by hand: `munge -n -s /muster.v1.Muster/List`.
+A credential proves a uid and a short text, the payload. `muster.daemon.transport.call_binding` says what the payload of
+a call is. The payload is no secret: whoever sees a credential can read it. A credential is used up when it is accepted,
+and expires `LIFETIME_S` after it was made.
 
 One Protocol has two implementations: munge on a cluster; a secret file for `muster run --local`, where everything
 belongs to one user on one machine. Both block (munge on its daemon's socket). `muster.daemon.transport.channel` calls
 them in a thread with a deadline; every other user on an event loop must do the same.
 
-Munge remembers used credentials per host. So a credential that was shown to one host can be shown again to another
-host, for the same method, within its lifetime. Only TLS, which Muster does not use yet, would prevent that.
+Munge remembers used credentials on each host. So a credential that one host has accepted can be shown to another host:
+the payload must name the host.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hmac
 import os
@@ -23,9 +24,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from muster.daemon.host import clock
+
+LIFETIME_S = 60
+"""Seconds in which a credential must be used. The clocks of two hosts may differ by as much."""
 
 
 class IdentityError(Exception):
@@ -33,7 +37,11 @@ class IdentityError(Exception):
 
 
 class CredentialRefused(IdentityError):
-    """The caller's fault: the credential is malformed, expired, used before, or made for another method."""
+    """The caller's fault: the credential is malformed, expired, used before, or made for another call."""
+
+
+class OtherServer(CredentialRefused):
+    """The credential was made for another server. The caller has reached a process that it did not mean."""
 
 
 class IdentityUnavailable(IdentityError):
@@ -50,22 +58,30 @@ class Caller:
     address: str
 
 
+class Proof(NamedTuple):
+    """What a credential proves: a process of `uid` and `gid` has made it, with this payload."""
+
+    uid: int
+    gid: int
+    payload: str
+
+
 class Credentials(Protocol):
     """Makes and checks credentials. Both methods may block for seconds."""
 
-    def issue(self, method: str) -> str:
-        """Make a credential of this process for one call of `method`; ASCII without spaces or line ends.
+    def issue(self, payload: str) -> str:
+        """Make a credential of this process with `payload` (ASCII). It is ASCII without spaces or line ends.
 
         Raises:
             IdentityUnavailable: no credential can be made here.
         """
         ...
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
-        """Return the uid and gid that `token` proves. This uses the token up.
+    def check(self, token: str) -> Proof:
+        """Return what `token` proves. This uses the token up.
 
         Raises:
-            CredentialRefused: the token proves nothing for this method.
+            CredentialRefused: the token proves nothing.
             IdentityUnavailable: the token can't be checked here.
         """
         ...
@@ -108,8 +124,9 @@ def set_call(caller: Caller, method: str) -> None:
 # --- munge ------------------------------------------------------------------------------------------------
 
 _LIBRARY = "libmunge.so.2"
-_OPT_SOCKET = 8  # MUNGE_OPT_SOCKET in munge.h
-_SUCCESS = 0
+# MUNGE_OPT_TTL, MUNGE_OPT_ENCODE_TIME, MUNGE_OPT_DECODE_TIME and MUNGE_OPT_SOCKET in munge.h.
+_OPT_TTL, _OPT_ENCODE_TIME, _OPT_DECODE_TIME, _OPT_SOCKET = 4, 6, 7, 8
+_SUCCESS, _EXPIRED, _REWOUND = 0, 15, 16
 # Values of munge_err_t that concern the credential. All others concern this host's munge.
 _REFUSED = {
     3: "it is too long",
@@ -120,8 +137,8 @@ _REFUSED = {
     12: "its compression is not supported",
     13: "its realm is not recognised",
     14: "it was not made with this cluster's munge key",
-    15: "it has expired: compare the clocks of the two hosts",
-    16: "it was made in the future: compare the clocks of the two hosts",
+    _EXPIRED: "it has expired",
+    _REWOUND: "it was made in the future",
     17: "it has been used before",
     18: "it was made for another user to check",
 }
@@ -138,18 +155,18 @@ class MungeCredentials:
         self._socket = socket
         self._lib = _load_library()
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         """See Credentials.issue."""
-        token = ctypes.c_void_p()
-        payload = method.encode()
+        token, data = ctypes.c_void_p(), payload.encode("ascii")
         with _Context(self._lib, self._socket) as context:
-            status = self._lib.munge_encode(ctypes.byref(token), context, payload, len(payload))
+            self._lib.munge_ctx_set(context, ctypes.c_int(_OPT_TTL), ctypes.c_int(LIFETIME_S))
+            status = self._lib.munge_encode(ctypes.byref(token), context, data, len(data))
             text = self._copy_and_free(token)
             if status != _SUCCESS or text is None:
                 raise self._unavailable(status, "made")
         return text.decode("ascii")
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         """See Credentials.check."""
         if not token:
             raise CredentialRefused("the munge credential is refused: it is empty")
@@ -164,12 +181,20 @@ class MungeCredentials:
             payload = self._copy_and_free(
                 data, length.value
             )  # also set for expired and replayed credentials, and must be freed
+            age_s = self._age_s(context)
         if status in _REFUSED:
-            raise CredentialRefused(f"the munge credential is refused: {_REFUSED[status]}")
+            clocks = clock_words(age_s) if status in (_EXPIRED, _REWOUND) else ""
+            raise CredentialRefused(f"the munge credential is refused: {_REFUSED[status]}{clocks}")
         if status != _SUCCESS:
             raise self._unavailable(status, "checked")
-        _check_method(method, payload or b"")
-        return uid.value, gid.value
+        return Proof(uid.value, gid.value, (payload or b"").decode("ascii", "replace"))
+
+    def _age_s(self, context: ctypes.c_void_p) -> int:
+        """Seconds from the making of the checked credential to now, each by the clock of its host."""
+        made, checked = ctypes.c_int64(), ctypes.c_int64()
+        for option, value in ((_OPT_ENCODE_TIME, made), (_OPT_DECODE_TIME, checked)):
+            self._lib.munge_ctx_get(context, ctypes.c_int(option), ctypes.byref(value))
+        return checked.value - made.value
 
     def _copy_and_free(self, pointer: ctypes.c_void_p, length: int = -1) -> bytes | None:
         """Copy the bytes at `pointer` (no length: up to NUL), which libmunge allocated, and free them."""
@@ -224,6 +249,8 @@ def _load_library() -> ctypes.CDLL:
     # munge_ctx_set is variadic: the call gives its last argument with an explicit type.
     lib.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int]
     lib.munge_ctx_set.restype = ctypes.c_int
+    lib.munge_ctx_get.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    lib.munge_ctx_get.restype = ctypes.c_int
     lib.munge_encode.argtypes = [pointer(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
     lib.munge_encode.restype = ctypes.c_int
     lib.munge_decode.argtypes = [
@@ -241,8 +268,6 @@ def _load_library() -> ctypes.CDLL:
 
 
 # --- a secret file ----------------------------------------------------------------------------------------
-
-_LIFETIME_S = 300.0  # as munge's
 
 
 class SecretCredentials:
@@ -277,24 +302,26 @@ class SecretCredentials:
             file.write(secrets.token_bytes(32))
         return cls(path)
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         """See Credentials.issue."""
-        stem = f"{self._now():.3f}.{secrets.token_hex(16)}"
-        return f"{stem}.{self._sign(stem, method)}"
+        text = base64.urlsafe_b64encode(payload.encode("ascii")).decode()
+        stem = f"{round(self._now())}.{secrets.token_hex(16)}.{text}"
+        return f"{stem}.{self._sign(stem)}"
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         """See Credentials.check."""
         stem, _, signature = token.rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(stem, method).encode()):
-            raise CredentialRefused(f"the credential is refused: it was not made with this secret for {method}")
+        if not hmac.compare_digest(signature.encode(), self._sign(stem).encode()):
+            raise CredentialRefused("the credential is refused: it was not made with this secret")
+        made, _, rest = stem.partition(".")
         now = self._now()
-        if abs(now - float(stem.partition(".")[0])) > _LIFETIME_S:
-            raise CredentialRefused("the credential is refused: it has expired")
+        if abs(now - int(made)) > LIFETIME_S:
+            raise CredentialRefused(f"the credential is refused: it has expired{clock_words(now - int(made))}")
         self._mark_used(stem, now)
-        return self._owner
+        return Proof(*self._owner, base64.urlsafe_b64decode(rest.partition(".")[2]).decode("ascii"))
 
-    def _sign(self, stem: str, method: str) -> str:
-        return hmac.digest(self._secret, f"{stem} {method}".encode(), "sha256").hex()
+    def _sign(self, stem: str) -> str:
+        return hmac.digest(self._secret, stem.encode(), "sha256").hex()
 
     def _mark_used(self, stem: str, now: float) -> None:
         with self._lock:
@@ -302,11 +329,14 @@ class SecretCredentials:
                 raise CredentialRefused("the credential is refused: it has been used before")
             self._used[stem] = now
             # Oldest first. An expired credential is refused anyway: forget it.
-            while (oldest := next(iter(self._used))) and now - self._used[oldest] > 2 * _LIFETIME_S:
+            while (oldest := next(iter(self._used))) and now - self._used[oldest] > 2 * LIFETIME_S:
                 del self._used[oldest]
 
 
-def _check_method(method: str, payload: bytes) -> None:
-    if payload != method.encode():
-        named = payload[:100].decode("ascii", "replace")
-        raise CredentialRefused(f"the credential is refused: it was made for {named!r}, not for {method}")
+def clock_words(age_s: float) -> str:
+    """What the age of a refused credential says about the clocks of two hosts."""
+    behind = "ahead of" if age_s < 0 else "behind"
+    return (
+        f". It is {age_s:.0f} s old, and may be {LIFETIME_S} s old. If it is new, the caller's clock is {behind} the "
+        f"clock of {os.uname().nodename}: set the clocks of both hosts (NTP)"
+    )

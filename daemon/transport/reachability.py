@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import secrets
+from dataclasses import dataclass
 from enum import Enum
 
 import grpc
@@ -18,13 +19,32 @@ import grpc.aio
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.site_config import split_address
+from muster.daemon.transport.tls import Trust
 from muster.v1.common_pb2 import PingRequest
 from muster.v1.common_pb2_grpc import ProbeServiceStub
 
 _RETRY_S = 0.1
 _CONNECT_TIMEOUT_S = 0.25
 _REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
-_SILENT_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+# FAILED_PRECONDITION: another process than the one that was meant has this address now.
+_SILENT_CODES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The process that a probe asks: its address ("host:port"; empty: no such process was ever heard), the node that it
+    must name, and its name as a server (`muster.daemon.transport.call_binding`)."""
+
+    address: str
+    node: str
+    server: str
 
 
 class Reachability(Enum):
@@ -50,28 +70,30 @@ async def try_connection(address: str, timeout: float = _CONNECT_TIMEOUT_S) -> R
     return Reachability.ACCEPTED
 
 
-async def probe(address: str, node: str, credentials: Credentials, deadline_s: float) -> Reachability | None:
-    """Probe a process of `node` at `address` ("host:port"). Return None if the process answers, otherwise what the
-    connections met.
+async def probe(
+    probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None = None
+) -> Reachability | None:
+    """Probe a process. Return None if it answers, otherwise what the connections met. With `trust` it must prove that
+    it is the process that was meant; None: plain text.
 
     A dying node may still accept connections for a moment, so the last result counts, not the first. An empty address
-    (no such process was ever heard) is NO_ANSWER.
+    is NO_ANSWER.
 
     Raises:
         IdentityUnavailable: no credential can be made here; that says nothing about the other process.
     """
-    if not address:
+    if not probed.address:
         return Reachability.NO_ANSWER
     current = previous = None
 
     def ping() -> asyncio.Future[bool]:
-        return asyncio.ensure_future(_ping(address, node, credentials, deadline_s))
+        return asyncio.ensure_future(_ping(probed, credentials, deadline_s, trust))
 
     pings = {ping()}
     try:
         async with asyncio.timeout(deadline_s):
             while True:
-                previous, current = current, await try_connection(address)
+                previous, current = current, await try_connection(probed.address)
                 if any(task.done() and task.result() for task in pings):
                     return None
                 if current is Reachability.REFUSED:
@@ -95,10 +117,10 @@ async def probe(address: str, node: str, credentials: Credentials, deadline_s: f
         await asyncio.gather(*pings, return_exceptions=True)
 
 
-async def _ping(address: str, node: str, credentials: Credentials, deadline_s: float) -> bool:
+async def _ping(probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None) -> bool:
     """Ping on a new channel, so that no earlier backoff delays it."""
     nonce = secrets.token_hex(8)
-    async with open_channel(address, credentials) as channel:
+    async with open_channel(probed.address, credentials, trust=trust, server=probed.server) as channel:
         try:
             reply = await ProbeServiceStub(channel).Ping(PingRequest(nonce=nonce), timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
@@ -107,4 +129,4 @@ async def _ping(address: str, node: str, credentials: Credentials, deadline_s: f
             # A process that refuses is alive: only silence and a broken connection mean that it did not answer.
             return error.code() not in _SILENT_CODES
     # Another node may have this address now.
-    return bool(reply.nonce == nonce and reply.node == node)
+    return bool(reply.nonce == nonce and reply.node == probed.node)

@@ -23,8 +23,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
+from muster.daemon.transport.tls import CertificateFiles, TlsError, Trust, trust_in_file
 
 CONFIG = Path("/etc/muster/muster.toml")
+TLS_FOLDER = Path("/etc/muster/tls")
+
+TLS, PLAIN_TEXT = "tls", "plain text, the network is trusted"
+"""The two values of `connections`."""
 
 COORDINATOR_PORT = 7070
 NODE_PORT = 7071
@@ -48,6 +53,21 @@ class Site(BaseModel):
         description="host:port of muster-coordinator; with a standby both, with a comma between them; empty: not given",
     )
     auth: str = Field(default="munge", description='"munge", or "secret:PATH" for one machine and one user')
+    connections: str = Field(
+        default=TLS,
+        description=f'"{TLS}", or "{PLAIN_TEXT}": whoever reaches the network can read and change everything. A '
+        "secret file is for one machine: with it, connections to loopback addresses are always plain text",
+    )
+    tls_authority: Path = Field(
+        default=TLS_FOLDER / "authority.pem",
+        description="on every host: the certificates of the authorities that issue the coordinators' certificates",
+    )
+    tls_certificate: Path = Field(
+        default=TLS_FOLDER / "coordinator.pem", description="on a coordinator's host: its certificate"
+    )
+    tls_key: Path = Field(
+        default=TLS_FOLDER / "coordinator.key", description="on a coordinator's host: the key of its certificate"
+    )
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
     operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
 
@@ -68,17 +88,25 @@ class Site(BaseModel):
             return value
         raise ValueError('must be "munge" or "secret:/absolute/path"')
 
+    @field_validator("connections")
+    @classmethod
+    def _check_connections(cls, value: str) -> str:
+        if value not in (TLS, PLAIN_TEXT):
+            raise ValueError(f'must be "{TLS}" or "{PLAIN_TEXT}"')
+        return value
+
     @classmethod
     def load(
         cls,
         *,
         coordinator: str | None = None,
         auth: str | None = None,
+        connections: str | None = None,
         config: Path | None = None,
         environ: Mapping[str, str] | None = None,
         calls_coordinator: bool = True,
     ) -> Site:
-        """Read flags (`coordinator`, `auth`; None: not given), environment, file and defaults.
+        """Read flags (`coordinator`, `auth`, `connections`; None: not given), environment, file and defaults.
 
         If `config` is given, it is read instead of /etc/muster/muster.toml and must exist. A program with
         `calls_coordinator` needs the coordinator's address; only the coordinator itself does not.
@@ -91,7 +119,7 @@ class Site(BaseModel):
         given: dict[str, tuple[Any, str]] = {
             key: (value, str(path)) for key, value in _read_file(path, must_exist=path != CONFIG).items()
         }
-        for key, flag in (("coordinator", coordinator), ("auth", auth)):
+        for key, flag in (("coordinator", coordinator), ("auth", auth), ("connections", connections)):
             if value := environ.get(name := f"MUSTER_{key.upper()}"):
                 given[key] = (value, name)
             if flag is not None:
@@ -117,6 +145,42 @@ class Site(BaseModel):
             return MungeCredentials()
         return SecretCredentials(Path(self.auth.removeprefix("secret:")))
 
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether connections are plain text."""
+        return self.connections == PLAIN_TEXT or (self.auth != "munge" and self.coordinator_hosts() <= _LOOPBACK)
+
+    def coordinator_hosts(self) -> frozenset[str]:
+        """The hosts of all coordinators, as callers name them."""
+        addresses = split_addresses(self.coordinator) if self.coordinator else []
+        return frozenset(split_address(address)[0] for address in addresses)
+
+    def trust(self) -> Trust | None:
+        """Whom to take for a coordinator; None: connections are plain text.
+
+        Raises:
+            SiteError: the authority's certificate can't be read.
+        """
+        if self.is_plain_text:
+            return None
+        try:
+            return trust_in_file(self.tls_authority)
+        except TlsError as error:
+            raise SiteError(f"{error}. {_HOW_TO_GET_TLS}") from None
+
+    def certificate_files(self) -> CertificateFiles | None:
+        """The certificate of the coordinator on this host; None: connections are plain text.
+
+        Raises:
+            SiteError: the files can't be used.
+        """
+        if self.is_plain_text:
+            return None
+        try:
+            return CertificateFiles(self.tls_certificate, self.tls_key)
+        except TlsError as error:
+            raise SiteError(f"{error}. {_HOW_TO_GET_TLS}") from None
+
     def operator_uids(self) -> frozenset[int]:
         """Uids of Slurm's user and of the operators. Names that this host does not know are skipped with a warning."""
         uids = set()
@@ -126,6 +190,13 @@ class Site(BaseModel):
             except KeyError:
                 logging.getLogger(__name__).warning("user %r of muster.toml is not known on this host", name)
         return frozenset(uids)
+
+
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_HOW_TO_GET_TLS = (
+    "`muster pki init` makes the certificates of a site that has no authority of its own. Without TLS: "
+    f'connections = "{PLAIN_TEXT}" in muster.toml, on every host'
+)
 
 
 def _read_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
@@ -185,6 +256,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
                         help="where muster-coordinator listens; with a standby both")  # fmt: skip
     parser.add_argument("--listen", metavar="HOST:PORT", default=listen, help=f"default {listen}")
     parser.add_argument("--auth", metavar="munge|secret:PATH", help="how callers prove who they are")
+    parser.add_argument("--connections", metavar="HOW", help=f'"{TLS}" or "{PLAIN_TEXT}"; default {TLS}')
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"settings; default {CONFIG}")
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
 

@@ -48,6 +48,8 @@ for _ in {1..200}; do
 done
 
 coordinate() {
+    install -d -o slurm -g slurm -m 0700 $run/tls # muster.toml names it
+    install -o slurm -g slurm -m 0400 "/cluster/pki/$HOSTNAME"/coordinator.{pem,key} $run/tls
     local state=(--state-dir /var/lib/muster)
     if [ "$standby" != 0 ]; then
         install -d -o slurm -g slurm -m 0700 /shared/muster

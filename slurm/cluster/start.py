@@ -9,6 +9,8 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +35,8 @@ from muster.slurm.image.engine import Engine, EngineError, find_engine
 from muster.slurm.image.recipe import Recipe
 
 _HERE = Path(__file__).resolve().parent
+_TLS_FOLDER = "/run/cluster/tls"
+"""Where init.sh installs the certificate of a coordinator's host."""
 
 
 def start(spec: ClusterSpec, name: str | None = None, *, by_hand: bool = False) -> Cluster:
@@ -109,13 +113,29 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     for file, text in spec.files().items():
         (folder / "slurm" / file).write_text(text)
     listening = ",".join(f"{host}:{COORDINATOR_PORT}" for host in spec.coordinators)
-    (folder / "muster" / "muster.toml").write_text(f'coordinator = "{listening}"\n')
+    (folder / "muster" / "muster.toml").write_text(
+        f'coordinator = "{listening}"\n'
+        f'tls_certificate = "{_TLS_FOLDER}/coordinator.pem"\ntls_key = "{_TLS_FOLDER}/coordinator.key"\n'
+    )
+    _make_certificates(folder, spec)
     (folder / "muster" / "policy.toml").write_text(POLICY)
     shutil.copy(_HERE / "init.sh", folder / "cluster" / "init.sh")
     key = folder / "cluster" / "munge.key"
     key.touch(mode=0o400)
     key.chmod(0o600)
     key.write_bytes(os.urandom(128))
+
+
+def _make_certificates(folder: Path, spec: ClusterSpec) -> None:
+    """As an administrator does. Each coordinator's host installs its own files (init.sh)."""
+    made = folder / "cluster" / "pki"
+    subprocess.run(
+        [sys.executable, "-m", "muster.launcher", "pki", "init", str(made), *spec.coordinators],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    (folder / "muster" / "tls").mkdir()
+    shutil.copy(made / "authority.pem", folder / "muster" / "tls")
 
 
 def _start_containers(cluster: Cluster, image: str, owner: str) -> None:

@@ -141,7 +141,7 @@ from muster.v1.common_pb2 import JobSpec
 
 async def attach():
     site = Site.load()
-    agent = ScriptedAgent("{node}", JobSpec(), site.credentials(), gang="{gang}", job={job})
+    agent = ScriptedAgent("{node}", JobSpec(), site.credentials(), gang="{gang}", job={job}, trust=site.trust())
     await agent.open()
     await agent.attach(site.coordinator)
     print(agent.duty, agent.dismissed)

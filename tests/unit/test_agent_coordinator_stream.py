@@ -33,7 +33,7 @@ def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -
 
     hello = AgentHello(gang_id="g", node="n0", incarnation="a", peer_address="127.0.0.1:1")
     return AgentStream(
-        address, credentials, StreamHandlers(hello, Statuses(faults), nothing, nothing, nothing, nothing)
+        address, credentials, StreamHandlers(hello, Statuses(faults), nothing, nothing, nothing, nothing, nothing)
     )
 
 

@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 
 from muster.daemon.agent.failure_detector.peer_link import LinkCallbacks, LinkEndpoints, PeerLink
-from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService
-from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
+from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.server_limits import agent_limits
-from muster.v1 import peer_pb2_grpc
+from muster.v1.peer_pb2 import LinkPing
 
 
 async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
@@ -25,12 +25,12 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
 ) -> None:
     credentials = SecretCredentials.create(tmp_path / "secret")
     before, keeper = asyncio.all_tasks(), _no_keeper()
-    server = make_server(credentials, agent_limits(members=2))
-    service = PeerService(AgentIdentity("g", "n1", "a", os.getuid()), keeper, lambda: None)
-    peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
+    identity = AgentIdentity("g", "n1", "a", os.getuid())
+    service = PeerService(identity, keeper, lambda: None)
+    server = make_agent_server(credentials, agent_limits(members=2), identity, service)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
     await server.start()
-    channels, answered, closed = PeerChannels(credentials), asyncio.Event(), asyncio.Event()
+    channels, answered, closed = PeerChannels(credentials, "g"), asyncio.Event(), asyncio.Event()
     hooks = LinkCallbacks(lambda: 0, lambda node, pong: answered.set(), lambda node: closed.set())
     link = PeerLink(LinkEndpoints("g", "n0", "n1", address), channels.open_link, hooks)
     async with asyncio.timeout(120):
@@ -73,7 +73,7 @@ class Refused:
 async def test_a_link_that_is_stopped_as_its_call_is_refused_ends() -> None:
     before, call = asyncio.all_tasks(), Refused()
 
-    async def open_link(address: str) -> Any:
+    async def open_link(node: str, address: str, first: LinkPing) -> Any:
         return call
 
     link = PeerLink(

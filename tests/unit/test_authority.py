@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -21,6 +21,7 @@ from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChanne
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
 from muster.daemon.node.probe_service import make_probe_server
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority_table import AUTHORITY, Answer, CallerKind
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
@@ -65,9 +66,9 @@ class Call:
     channel: grpc.aio.Channel
     credentials: ChosenUser | None
 
-    async def metadata(self) -> grpc.aio.Metadata | None:
-        """For a bidirectional stream, which proves its caller by itself."""
-        return await credential_metadata(self.credentials, self.method) if self.credentials else None
+    async def metadata(self, first: Any) -> grpc.aio.Metadata | None:
+        """For a bidirectional stream that begins with `first`: it proves its caller by itself."""
+        return await credential_metadata(self.channel, self.method, first) if self.credentials else None
 
     @property
     def job(self) -> int:
@@ -146,25 +147,24 @@ async def _attach_agent(call: Call) -> bool:
     hello = agent_pb2.AgentHello(
         gang_id="g1", slurm_job_id=call.job, node="n1", incarnation="i", peer_address="127.0.0.1:1", spec=spec()
     )
-    messages = _then_wait(
-        agent_pb2.AgentMessage(hello=hello),
-        agent_pb2.AgentMessage(status=agent_pb2.AgentStatus()),
-    )
+    first = agent_pb2.AgentMessage(hello=hello)
+    messages = _then_wait(first, agent_pb2.AgentMessage(status=agent_pb2.AgentStatus()))
     stub: Any = agent_pb2_grpc.AgentServiceStub(call.channel)
-    message = await anext(aiter(stub.Attach(messages, metadata=await call.metadata())))
+    message = await anext(aiter(stub.Attach(messages, metadata=await call.metadata(first))))
     return bool(message.HasField("order"))  # or it is dismissed
 
 
 async def _attach_node(call: Call) -> bool:
     hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
     stub: Any = node_pb2_grpc.NodeServiceStub(call.channel)
-    order = await anext(aiter(stub.Attach(_then_wait(hello), metadata=await call.metadata())))
+    order = await anext(aiter(stub.Attach(_then_wait(hello), metadata=await call.metadata(hello))))
     return bool(order.term)
 
 
 async def _link(call: Call) -> bool:
-    pings = _then_wait(peer_pb2.LinkPing(gang_id=call.gang, node="n2", seq=7))
-    return bool((await anext(aiter(call.peer.Link(pings, metadata=await call.metadata())))).seq == 7)
+    ping = peer_pb2.LinkPing(gang_id=call.gang, node="n2", seq=7)
+    pongs = call.peer.Link(_then_wait(ping), metadata=await call.metadata(ping))
+    return bool((await anext(aiter(pongs))).seq == 7)
 
 
 async def _offer(call: Call) -> bool:
@@ -227,8 +227,18 @@ async def _reflect(call: Call) -> bool:
     return bool(await anext(aiter(stub.ServerReflectionInfo(asked))))
 
 
+class Served(NamedTuple):
+    """A server: its address, and the name that its callers' credentials must name."""
+
+    address: str
+    name: str
+
+
+AGENT = call_binding.name_of_agent("g1", "n1")
+
+
 @asynccontextmanager
-async def _coordinator(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str]]]:
+async def _coordinator(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
     """A coordinator that knows the job of `OWNER`. Yields credentials that it accepts, and its address."""
     world = ScriptedWorld.create(folder, owner_uid=OWNER)
     world.credentials = slurm = ChosenUser(SLURM)
@@ -239,29 +249,31 @@ async def _coordinator(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str
     engine.post(events.GangSubmitted("g1", 1, OWNER, "train", events.GangSpec(2, 1), "{}"))
     engine.post(events.SlurmJobChanged("g1", 1, NODES, 0, None))
     await world.coordinator.roster.refresh()
-    yield slurm, [world.address]
+    yield slurm, [Served(world.address, "127.0.0.1")]
     await world.close()
 
 
 @asynccontextmanager
-async def _agent(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str]]]:
+async def _agent(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
     """The agent of gang g1 of `OWNER`, as far as peers meet it."""
     owner = ChosenUser(OWNER)
     async with AsyncExitStack() as stack:
-        stub_for = PeerChannels(owner).stub_for
+        stub_for = PeerChannels(owner, "g1").stub_for
         shards = CheckpointService("g1", "n1", stub_for, lambda: None)
         stack.push_async_callback(shards.close)
         identity = AgentIdentity("g1", "n1", "i", OWNER)
         service = PeerService(identity, shards, lambda: None)
-        yield owner, [await _start(make_agent_server(owner, agent_limits(members=2), identity, service), stack)]
+        server = make_agent_server(owner, agent_limits(members=2), identity, service)
+        yield owner, [Served(await _start(server, stack), AGENT)]
 
 
 @asynccontextmanager
-async def _probed(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[str]]]:
+async def _probed(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
     """Everything that answers probes: an agent and a musterd."""
     async with AsyncExitStack() as stack:
-        owner, addresses = await stack.enter_async_context(_agent(folder))
-        yield owner, [*addresses, await _start(make_probe_server(owner, "n1", "i"), stack)]
+        owner, servers = await stack.enter_async_context(_agent(folder))
+        musterd = await _start(make_probe_server(owner, "n1", "i"), stack)
+        yield owner, [*servers, Served(musterd, call_binding.name_of_node_daemon("n1"))]
 
 
 async def _start(server: grpc.aio.Server, stack: AsyncExitStack) -> str:
@@ -301,13 +313,13 @@ TRIED: dict[str, tuple[Callable[[Path], Any], Callable[[Call], Awaitable[bool]]]
 
 
 @asynccontextmanager
-async def _calling(kind: CallerKind, method: str, user: ChosenUser, address: str) -> AsyncIterator[Call]:
+async def _calling(kind: CallerKind, method: str, user: ChosenUser, served: Served) -> AsyncIterator[Call]:
     if kind is CallerKind.ANONYMOUS:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(served.address) as channel:
             yield Call(kind, method, channel, None)
         return
     credentials = user.as_uid(UIDS[kind])
-    async with open_channel(address, credentials) as channel:
+    async with open_channel(served.address, credentials, server=served.name) as channel:
         yield Call(kind, method, channel, credentials)
 
 
@@ -328,9 +340,9 @@ async def _result(call: Call, make: Callable[[Call], Awaitable[bool]]) -> tuple[
 async def test_a_server_answers_as_the_table_says(method: str, kind: CallerKind, tmp_path: Path) -> None:
     serving, make = TRIED[method]
     answer = AUTHORITY[method][kind]
-    async with serving(tmp_path) as (user, addresses):
-        for address in addresses:
-            async with _calling(kind, method, user, address) as call:
+    async with serving(tmp_path) as (user, servers):
+        for served in servers:
+            async with _calling(kind, method, user, served) as call:
                 assert await _result(call, make) == (answer.code, answer is Answer.ALLOWED)
 
 
@@ -398,14 +410,30 @@ async def test_who_can_be_no_node_daemon_costs_slurm_no_question(tmp_path: Path,
 
 async def test_an_agent_of_another_gang_at_a_peers_address_is_no_sign_of_life(tmp_path: Path) -> None:
     """The peer has ended, and an agent of the owner's other job has its port now."""
-    async with _agent(tmp_path) as (owner, (address,)):
-        channels = PeerChannels(owner)
-        call = await channels.open_link(address)
-        await call.write(peer_pb2.LinkPing(gang_id="g2", node="n2", seq=1))
+    async with (
+        _agent(tmp_path) as (owner, (served,)),
+        open_channel(served.address, owner, server=served.name) as channel,
+    ):
+        ping = peer_pb2.LinkPing(gang_id="g2", node="n2", seq=1)
+        stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+        call = stub.Link(metadata=await credential_metadata(channel, f"{PEER}Link", ping))
+        await call.write(ping)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.details() == "this agent belongs to gang g1, not g2"
+
+
+async def test_an_agent_at_the_address_of_another_ends_its_calls(tmp_path: Path) -> None:
+    """The other agent has ended. The caller's credential names it."""
+    async with _agent(tmp_path) as (owner, (served,)):
+        channels = PeerChannels(owner, "g1")
+        ping = peer_pb2.LinkPing(gang_id="g1", node="n3", seq=1)
+        call = await channels.open_link("n2", served.address, ping)
+        await call.write(ping)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
         await channels.close()
-    assert refused.value.details() == "this agent belongs to gang g1, not g2"
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 # -- the credentials of these tests ----------------------------------------------------------------------------------
@@ -416,8 +444,8 @@ def test_chosen_users_are_for_tests_only(tmp_path: Path) -> None:
     user, site = ChosenUser(OTHER), SecretCredentials.create(tmp_path / "secret")
     for maker, checker in ((user, site), (site, user), (ChosenUser(ROOT), user)):
         with pytest.raises(CredentialRefused):
-            checker.check(maker.issue("/m"), "/m")
+            checker.check(maker.issue("/m"))
     token = user.as_uid(OWNER).issue("/m")
-    assert user.check(token, "/m") == (OWNER, OWNER)
+    assert user.check(token) == (OWNER, OWNER, "/m")
     with pytest.raises(CredentialRefused):
-        user.check(token, "/m")
+        user.check(token)

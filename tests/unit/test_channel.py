@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from muster.daemon.transport.call_binding import payload_of_call
 from muster.daemon.transport.channel import (
     ListenError,
     bind,
@@ -24,13 +25,20 @@ from muster.daemon.transport.channel import (
     raise_unexpected_error,
 )
 from muster.daemon.transport.credential_check import CREDENTIAL_KEY, address_of
-from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials, current_caller
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof, SecretCredentials, current_caller
 from muster.daemon.transport.server_limits import COORDINATOR, MIB
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.common_pb2 import PingReply, PingRequest
 
 KINDS = ("Offer", "Put", "Fetch", "Link")
 LINK = "/muster.v1.PeerService/Link"
+FIRST_PING = peer_pb2.LinkPing(seq=4)
+FIRST_MESSAGES = {
+    "Offer": peer_pb2.ShardOffer(),
+    "Put": peer_pb2.ShardData(offset=0),
+    "Fetch": peer_pb2.FetchRequest(),
+    "Link": FIRST_PING,
+}
 
 
 def _caller() -> str:
@@ -111,13 +119,13 @@ async def _call(channel: grpc.aio.Channel, kind: str, metadata: Any = None) -> l
         return [(await stub.Put(iter(data), metadata=metadata)).refused]
     if kind == "Fetch":
         return [answer.data.decode() async for answer in stub.Fetch(peer_pb2.FetchRequest(), metadata=metadata)]
-    pings = iter([peer_pb2.LinkPing(seq=n) for n in (4, 5)])
+    pings = iter([FIRST_PING, peer_pb2.LinkPing(seq=5)])
     return [answer.seq async for answer in stub.Link(pings, metadata=metadata)]
 
 
-async def _proved(channel: grpc.aio.Channel, credentials: Credentials, kind: str) -> list[Any]:
+async def _proved(channel: grpc.aio.Channel, kind: str) -> list[Any]:
     """As `_call`, with a credential: a call that streams both ways is opened with one, others get it on their way."""
-    return await _call(channel, kind, await credential_metadata(credentials, LINK) if kind == "Link" else None)
+    return await _call(channel, kind, await credential_metadata(channel, LINK, FIRST_PING) if kind == "Link" else None)
 
 
 async def test_of_several_servers_the_one_that_answers_is_reached(
@@ -145,10 +153,10 @@ async def test_each_kind_of_call_knows_its_caller(
 ) -> None:
     me = f"{(tmp_path / 'secret').stat().st_uid}@127.0.0.1"
     async with open_channel(served.address, credentials) as channel:
-        assert await _proved(channel, credentials, "Offer") == [me]
-        assert await _proved(channel, credentials, "Put") == [f"{me} 3"]
-        assert await _proved(channel, credentials, "Fetch") == [me] * 3
-        assert await _proved(channel, credentials, "Link") == [4, 5]
+        assert await _proved(channel, "Offer") == [me]
+        assert await _proved(channel, "Put") == [f"{me} 3"]
+        assert await _proved(channel, "Fetch") == [me] * 3
+        assert await _proved(channel, "Link") == [4, 5]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,9 +168,16 @@ async def test_a_call_without_credential_is_refused(served: Served, kind: str) -
     assert refused.value.details() == f"/muster.v1.PeerService/{kind} needs a credential (muster-credential)"
 
 
+def _token(credentials: Credentials, kind: str, server: str = "127.0.0.1", message: Any = None) -> Any:
+    """Metadata with a credential that is made by hand."""
+    first = FIRST_MESSAGES[kind] if message is None else message
+    payload = payload_of_call(f"/muster.v1.PeerService/{kind}", server, first.SerializeToString())
+    return ((CREDENTIAL_KEY, credentials.issue(payload)),)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_replayed_credential_is_refused(served: Served, credentials: SecretCredentials, kind: str) -> None:
-    token = ((CREDENTIAL_KEY, credentials.issue(f"/muster.v1.PeerService/{kind}")),)
+    token = _token(credentials, kind)
     async with grpc.aio.insecure_channel(served.address) as channel:
         await _call(channel, kind, token)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -171,12 +186,42 @@ async def test_a_replayed_credential_is_refused(served: Served, credentials: Sec
     assert refused.value.details() == "the credential is refused: it has been used before"
 
 
-async def test_a_credential_for_another_method_is_refused(served: Served, credentials: SecretCredentials) -> None:
-    token = ((CREDENTIAL_KEY, credentials.issue("/muster.v1.PeerService/Fetch")),)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_credential_for_another_method_is_refused(
+    served: Served, credentials: SecretCredentials, kind: str
+) -> None:
+    token = _token(credentials, "Fetch" if kind == "Offer" else "Offer")
     async with grpc.aio.insecure_channel(served.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await _call(channel, "Offer", token)
+            await _call(channel, kind, token)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_credential_for_another_server_is_refused(
+    served: Served, credentials: SecretCredentials, kind: str
+) -> None:
+    """A standby, for example, to whom somebody shows what the first coordinator was shown."""
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, kind, _token(credentials, kind, server="mgmt2"))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert str(refused.value.details()).startswith(
+        "the credential is refused: it was made for the server 'mgmt2'; the names of this server are "
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_credential_for_another_message_is_refused(
+    served: Served, credentials: SecretCredentials, kind: str
+) -> None:
+    other = type(FIRST_MESSAGES[kind])()
+    other.ParseFromString(b"\xfa\x01\x01x")  # a field that nobody knows
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await _call(channel, kind, _token(credentials, kind, message=other))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refused.value.details() == "the credential is refused: it was made for another message than this one"
 
 
 async def test_health_is_told_to_anyone(served: Served) -> None:
@@ -188,8 +233,8 @@ async def test_health_is_told_to_anyone(served: Served) -> None:
 async def test_a_stream_goes_both_ways_at_once(served: Served, credentials: SecretCredentials) -> None:
     async with open_channel(served.address, credentials) as channel:
         stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
-        call = stub.Link(metadata=await credential_metadata(credentials, LINK))
-        for seq in (1, 2, 3):
+        call = stub.Link(metadata=await credential_metadata(channel, LINK, FIRST_PING))
+        for seq in (4, 5, 6):
             await call.write(peer_pb2.LinkPing(seq=seq))
             assert (await call.read()).seq == seq
         await call.done_writing()
@@ -210,10 +255,10 @@ async def test_a_client_receives_messages_up_to_its_own_size(served: Served, cre
 class Absent:
     """A host without munge."""
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         raise IdentityUnavailable("no munged here")
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         raise IdentityUnavailable("no munged here")
 
 
@@ -221,7 +266,7 @@ class Absent:
 async def test_without_munge_at_the_caller_a_call_is_unavailable(served: Served, kind: str) -> None:
     async with open_channel(served.address, Absent()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await _proved(channel, Absent(), kind)
+            await _proved(channel, kind)
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, "no munged here")
     assert isinstance(refused.value.__cause__, IdentityUnavailable)
 
@@ -239,13 +284,13 @@ class Stuck:
     def __init__(self) -> None:
         self.let_go = threading.Event()
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         self.let_go.wait(20)
         return "late"
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         self.let_go.wait(20)
-        return 0, 0
+        return Proof(0, 0, "")
 
 
 async def test_a_stuck_munge_at_the_caller_holds_up_nothing_else(
@@ -255,7 +300,7 @@ async def test_a_stuck_munge_at_the_caller_holds_up_nothing_else(
     async with open_channel(served.address, stuck, identity_deadline_s=0.2) as dull:
         call = asyncio.ensure_future(_call(dull, "Offer"))
         async with open_channel(served.address, credentials) as channel:
-            assert await _proved(channel, credentials, "Link") == [4, 5]
+            assert await _proved(channel, "Link") == [4, 5]
         with pytest.raises(grpc.aio.AioRpcError, match=r"munged has not answered for 0\.2 s") as refused:
             await call
     stuck.let_go.set()
@@ -268,7 +313,7 @@ class Signalling(Absent):
     def __init__(self) -> None:
         self.issued = threading.Event()
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         self.issued.set()
         return "token"
 
@@ -277,8 +322,10 @@ class Signalling(Absent):
 async def test_a_caller_cancelled_in_whichever_turn_its_credential_arrives_is_cancelled(turns: int) -> None:
     munge = Signalling()
 
+    channel = open_channel("127.0.0.1:1", munge)
+
     async def calls() -> None:
-        await credential_metadata(munge, LINK)
+        await credential_metadata(channel, LINK, FIRST_PING)
         await asyncio.get_running_loop().create_future()  # the call
 
     calling = asyncio.create_task(calls())
@@ -289,6 +336,7 @@ async def test_a_caller_cancelled_in_whichever_turn_its_credential_arrives_is_ca
     calling.cancel()
     await asyncio.wait({calling}, timeout=5)
     assert calling.cancelled()
+    await channel.close()
 
 
 async def test_a_stuck_munge_at_the_server_ends_the_call(credentials: SecretCredentials) -> None:

@@ -460,7 +460,7 @@ async def test_a_commit_cancels_the_replication_of_the_restored_version(gang: Ga
     checkpoint_service = gang.nodes["n0"].checkpoint_service
     version = Version(2, 3).to_wire()
     notice = peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=version, next_step=4, committed=version)
-    await gang.dial(gang.nodes["n0"].address).Committed(notice)
+    await gang.dial("n0", gang.nodes["n0"].address).Committed(notice)
     await until(lambda: spare.cancelled_puts == 1)
     assert Version.from_wire(checkpoint_service.committed()) == Version(2, 3)
 
@@ -565,7 +565,7 @@ async def test_messages_of_a_fenced_generation_are_refused(gang: Gang) -> None:
     await gang.step(1, replica(1))
     await gang.committed(Version(1, 1))
     gang.nodes["n1"].checkpoint_service.fence(1)
-    peer = gang.dial(gang.nodes["n1"].address)
+    peer = gang.dial("n1", gang.nodes["n1"].address)
     late = common_pb2.Version(generation=1, step=9)
     notice = await peer.Committed(peer_pb2.CommitNotice(gang_id=GANG, node="n0", version=late))
     assert "fenced generation 1" in notice.refused
@@ -597,7 +597,7 @@ async def test_pieces_that_arrive_damaged_or_misplaced_or_incomplete_are_refused
         yield peer_pb2.ShardData(offer=offer)
         yield peer_pb2.ShardData(offset=offset, data=data)
 
-    stored = await gang.dial(gang.nodes["n1"].address).Put(stream())
+    stored = await gang.dial("n1", gang.nodes["n1"].address).Put(stream())
     assert re.search(words, stored.refused)
     assert held(gang, "n1") == set()
 
@@ -613,7 +613,7 @@ async def test_inline_pieces_that_arrive_damaged_are_refused(gang: Gang, data: b
         gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
     )
     offer.pieces.add(offset=0, length=11, digest=pieces[0].digest, data=data)
-    need = await gang.dial(gang.nodes["n1"].address).Offer(offer)
+    need = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
     assert re.search(words, need.refused)
     assert held(gang, "n1") == set()
 
@@ -621,7 +621,7 @@ async def test_inline_pieces_that_arrive_damaged_are_refused(gang: Gang, data: b
 async def test_messages_of_another_gang_are_refused(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"}, size=0)
-    peer = gang.dial(gang.nodes["n0"].address)
+    peer = gang.dial("n0", gang.nodes["n0"].address)
     need = await peer.Offer(peer_pb2.ShardOffer(gang_id="other", version=common_pb2.Version(generation=1, step=1)))
     assert "belongs to gang g1" in need.refused
     with pytest.raises(grpc.aio.AioRpcError, match="holds no shard"):

@@ -16,7 +16,7 @@ from muster.daemon.coordinator.slurm.lookup import MAX_CALLS, MAX_UNANSWERED, MA
 from muster.daemon.coordinator.testing.scripted_world import ScriptedWorld
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.identity import Proof, SecretCredentials
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import GONE, JobAnswers, Node, NodeAnswers, Unknown
@@ -56,9 +56,8 @@ class CountingSlurm(FakeSlurm):
 class OrdinaryUser(SecretCredentials):
     """The credentials of uid 1000."""
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
-        super().check(token, method)
-        return 1000, 1000
+    def check(self, token: str) -> Proof:
+        return super().check(token)._replace(uid=1000, gid=1000)
 
 
 @pytest.fixture
@@ -82,16 +81,17 @@ async def _attack(tmp_path: Path, names: list[str], *, as_root: bool) -> tuple[l
     assert world.coordinator
     await world.coordinator.roster.refresh_if_older(3600.0)
     async with open_channel(world.address, world.credentials) as channel:
-        found = await asyncio.gather(*(_refusal(channel, world.credentials, name) for name in names))
+        found = await asyncio.gather(*(_refusal(channel, name) for name in names))
     await world.close()
     return found, slurm, resolved
 
 
-async def _refusal(channel: grpc.aio.Channel, credentials: SecretCredentials, name: str) -> Any:
+async def _refusal(channel: grpc.aio.Channel, name: str) -> Any:
     stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-    call = stub.Attach(metadata=await credential_metadata(credentials, ATTACH))
+    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node=name))
+    call = stub.Attach(metadata=await credential_metadata(channel, ATTACH, hello))
     try:
-        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node=name)))
+        await call.write(hello)
         await call.read()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         pass  # the call has ended already

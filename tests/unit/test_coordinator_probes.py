@@ -20,8 +20,9 @@ from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStre
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import spec
-from muster.daemon.transport.identity import Credentials, IdentityUnavailable, SecretCredentials
-from muster.daemon.transport.reachability import Reachability, probe, try_connection
+from muster.daemon.transport.call_binding import name_of_agent
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof, SecretCredentials
+from muster.daemon.transport.reachability import Probed, Reachability, probe, try_connection
 
 
 @pytest.fixture
@@ -38,19 +39,24 @@ async def agent(credentials: SecretCredentials) -> AsyncIterator[ScriptedAgent]:
     await made.die()
 
 
+def _probed(address: str, node: str) -> Probed:
+    """The agent of gang g1 on `node`."""
+    return Probed(address, node, name_of_agent("g1", node))
+
+
 async def test_a_probe_of_an_agent_that_answers(agent: ScriptedAgent, credentials: Credentials) -> None:
-    assert await probe(agent.address, "n1", credentials, 2.0) is None
+    assert await probe(_probed(agent.address, "n1"), credentials, 2.0) is None
 
 
 async def test_a_probe_of_a_process_that_has_ended(agent: ScriptedAgent, credentials: Credentials) -> None:
     await agent.die()
-    assert await probe(agent.address, "n1", credentials, 2.0) is Reachability.REFUSED
+    assert await probe(_probed(agent.address, "n1"), credentials, 2.0) is Reachability.REFUSED
 
 
 async def test_a_probe_of_a_process_that_does_not_answer(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel accepts, and no process reads
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Reachability.ACCEPTED
+        assert await probe(_probed(address, "n1"), credentials, 0.3) is Reachability.ACCEPTED
 
 
 @contextmanager
@@ -67,7 +73,7 @@ def full(listening: socket.socket) -> Iterator[None]:
 async def test_a_probe_that_no_kernel_answers(credentials: Credentials) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, full(listening):
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert await probe(address, "n1", credentials, 0.3) is Reachability.NO_ANSWER
+        assert await probe(_probed(address, "n1"), credentials, 0.3) is Reachability.NO_ANSWER
 
 
 async def test_a_probe_over_a_link_that_is_repaired_in_time(agent: ScriptedAgent, credentials: Credentials) -> None:
@@ -92,7 +98,7 @@ async def test_a_probe_over_a_link_that_is_repaired_in_time(agent: ScriptedAgent
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with full(listening):
-            asking = asyncio.ensure_future(probe(address, "n1", credentials, 2.9))
+            asking = asyncio.ensure_future(probe(_probed(address, "n1"), credentials, 2.9))
             assert (
                 await try_connection(address, 1.2) is Reachability.NO_ANSWER
             )  # the kernel retransmits after 1 s and after 3 s
@@ -107,42 +113,42 @@ async def test_the_last_answer_of_a_dying_kernel_counts(credentials: Credentials
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         listening.setblocking(False)
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        asking = asyncio.ensure_future(probe(address, "n1", credentials, 1.0))
+        asking = asyncio.ensure_future(probe(_probed(address, "n1"), credentials, 1.0))
         accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
         with accepted, full(listening):
             assert await asking is Reachability.NO_ANSWER
 
 
 async def test_a_probe_without_an_address(credentials: Credentials) -> None:
-    assert await probe("", "n1", credentials, 2.0) is Reachability.NO_ANSWER
+    assert await probe(_probed("", "n1"), credentials, 2.0) is Reachability.NO_ANSWER
 
 
 async def test_a_probe_of_an_address_that_another_node_has_now(agent: ScriptedAgent, credentials: Credentials) -> None:
-    assert await probe(agent.address, "n2", credentials, 0.3) is Reachability.ACCEPTED
+    assert await probe(_probed(agent.address, "n2"), credentials, 0.3) is Reachability.ACCEPTED
 
 
 class NoMunge:
     """Credentials on a host whose munged is down."""
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         raise IdentityUnavailable("munged does not answer")
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         raise IdentityUnavailable("munged does not answer")
 
 
 async def test_a_probe_without_credentials_is_no_evidence(agent: ScriptedAgent) -> None:
     with pytest.raises(IdentityUnavailable):
-        await probe(agent.address, "n1", NoMunge(), 2.0)
+        await probe(_probed(agent.address, "n1"), NoMunge(), 2.0)
 
 
 async def test_every_witness_probes(agent: ScriptedAgent, credentials: Credentials) -> None:
     posted: asyncio.Queue[events.Event] = asyncio.Queue()
     streams = AgentStreams()
-    witness = AgentStream("g", "n2", "i")
+    witness = AgentStream("g1", "n2", "i")
     streams.add(witness)
     prober = Prober(credentials, streams, 3, posted.put_nowait)
-    prober.start(ProbeRequest(7, "g", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))
+    prober.start(ProbeRequest(7, "g1", "n1", ("agent", "musterd", "n2", "n3"), agent.address, "", 2.0))
     order = await witness.next_message()
     assert order
     assert (order.term, order.probe.probe_id, order.probe.node, order.probe.deadline_ms) == (3, 7, "n1", 2000)

@@ -301,11 +301,18 @@ async def test_an_impossible_status_ends_the_stream_of_an_attached_agent(world: 
 # -- node daemons ----------------------------------------------------------------------------------------------------
 
 
+async def _attach_daemon(channel: grpc.aio.Channel) -> Any:
+    """A call that the daemon of n1 has opened."""
+    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
+    stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+    call = stub.Attach(metadata=await credential_metadata(channel, _NODE_ATTACH, hello))
+    await call.write(hello)
+    return call
+
+
 async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: ScriptedWorld) -> None:
     async with open_channel(world.address, world.credentials) as channel:
-        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
-        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
+        call = await _attach_daemon(channel)
         first = await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
         second = await call.read()
@@ -322,9 +329,7 @@ async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: Sc
     world.coordinator.engine.post(events.SlurmJobChanged("ended", 9, (), 0, "CANCELLED"))
     kept = [node_pb2.KeptGang(gang_id=gang, generation=1) for gang in ("ended", "nobody's")]
     async with open_channel(world.address, world.credentials) as channel:
-        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
-        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
+        call = await _attach_daemon(channel)
         await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5, kept=kept)))
         assert [gang.gang_id for gang in (await call.read()).over] == ["ended"]
@@ -332,9 +337,7 @@ async def test_a_daemon_is_told_which_gangs_no_longer_need_kept_memory(world: Sc
 
 async def test_a_daemon_that_keeps_more_gangs_than_a_node_can_is_rejected(world: ScriptedWorld) -> None:
     async with open_channel(world.address, world.credentials) as channel:
-        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        call = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
-        await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i")))
+        call = await _attach_daemon(channel)
         await call.read()
         kept = [node_pb2.KeptGang(gang_id="g")] * 257
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5, kept=kept)))
@@ -645,14 +648,10 @@ async def test_the_stream_of_a_lost_node_is_closed_without_an_event(world: Scrip
 
 
 async def test_a_node_daemon_that_attaches_again_replaces_its_stream(world: ScriptedWorld) -> None:
-    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
     async with open_channel(world.address, world.credentials) as channel:
-        stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-        first = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
-        await first.write(hello)
+        first = await _attach_daemon(channel)
         await first.read()
-        second = stub.Attach(metadata=await credential_metadata(world.credentials, _NODE_ATTACH))
-        await second.write(hello)
+        second = await _attach_daemon(channel)
         await second.read()
         async with asyncio.timeout(DEADLINE_S):
             assert await first.read() is grpc.aio.EOF

@@ -146,8 +146,9 @@ async def _hold_open(world: ScriptedWorld, service: str, says_hello: bool) -> No
     async with open_channel(world.address, world.credentials) as channel:
         stubs = {"AgentService": agent_pb2_grpc.AgentServiceStub, "NodeService": node_pb2_grpc.NodeServiceStub}
         stub: Any = stubs[service](channel)  # type: ignore[no-untyped-call]
-        call = stub.Attach(metadata=await credential_metadata(world.credentials, f"/muster.v1.{service}/Attach"))
+        hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n3", incarnation="d"))
+        call = stub.Attach(metadata=await credential_metadata(channel, f"/muster.v1.{service}/Attach", hello))
         if says_hello:
-            await call.write(node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n3", incarnation="d")))
+            await call.write(hello)
         async for _ in call:
             pass

@@ -310,7 +310,7 @@ async def test_the_daemon_attaches_answers_probes_and_reports(
         hello = (await coordinator.next("hello")).hello
         assert (hello.node, hello.boot_id) == ("n1", "boot-1")
         assert hello.probe_address.startswith("127.0.0.1:")
-        async with open_channel(hello.probe_address, credentials) as channel:
+        async with open_channel(hello.probe_address, credentials, server="musterd/n1") as channel:
             reply = await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest(nonce="42"))
         assert (reply.nonce, reply.node, reply.role, reply.incarnation) == ("42", "n1", "musterd", hello.incarnation)
         with (tmp_path / "kmsg").open("a") as file:

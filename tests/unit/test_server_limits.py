@@ -17,10 +17,11 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, refuse_other_users
+from muster.daemon.transport.call_binding import payload_of_call
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.credential_check import CREDENTIAL_KEY, RefuseCaller
-from muster.daemon.transport.identity import SecretCredentials, current_caller
-from muster.daemon.transport.reachability import probe
+from muster.daemon.transport.identity import Proof, SecretCredentials, current_caller
+from muster.daemon.transport.reachability import Probed, probe
 from muster.daemon.transport.server_limits import KIB, MIB, NODE_DAEMON, ServerLimits, agent_limits
 from muster.v1.common_pb2 import PingRequest
 
@@ -81,11 +82,11 @@ class Munge(SecretCredentials):
     checks = 0
     gate: "Gate | None" = None
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         self.checks += 1
         if self.gate is not None:
             self.gate.pass_through()
-        return super().check(token, method)
+        return super().check(token)
 
 
 class Gate:
@@ -134,8 +135,9 @@ async def serving(
         await server.stop(None)
 
 
-def _credential(munge: Munge, kind: str) -> grpc.aio.Metadata:
-    return grpc.aio.Metadata((CREDENTIAL_KEY, munge.issue(f"/test.Receiver/{kind}")))
+def _credential(munge: Munge, kind: str, message: bytes = b"x") -> grpc.aio.Metadata:
+    payload = payload_of_call(f"/test.Receiver/{kind}", "127.0.0.1", message)
+    return grpc.aio.Metadata((CREDENTIAL_KEY, munge.issue(payload)))
 
 
 async def _call(channel: grpc.aio.Channel, kind: str, message: bytes, metadata: Any = None, **options: Any) -> bytes:
@@ -227,10 +229,12 @@ async def test_a_known_callers_message_that_is_too_large_is_refused_and_the_serv
     receiver = Receiver()
     async with serving(munge, receiver) as address, _channel(address) as channel:
         for _ in range(3):
-            refused = await _refusal(_call(channel, kind, bytes(LIMITS.message_bytes + 1), _credential(munge, kind)))
+            message = bytes(LIMITS.message_bytes + 1)
+            refused = await _refusal(_call(channel, kind, message, _credential(munge, kind, message)))
             assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert receiver.messages == 0
-        assert await _call(channel, kind, bytes(LIMITS.message_bytes), _credential(munge, kind))
+        message = bytes(LIMITS.message_bytes)
+        assert await _call(channel, kind, message, _credential(munge, kind, message))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,7 +242,7 @@ async def test_a_message_that_can_not_be_read_is_refused_and_not_logged(
     munge: Munge, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(munge, Receiver()) as address, _channel(address) as channel:
-        refused = await _refusal(_call(channel, kind, UNREADABLE, _credential(munge, kind)))
+        refused = await _refusal(_call(channel, kind, UNREADABLE, _credential(munge, kind, UNREADABLE)))
         assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await _call(channel, kind, b"x", _credential(munge, kind))
     assert not caplog.records
@@ -346,7 +350,7 @@ async def test_a_known_callers_place_is_given_back_when_it_leaves_its_message_ou
 async def test_a_busy_process_counts_as_alive(munge: Munge) -> None:
     """A probe meets a musterd that has no place left for a call."""
     async with serving(munge, Receiver(), replace(LIMITS, credential_checks=0)) as address:
-        assert await probe(address, "n1", munge, WAIT_S) is None
+        assert await probe(Probed(address, "n1", "127.0.0.1"), munge, WAIT_S) is None
 
 
 async def test_anonymous_calls_of_public_methods_are_limited(munge: Munge) -> None:
@@ -402,7 +406,7 @@ async def test_a_connection_without_calls_is_closed(munge: Munge) -> None:
 async def test_a_stream_without_messages_is_not_idle(munge: Munge) -> None:
     async with serving(munge, Receiver(), replace(LIMITS, idle_s=0.05)) as address, _channel(address) as channel:
         stream: Any = channel.stream_stream("/test.Receiver/stream_stream")
-        call = stream(metadata=_credential(munge, "stream_stream"))
+        call = stream(metadata=_credential(munge, "stream_stream", b"1"))
         await call.write(b"1")
         assert await call.read() == b"1"
         async with _channel(address) as idle:  # by the end of this connection, the stream's could have ended as well

@@ -95,10 +95,11 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('cordinator = "a:1"', "unknown key 'cordinator'; known keys are auth, coordinator, operators, slurm_user"),
+        ('cordinator = "a:1"', "unknown key 'cordinator'; known keys are auth, connections, coordinator, "),
         ('coordinator = "host"', "coordinator = 'host': 'host' must be HOST:PORT"),
         ('auth = "none"', 'auth = \'none\': must be "munge" or "secret:/absolute/path"'),
         ('auth = "secret:relative"', 'must be "munge" or "secret:/absolute/path"'),
+        ('connections = "plain text"', 'must be "tls" or "plain text, the network is trusted"'),
         ("operators = 3", "operators = 3: Input should be a valid tuple"),
         ("coordinator = ", "is not TOML"),
     ],

@@ -46,7 +46,7 @@ class CommitProtocol:
     Args:
         gang_id, node: the gang and the node of this agent.
         shard_store: the shards of this node; decided versions are dropped from it.
-        dial: returns a stub for a peer's address.
+        dial: returns a stub for the agent on a node, at its address (host:port).
         spawn: runs a coroutine as a task of a generation; the task is cancelled when the generation is fenced.
         on_decision: called after each commit decision.
         passed_step: returns the newest step that some rank of this node can no longer keep.
@@ -57,7 +57,7 @@ class CommitProtocol:
         gang_id: str,
         node: str,
         shard_store: ShardStore,
-        dial: Callable[[str], "PeerServiceAsyncStub"],
+        dial: Callable[[str, str], "PeerServiceAsyncStub"],
         spawn: Callable[[int, Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_decision: Callable[[], None],
         passed_step: Callable[[], int],
@@ -317,7 +317,7 @@ class CommitProtocol:
     def _stub(self, node: str) -> "PeerServiceAsyncStub":
         if node not in self._peer_addresses:
             raise ReplicaRefused(f"the order names no address for {node}")
-        return self._dial(self._peer_addresses[node])
+        return self._dial(node, self._peer_addresses[node])
 
 
 def _retry_delays() -> Iterator[float]:

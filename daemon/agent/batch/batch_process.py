@@ -29,6 +29,7 @@ from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
+from muster.daemon.transport.tls import Trust
 from muster.v1.api_pb2 import BatchRef, GangView
 from muster.v1.api_pb2_grpc import MusterStub
 
@@ -68,11 +69,14 @@ class RemoteCoordinator:
     address: str
     credentials: Credentials
     run: BatchRef
+    trust: Trust | None = None
 
     async def view(self) -> GangView | ViewFailure:
         """See Coordinator.view."""
         addresses = split_addresses(self.address)
-        async with await open_first_ready_channel(addresses, self.credentials, receive_bytes=ORDER_BYTES) as channel:
+        async with await open_first_ready_channel(
+            addresses, self.credentials, trust=self.trust, receive_bytes=ORDER_BYTES
+        ) as channel:
             try:
                 return await MusterStub(channel).Attend(self.run, timeout=_CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:

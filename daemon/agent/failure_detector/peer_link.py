@@ -84,12 +84,13 @@ class PeerLink:
         while True:
             self.answered = False
             with suppress(grpc.aio.AioRpcError):
-                await self._exchange(await self._open_link(self.endpoints.peer_address))
+                first, ends = self._next_ping(), self.endpoints
+                await self._exchange(await self._open_link(ends.peer_node, ends.peer_address, first), first)
             raise_if_cancelled()
             await self._check_closed()
 
-    async def _exchange(self, call: Any) -> None:
-        pinging = asyncio.ensure_future(self._ping(call))
+    async def _exchange(self, call: Any, first: LinkPing) -> None:
+        pinging = asyncio.ensure_future(self._ping(call, first))
         try:
             async for pong in call:
                 self._on_pong(pong)
@@ -97,23 +98,26 @@ class PeerLink:
             pinging.cancel()
             call.cancel()
 
-    async def _ping(self, call: Any) -> None:
+    def _next_ping(self) -> LinkPing:
+        return LinkPing(
+            gang_id=self.endpoints.gang,
+            node=self.endpoints.own_node,
+            generation=self._callbacks.generation(),
+            seq=next(self._seqs),
+        )
+
+    async def _ping(self, call: Any, first: LinkPing) -> None:
         self._pings_sent.clear()
+        ping = first
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:
-                seq = next(self._seqs)
-                ping = LinkPing(
-                    gang_id=self.endpoints.gang,
-                    node=self.endpoints.own_node,
-                    generation=self._callbacks.generation(),
-                    seq=seq,
-                )
-                self._pings_sent[seq] = clock.monotonic()
+                self._pings_sent[ping.seq] = clock.monotonic()
                 await call.write(ping)
                 self._period_changed.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.period):
                         await self._period_changed.wait()
+                ping = self._next_ping()
 
     def _on_pong(self, pong: LinkPong) -> None:
         sent = self._pings_sent.pop(pong.seq, None)

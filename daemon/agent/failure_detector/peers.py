@@ -16,12 +16,13 @@ import grpc
 import grpc.aio
 
 from muster.daemon.host import clock
-from muster.daemon.transport import authority_table
+from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authority_table import CallerKind
 from muster.daemon.transport.channel import credential_metadata, make_server, open_channel
 from muster.daemon.transport.identity import Credentials, current_method
 from muster.daemon.transport.job_limits import MAX_NAME_CHARS
 from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, ServerLimits
+from muster.daemon.transport.tls import Trust
 from muster.v1 import common_pb2_grpc, peer_pb2, peer_pb2_grpc
 from muster.v1.agent_pb2 import Order
 from muster.v1.common_pb2 import PingReply, PingRequest
@@ -62,26 +63,42 @@ def refuse_other_users(identity: AgentIdentity, method: str, uid: int) -> str:
 
 
 class PeerChannels:
-    """One channel per address, opened at the first use."""
+    """One channel per agent of `gang`, opened at the first use.
 
-    def __init__(self, credentials: Credentials) -> None:
+    `trust`: whom to take for another agent; None: plain text. It may be set later, before the first use.
+    """
+
+    def __init__(self, credentials: Credentials, gang: str, trust: Trust | None = None) -> None:
         self._credentials = credentials
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._gang = gang
+        self.trust = trust
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
 
-    def stub_for(self, address: str) -> PeerServiceAsyncStub:
-        """Return a stub for the agent at `address` ("host:port"). Nothing is sent before the first call."""
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, self._credentials, receive_bytes=SHARD_MESSAGE_BYTES)
-        return peer_pb2_grpc.PeerServiceStub(self._channels[address])
+    def stub_for(self, node: str, address: str) -> PeerServiceAsyncStub:
+        """Return a stub for the agent on `node`, at `address` ("host:port"). Nothing is sent before the first call."""
+        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address))
 
-    async def open_link(self, address: str) -> Any:
-        """Open PeerService.Link to the agent at `address`. Return a call that takes pings and yields pongs.
+    async def open_link(self, node: str, address: str, first: peer_pb2.LinkPing) -> Any:
+        """Open PeerService.Link to the agent on `node`. Return a call that takes pings and yields pongs. The first ping
+        must be `first`.
 
         Raises:
             grpc.aio.AioRpcError: no credential can be made now.
         """
-        metadata = await credential_metadata(self._credentials, "/muster.v1.PeerService/Link")
-        return self.stub_for(address).Link(metadata=metadata)  # type: ignore[call-arg]  # written to by its caller
+        channel = self._channel(node, address)
+        metadata = await credential_metadata(channel, "/muster.v1.PeerService/Link", first)
+        return peer_pb2_grpc.PeerServiceStub(channel).Link(metadata=metadata)  # type: ignore[call-arg]  # see above
+
+    def _channel(self, node: str, address: str) -> grpc.aio.Channel:
+        if (node, address) not in self._channels:
+            self._channels[node, address] = open_channel(
+                address,
+                self._credentials,
+                trust=self.trust,
+                server=call_binding.name_of_agent(self._gang, node),
+                receive_bytes=SHARD_MESSAGE_BYTES,
+            )
+        return self._channels[node, address]
 
     async def close(self) -> None:
         """Close all channels."""
@@ -183,11 +200,13 @@ def make_agent_server(
     credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService
 ) -> grpc.aio.Server:
     """The server of an agent, with both services. It listens nowhere yet."""
-    server = make_server(credentials, limits, refuse=partial(refuse_other_users, identity))
+    names = frozenset({call_binding.name_of_agent(identity.gang, identity.node)})
+    refuse = partial(refuse_other_users, identity)
+    server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
     common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(identity), server)
     return server
 
 
-OpenLink = Callable[[str], Awaitable[Any]]
+OpenLink = Callable[[str, str, peer_pb2.LinkPing], Awaitable[Any]]
 """The type of `PeerChannels.open_link`."""

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 # torchrun sets this variable to 1 unless the user sets it. Libraries that read their own variable follow it too.
 OMP_THREADS_VARIABLE = "OMP_NUM_THREADS"
-# Settings of the agent that ranks do not need.
+# Settings of the agent that ranks do not need, or that would harm them: gRPC in a user's script may need TLS 1.2.
 _AGENT_VARIABLES = frozenset(
-    {"MUSTER_SPEC", "MUSTER_AUTH", "MUSTER_COORDINATOR", "MUSTER_POOL", "MUSTER_RESTARTS", "MUSTER_DURABLE"}
+    {
+        "MUSTER_SPEC",
+        "MUSTER_AUTH",
+        "MUSTER_CONNECTIONS",
+        "MUSTER_COORDINATOR",
+        "MUSTER_POOL",
+        "MUSTER_RESTARTS",
+        "MUSTER_DURABLE",
+        "GRPC_SSL_CIPHER_SUITES",
+    }
 )
 
 

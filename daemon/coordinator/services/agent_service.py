@@ -37,10 +37,13 @@ from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
+from muster.daemon.transport import call_binding
+from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
+from muster.daemon.transport.tls import TlsError, certificate_name
 from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
@@ -58,8 +61,16 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """The servicer. Every message of an agent becomes an event of `engine`."""
 
     def __init__(
-        self, engine: Engine, lookup: SlurmLookup, slurm: Slurm, rights: Rights, stream_limits: StreamLimits
+        self,
+        engine: Engine,
+        lookup: SlurmLookup,
+        slurm: Slurm,
+        rights: Rights,
+        stream_limits: StreamLimits,
+        issuing: Authority | None = None,
     ) -> None:
+        """`issuing` issues the certificates of agents; None: connections are plain text."""
+        self._issuing = issuing
         self._stream_limits = stream_limits
         self._rights = rights
         self._engine = engine
@@ -77,6 +88,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         try:
             leaf = await self._admit(hello)
             await self._wait_for_earlier_agent(hello)
+            certificate = self._certificate(hello)
         except RpcAbort as error:
             _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, error)
             await error.end_call(context)
@@ -84,6 +96,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             _log.info("%s: the agent on %s is dismissed: %s", hello.gang_id, hello.node, reason)
             await context.write(self._message(dismissed=str(reason)))
             return
+        if certificate:
+            await context.write(self._message(certificate=certificate))
         try:
             # Only now: to convert a status costs more than to receive it.
             await self._serve(hello, conversion.status(status), leaf, request_iterator, context)
@@ -119,6 +133,21 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         leaf = member.leaf if member else await self._lookup.leaf(hello.node)
         self._register(hello, caller.uid)
         return leaf
+
+    def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:
+        """What the agent's server proves itself with; None: connections are plain text.
+
+        Raises:
+            RpcAbort: hello has no usable key.
+        """
+        if self._issuing is None:
+            return None
+        name = certificate_name(call_binding.name_of_agent(hello.gang_id, hello.node))
+        try:
+            issued = self._issuing.issue(hello.public_key, [name])
+        except TlsError as error:
+            raise invalid_argument(f"hello.public_key: {error}") from None
+        return pb.Certificate(certificate=issued, authorities=self._issuing.pem)
 
     def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
         if not self._rights.allows(current_method(), caller, owner_uid=owner_uid):

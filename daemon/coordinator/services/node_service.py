@@ -26,11 +26,13 @@ from muster.daemon.coordinator.services.stream_reading import first_message, rea
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
-from muster.daemon.transport import job_limits
+from muster.daemon.transport import call_binding, job_limits
+from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
+from muster.daemon.transport.tls import TlsError, certificate_name
 from muster.slurm.client.types import Gone, Node, Unknown
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
@@ -59,7 +61,10 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         *,
         heartbeat_s: float,
         resolve: Resolve,
+        issuing: Authority | None = None,
     ) -> None:
+        """`issuing` issues the certificates of node daemons; None: connections are plain text."""
+        self._issuing = issuing
         self._rights = rights
         silent_s = max(stream_limits.silent_s, SILENT_HEARTBEATS * heartbeat_s)
         self._stream_limits = replace(stream_limits, silent_s=silent_s)
@@ -77,10 +82,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             hello = await _read_hello(request_iterator, self._stream_limits)
             await self._admit(hello)
+            certificate = self._certificate(hello)
         except RpcAbort as error:
             _log.warning("a node daemon at %s is rejected: %s", context.peer(), error)
             await error.end_call(context)
-        serving = asyncio.create_task(self._serve(hello, request_iterator, context))
+        serving = asyncio.create_task(self._serve(hello, certificate, request_iterator, context))
         if before := self._streams.get(hello.node):
             before.cancel()  # a cut link may have left the earlier stream open
         self._streams[hello.node] = serving
@@ -96,9 +102,11 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 del self._streams[hello.node]
                 self._engine.post(events.NodeDisconnected(hello.node, hello.incarnation))
 
-    async def _serve(self, hello: pb.NodeHello, messages: AsyncIterator[pb.NodeMessage], context: _Context) -> None:
+    async def _serve(
+        self, hello: pb.NodeHello, certificate: bytes, messages: AsyncIterator[pb.NodeMessage], context: _Context
+    ) -> None:
         self._engine.post(_attached(hello, current_caller().address))
-        await self._answer(context, 0)
+        await self._answer(context, 0, certificate=certificate)
         async for message in read_messages(messages, self._stream_limits):
             await self._check_size(message.heartbeat, context)
             seq = self._post_message(hello.node, message)
@@ -111,7 +119,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         except conversion.InvalidMessage as error:
             await invalid_argument(str(error)).end_call(context)
 
-    async def _answer(self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = ()) -> None:
+    async def _answer(
+        self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = (), certificate: bytes = b""
+    ) -> None:
         """Confirm the newest message: the daemon then forgets the signal that the message carried.
 
         A message is confirmed only while the engine runs: an engine that has stopped did not write the signal to the
@@ -119,7 +129,14 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """
         if not self._engine.running:
             await unavailable("the coordinator is stopping: it did not process the last message").end_call(context)
-        await context.write(self._order(seq, over))
+        order = pb.NodeOrder(
+            term=self._engine.journal.term,
+            seq=seq,
+            heartbeat_s=self._heartbeat_s,
+            over=over,
+            certificate=certificate,
+        )
+        await context.write(order)
 
     def _unneeded_memory(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
         gangs = self._engine.core.state.gangs
@@ -140,8 +157,19 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
         return events.NodeSignalled(node, decision.action, decision.reason + where, signal.text)
 
-    def _order(self, seq: int, over: Iterable[pb.KeptGang] = ()) -> pb.NodeOrder:
-        return pb.NodeOrder(term=self._engine.journal.term, seq=seq, heartbeat_s=self._heartbeat_s, over=over)
+    def _certificate(self, hello: pb.NodeHello) -> bytes:
+        """What the daemon's server proves itself with; empty: connections are plain text.
+
+        Raises:
+            RpcAbort: hello has no usable key.
+        """
+        if self._issuing is None:
+            return b""
+        name = certificate_name(call_binding.name_of_node_daemon(hello.node))
+        try:
+            return self._issuing.issue(hello.public_key, [name])
+        except TlsError as error:
+            raise invalid_argument(f"hello.public_key: {error}") from None
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

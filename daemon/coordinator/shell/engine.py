@@ -30,6 +30,7 @@ from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.shell.subscriptions import GangSubscribers, JournalSubscribers
 from muster.daemon.coordinator.slurm.owed_calls import OwedCalls
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.tls import Trust
 from muster.slurm.client.lease_guard import no_lease
 from muster.slurm.client.types import Slurm
 
@@ -55,9 +56,11 @@ class Engine:
         clock: SteadyClock | None = None,
         limits: Limits | None = None,
         confirm_leadership: Callable[[], object] = no_lease,
+        trust: Trust | None = None,
     ) -> None:
         """`state` is the replay of `journal`. `confirm_leadership` is called after writing and before acting; it does
-        not return if another coordinator may act."""
+        not return if another coordinator may act. `trust`: whom to take for a node's daemon or an agent; None: plain
+        text."""
         self.clock = clock or SteadyClock(journal.last_at)
         self.limits = limits or Limits()
         self.core = Core(state, self.clock.now(), self.limits)
@@ -70,7 +73,7 @@ class Engine:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._confirm_leadership = confirm_leadership
         self._owed_calls = OwedCalls(slurm, self.post)
-        self._prober = Prober(credentials, self.streams, journal.term, self.post)
+        self._prober = Prober(credentials, self.streams, journal.term, self.post, trust)
         self._queue: deque[events.Event] = deque()
         self._processing = False
         self._timer: asyncio.TimerHandle | None = None

@@ -14,8 +14,10 @@ from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
-from muster.daemon.transport.reachability import Reachability, probe
+from muster.daemon.transport.reachability import Probed, Reachability, probe
+from muster.daemon.transport.tls import Trust
 from muster.v1 import agent_pb2
 
 _SILENCES = {
@@ -31,9 +33,16 @@ class Prober:
     """Carries out probe requests. Every answer is posted as a Probed event."""
 
     def __init__(
-        self, credentials: Credentials, streams: AgentStreams, term: int, post: Callable[[events.Event], None]
+        self,
+        credentials: Credentials,
+        streams: AgentStreams,
+        term: int,
+        post: Callable[[events.Event], None],
+        trust: Trust | None = None,
     ) -> None:
+        """`trust`: whom to take for a node's daemon or an agent; None: plain text."""
         self._credentials = credentials
+        self._trust = trust
         self._streams = streams
         self._term = term
         self._post = post
@@ -56,13 +65,19 @@ class Prober:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _probe_from_here(self, request: ProbeRequest, witness: str) -> None:
-        address = request.peer_address if witness == AGENT else request.probe_address
         try:
-            found = await probe(address, request.node, self._credentials, request.deadline_s)
+            found = await probe(_probed(request, witness), self._credentials, request.deadline_s, self._trust)
         except IdentityUnavailable as error:
             _log.error("can't probe %s on %s: %s", witness, request.node, error)
             return
         self._post(events.ProbeAnswered(request.gang, request.probe, witness, request.node, _SILENCES[found]))
+
+
+def _probed(request: ProbeRequest, witness: str) -> Probed:
+    """The process that this coordinator asks itself."""
+    if witness == AGENT:
+        return Probed(request.peer_address, request.node, call_binding.name_of_agent(request.gang, request.node))
+    return Probed(request.probe_address, request.node, call_binding.name_of_node_daemon(request.node))
 
 
 def _probe_order(request: ProbeRequest) -> agent_pb2.ProbeOrder:

@@ -11,17 +11,24 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import grpc.aio
 
+from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES, agent_limits
+from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import agent_pb2 as pb
 from muster.v1 import agent_pb2_grpc, common_pb2, common_pb2_grpc
 
 
 class ScriptedAgent:
-    """The agent of `gang` on `node`. `status`: the status that it reports. `orders`: all orders that it received."""
+    """The agent of `gang` on `node`.
+
+    `hello`, `status`: what it says and reports. `orders`: all orders that it received. `certificate`: the newest
+    that it received.
+    """
 
     def __init__(
         self,
@@ -35,7 +42,9 @@ class ScriptedAgent:
         batch_host: bool = False,
         incarnation: str = "a",
         pool: int = 0,
+        trust: Trust | None = None,
     ) -> None:
+        """`trust`: whom to take for a coordinator; None: plain text."""
         self.node = node
         self.status = pb.AgentStatus()
         self.orders: list[pb.Order] = []
@@ -45,36 +54,51 @@ class ScriptedAgent:
         self.ignored_probes: set[str] = set()
         self.unreachable: dict[str, pb.Silence.ValueType] = {}
         self._credentials = credentials
-        self._hello = pb.AgentHello(
+        self.certificate = pb.Certificate()
+        self._trust = trust
+        self._key = ServerKey() if trust else None
+        self.hello = pb.AgentHello(
             gang_id=gang, slurm_job_id=job, slurm_restart_count=restarts, node=node,
             incarnation=f"{node}-{incarnation}", spec=spec, batch_host=batch_host, pool_serial=pool,
+            public_key=self._key.public_key if self._key else b"",
         )  # fmt: skip
         self._changed = asyncio.Event()
         self._call: Any = None
         self._writing = asyncio.Lock()
         self._server: grpc.aio.Server | None = None
         self._stores = 0
+        self._wrote_after_the_end = False
         self._order: pb.Order | None = None
 
     async def open(self) -> None:
         """Listen for probes and peers."""
-        self._server = make_server(self._credentials, agent_limits(members=2))
-        common_pb2_grpc.add_ProbeServiceServicer_to_server(_Probes(self.node, self._hello.incarnation), self._server)
-        self._hello.peer_address = f"127.0.0.1:{bind(self._server, '127.0.0.1:0')}"
+        names = frozenset({call_binding.name_of_agent(self.hello.gang_id, self.node)})
+        self._server = make_server(self._credentials, agent_limits(members=2), server_names=lambda: names)
+        common_pb2_grpc.add_ProbeServiceServicer_to_server(_Probes(self.node, self.hello.incarnation), self._server)
+        port = bind(self._server, "127.0.0.1:0", self._key.certificates() if self._key else None)
+        self.hello.peer_address = f"127.0.0.1:{port}"
         await self._server.start()
 
     async def attach(self, coordinator: str) -> None:
         """Run one stream, from hello to its end. Raises grpc.aio.AioRpcError if the coordinator aborts it."""
-        async with open_channel(coordinator, self._credentials, receive_bytes=ORDER_BYTES) as channel:
-            metadata = await credential_metadata(self._credentials, "/muster.v1.AgentService/Attach")
+        async with open_channel(
+            coordinator, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES
+        ) as channel:
+            first = pb.AgentMessage(hello=self.hello)
+            metadata = await credential_metadata(channel, "/muster.v1.AgentService/Attach", first)
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
             self._call = stub.Attach(metadata=metadata)
-            await self._write(pb.AgentMessage(hello=self._hello))
+            await self._write(first)
             await self._send()
-            async for message in self._call:
-                self.terms.append(message.term)
-                await self._process(message)
-                self._note_change()
+            try:
+                async for message in self._call:
+                    self.terms.append(message.term)
+                    await self._process(message)
+                    self._note_change()
+            except grpc.aio.AioRpcError as error:
+                # grpc.aio says INTERNAL, in place of the status, if a write of its own has found the call ended.
+                if error.code() is not grpc.StatusCode.INTERNAL or not self._wrote_after_the_end:
+                    raise
 
     async def die(self) -> None:
         """End as a process does: its kernel closes every connection and refuses new ones."""
@@ -101,7 +125,7 @@ class ScriptedAgent:
     @property
     def address(self) -> str:
         """host:port at which the agent answers probes."""
-        return self._hello.peer_address
+        return self.hello.peer_address
 
     @property
     def duty(self) -> str:
@@ -144,7 +168,7 @@ class ScriptedAgent:
         try:
             await self._write(pb.AgentMessage(status=self.status))
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            pass  # the stream has ended; the next one starts with the status
+            self._wrote_after_the_end = True  # the next stream starts with the status
         self._note_change()
 
     async def _write(self, message: pb.AgentMessage) -> None:
@@ -163,6 +187,10 @@ class ScriptedAgent:
                 await self._obey(message.order)
             case "probe":
                 await self._probe(message.probe)
+            case "certificate":
+                self.certificate = message.certificate
+                if self._key:
+                    self._key.use(self.certificate.certificate)
             case "pong":
                 self.pongs.append(message.pong.seq)
             case "dismissed":

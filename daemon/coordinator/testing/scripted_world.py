@@ -24,6 +24,7 @@ from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.identity import Credentials, SecretCredentials
+from muster.daemon.transport.tls import Trust
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.parsing.sbatch_request import JobRequest
@@ -55,6 +56,8 @@ class ScriptedWorld:
     agents: dict[str, ScriptedAgent] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     coordinator: Coordinator | None = None
+    trust: Trust | None = None
+    """Whom agents take for the coordinator; None: plain text."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of the coordinator's Settings that differ from their defaults."""
 
@@ -116,7 +119,7 @@ class ScriptedWorld:
     async def start_agents(self, names: Sequence[str], **given: object) -> None:
         """Start agents on these nodes; they attach."""
         for name in names:
-            agent = ScriptedAgent(name, spec(**given), self.credentials, batch_host=name == "n1")
+            agent = ScriptedAgent(name, spec(**given), self.credentials, batch_host=name == "n1", trust=self.trust)
             await agent.open()
             self.agents[name] = agent
             if self.coordinator:
@@ -165,11 +168,12 @@ class ScriptedWorld:
         """Attach as the node's daemon and send an Xid. Returns once the coordinator has confirmed it."""
         await self.running_coordinator()
         async with open_channel(self.address, self.credentials) as channel:
-            metadata = await credential_metadata(self.credentials, "/muster.v1.NodeService/Attach")
+            hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")
+            first = node_pb2.NodeMessage(hello=hello)
+            metadata = await credential_metadata(channel, "/muster.v1.NodeService/Attach", first)
             stub: Any = node_pb2_grpc.NodeServiceStub(channel)
             call = stub.Attach(metadata=metadata)
-            hello = node_pb2.NodeHello(node=node, boot_id="b", probe_address="", incarnation="d")
-            await call.write(node_pb2.NodeMessage(hello=hello))
+            await call.write(first)
             await call.read()  # a rejection arrives here: a write to an ended stream would fail with INTERNAL instead
             await call.write(node_pb2.NodeMessage(signal=node_pb2.Signal(kind="xid", code=code, text="NVRM: Xid")))
             await call.read()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from muster.daemon.transport.identity import CredentialRefused
+from muster.daemon.transport.identity import CredentialRefused, Proof
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenUser:
-    """The credentials of a process of `uid`. `issued`: all unused tokens of all users, with uid and method."""
+    """The credentials of a process of `uid`. `issued`: all unused tokens of all users, with uid and payload."""
 
     uid: int
     issued: dict[str, tuple[int, str]] = field(default_factory=dict, repr=False)
@@ -22,15 +22,15 @@ class ChosenUser:
         """The credentials of another user, which this user's processes accept."""
         return ChosenUser(uid, self.issued)
 
-    def issue(self, method: str) -> str:
+    def issue(self, payload: str) -> str:
         """See muster.daemon.transport.identity.Credentials.issue."""
         token = secrets.token_hex(16)
-        self.issued[token] = (self.uid, method)
+        self.issued[token] = (self.uid, payload)
         return token
 
-    def check(self, token: str, method: str) -> tuple[int, int]:
+    def check(self, token: str) -> Proof:
         """See muster.daemon.transport.identity.Credentials.check."""
-        uid, made_for = self.issued.pop(token, (0, ""))
-        if made_for != method:
-            raise CredentialRefused(f"the credential is refused: it was not made for {method}, or is used up")
-        return uid, uid
+        if token not in self.issued:
+            raise CredentialRefused("the credential is refused: it was not made here, or has been used before")
+        uid, payload = self.issued.pop(token)
+        return Proof(uid, uid, payload)

@@ -134,6 +134,7 @@ class AgentHello(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     BATCH_HOST_FIELD_NUMBER: _builtins.int
     POOL_SERIAL_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -147,6 +148,8 @@ class AgentHello(_message.Message):
     """The number of the pool request for which this agent's own Slurm job was submitted; 0: the agent belongs to the
     gang's job. With a pool request, `slurm_restart_count` is that of the gang's job at the time of the request.
     """
+    public_key: _builtins.bytes
+    """The public key of this agent's server (DER, SubjectPublicKeyInfo); empty: the agent uses plain text."""
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec:
         """Registers the gang if `muster submit` could not reach the coordinator."""
@@ -163,14 +166,41 @@ class AgentHello(_message.Message):
         spec: _common_pb2.JobSpec | None = ...,
         batch_host: _builtins.bool = ...,
         pool_serial: _builtins.int = ...,
+        public_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentHello: _TypeAlias = AgentHello  # noqa: Y015
+
+@_typing.final
+class Certificate(_message.Message):
+    """What an agent's server proves itself with. It comes before the first order. Absent in plain text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    AUTHORITIES_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """PEM, for the public key of the agent's hello."""
+    authorities: _builtins.bytes
+    """PEM: the authorities of the other agents' certificates."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.bytes = ...,
+        authorities: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "certificate", b"certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Certificate: _TypeAlias = Certificate  # noqa: Y015
 
 @_typing.final
 class PoolAnswer(_message.Message):
@@ -813,6 +843,7 @@ class CoordinatorMessage(_message.Message):
     PROBE_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     DISMISSED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     dismissed: _builtins.str
     """The coordinator will never have an order for this agent: exit. The reason in words."""
@@ -824,6 +855,8 @@ class CoordinatorMessage(_message.Message):
     def pong(self) -> Global___AgentPing:
         """The answer to a ping, with the ping's seq."""
 
+    @_builtins.property
+    def certificate(self) -> Global___Certificate: ...
     def __init__(
         self,
         *,
@@ -832,12 +865,13 @@ class CoordinatorMessage(_message.Message):
         probe: Global___ProbeOrder | None = ...,
         pong: Global___AgentPing | None = ...,
         dismissed: _builtins.str = ...,
+        certificate: Global___Certificate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "dismissed", b"dismissed", "order", b"order", "pong", b"pong", "probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "order", b"order", "pong", b"pong", "probe", b"probe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "dismissed", b"dismissed", "order", b"order", "pong", b"pong", "probe", b"probe", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "dismissed", b"dismissed", "order", b"order", "pong", b"pong", "probe", b"probe", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["order", "probe", "pong", "dismissed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["order", "probe", "pong", "dismissed", "certificate"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

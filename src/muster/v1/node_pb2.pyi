@@ -28,6 +28,7 @@ class NodeHello(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     """/proc/sys/kernel/random/boot_id: distinguishes a reboot from a restart of the daemon."""
@@ -35,6 +36,8 @@ class NodeHello(_message.Message):
     """host:port of this daemon's ProbeService."""
     version: _builtins.str
     incarnation: _builtins.str
+    public_key: _builtins.bytes
+    """The public key of this daemon's server (DER, SubjectPublicKeyInfo); empty: the daemon uses plain text."""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The IP addresses of this node's interfaces, without loopback and link-local addresses. An agent of this node calls
@@ -50,10 +53,11 @@ class NodeHello(_message.Message):
         version: _builtins.str = ...,
         incarnation: _builtins.str = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        public_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,11 +189,16 @@ class NodeOrder(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """The seq of the last heartbeat: the coordinator has received it."""
     heartbeat_s: _builtins.float
     """The interval between heartbeats, in seconds; 0: no change."""
+    certificate: _builtins.bytes
+    """In the answer to hello: the certificate of this daemon's server (PEM), for the public key of hello. Empty in plain
+    text.
+    """
     @_builtins.property
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
         """The kept gangs that no longer need their memory: they have ended or have started a newer generation."""
@@ -201,10 +210,11 @@ class NodeOrder(_message.Message):
         seq: _builtins.int = ...,
         heartbeat_s: _builtins.float = ...,
         over: _abc.Iterable[Global___KeptGang] | None = ...,
+        certificate: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "over", b"over", "seq", b"seq", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "seq", b"seq", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,168 @@
+"""TLS 1.3 for Muster's connections: the server proves its name, the caller then proves a uid with a credential. The
+package `muster.daemon` rules out older versions of TLS.
+
+Two kinds of server differ in where their certificate comes from:
+
+- A coordinator has certificate files of the site (`CertificateFiles`). All other processes know the site's authority.
+- A node's daemon and an agent have none at first. Each makes a key of its own (`ServerKey`), which never leaves the
+  process. It sends the public key to the coordinator and gets a certificate back (`muster.daemon.transport.authority`).
+  The coordinator, and the other agents of a gang, know the authority that issued it.
+
+A certificate names the server as `muster.daemon.transport.call_binding` does. `certificate_name` gives the form that
+fits into a certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+_log = logging.getLogger(__name__)
+
+_NAME_DIGITS = 40
+
+ISSUED_DAYS = 14
+"""How long certificates of node daemons and agents are valid."""
+RENEW_AFTER_S = ISSUED_DAYS * 86400 / 2
+"""Seconds after which a node's daemon or an agent attaches again for a new certificate."""
+
+
+class TlsError(Exception):
+    """The site's fault: a certificate or a key can't be used."""
+
+
+def certificate_name(server: str) -> str:
+    """The DNS name in the certificate of a node's daemon or an agent, whose names may be long and hold "/"."""
+    return f"{hashlib.sha256(server.encode()).hexdigest()[:_NAME_DIGITS]}.muster"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom a client takes for its server: a server with a certificate of these authorities.
+
+    authorities: returns their certificates (PEM), read anew for each channel, so that they can be replaced.
+    """
+
+    authorities: Callable[[], bytes]
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For one channel."""
+        return grpc.ssl_channel_credentials(self.authorities())
+
+    def options(self, server: str) -> list[tuple[str, str]]:
+        """gRPC's options for a channel to `server`; empty: the server has the name of the host in the address."""
+        return [("grpc.ssl_target_name_override", certificate_name(server))] if server else []
+
+
+def trust_in_file(path: Path) -> Trust:
+    """Trust in the authorities whose certificates are in `path`. While the file can't be read, the last certificates
+    count.
+
+    Raises:
+        TlsError: the file can't be read now, or holds no certificate.
+    """
+    last = _read_authorities(path)
+
+    def authorities() -> bytes:
+        nonlocal last
+        try:
+            last = _read_authorities(path)
+        except TlsError as error:
+            _log.error("%s: the certificates that were read before are used", error)
+        return last
+
+    return Trust(authorities)
+
+
+def _read_authorities(path: Path) -> bytes:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise TlsError(f"the authority's certificate {path} can't be read: {error.strerror}") from None
+    if b"-----BEGIN CERTIFICATE-----" not in text:
+        raise TlsError(f"{path} holds no certificate (PEM)")
+    return text
+
+
+def is_proof_failure(details: str) -> bool:
+    """Whether a call's error says that the server did not prove its name, in gRPC's words."""
+    return any(words in details for words in _PROOF_FAILURES)
+
+
+_PROOF_FAILURES = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "certificate signature failure")
+
+
+class ServerKey:
+    """The key of a process that gets its certificate from the coordinator."""
+
+    def __init__(self) -> None:
+        # Imported here: a program without TLS does not wait for the import.
+        from muster.daemon.transport import authority
+
+        self._key = authority.make_key()
+        self._pem = authority.pem_of_key(self._key)
+        self.public_key = authority.bytes_of_public_key(self._key)
+        """For `authority.Authority.issue` (DER)."""
+        # Until the coordinator has sent a certificate, nobody has a reason to call.
+        self._configuration = self._configuration_of(authority.self_signed(self._key))
+
+    def use(self, certificate: bytes) -> None:
+        """Prove the name in this certificate (PEM), which belongs to this key, to callers from now on."""
+        self._configuration = self._configuration_of(certificate)
+
+    def certificates(self) -> grpc.ServerCredentials:
+        """For `muster.daemon.transport.channel.bind`."""
+        return grpc.dynamic_ssl_server_credentials(self._configuration, lambda: self._configuration)
+
+    def _configuration_of(self, certificate: bytes) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(self._pem, certificate)])
+
+
+class CertificateFiles:
+    """The certificate and the key of a coordinator, in two files (PEM). They are read again when they change."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises TlsError: the files can't be used; the message says why."""
+        self._paths = (certificate, key)
+        self._seen = self._stamp()
+        self._configuration, self.names = self._read()
+
+    def certificates(self) -> grpc.ServerCredentials:
+        """For `muster.daemon.transport.channel.bind`."""
+        return grpc.dynamic_ssl_server_credentials(self._configuration, self._current)
+
+    def _current(self) -> grpc.ServerCertificateConfiguration:
+        """gRPC calls this for each connection. Files that can't be used change nothing."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._configuration, self.names = self._read()
+                _log.info("the certificate %s is read again", self._paths[0])
+            except TlsError as error:
+                _log.error("%s: the certificate that was read before is used", error)
+        return self._configuration
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        """What changes when a file is replaced or written."""
+        found = []
+        for path in self._paths:
+            try:
+                status = path.stat()
+            except OSError:
+                found.append((0, 0))
+            else:
+                found.append((status.st_ino, status.st_mtime_ns))
+        return tuple(found)
+
+    def _read(self) -> tuple[grpc.ServerCertificateConfiguration, frozenset[str]]:
+        from muster.daemon.transport import authority
+
+        certificate, key = authority.read_certificate_files(*self._paths)
+        configuration = grpc.ssl_server_certificate_configuration([(key, certificate)])
+        return configuration, authority.names_in_certificate(certificate)

@@ -1,0 +1,300 @@
+"""TLS between Muster's processes: who is proved to whom, and what a missing, wrong or new certificate does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.transport import authority, call_binding
+from muster.daemon.transport.authority import Authority
+from muster.daemon.transport.channel import bind, make_server, open_channel
+from muster.daemon.transport.identity import Proof, SecretCredentials
+from muster.daemon.transport.reachability import Probed, Reachability, probe
+from muster.daemon.transport.server_limits import COORDINATOR
+from muster.daemon.transport.tls import (
+    CertificateFiles,
+    ServerKey,
+    TlsError,
+    Trust,
+    certificate_name,
+    is_proof_failure,
+    trust_in_file,
+)
+from muster.v1 import api_pb2, api_pb2_grpc, common_pb2_grpc
+from muster.v1.common_pb2 import PingReply, PingRequest
+
+LOOPBACK = "127.0.0.1"
+
+
+class Counting(SecretCredentials):
+    """Counts the credentials that are made."""
+
+    issued = 0
+
+    def issue(self, payload: str) -> str:
+        self.issued += 1
+        return super().issue(payload)
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> SecretCredentials:
+    return Counting.create(tmp_path / "secret")
+
+
+@pytest.fixture(scope="module")
+def site() -> Authority:
+    return Authority.create("site")
+
+
+def write_files(folder: Path, issuing: Authority, *names: str, days: float = 1) -> tuple[Path, Path]:
+    """The certificate and the key of a coordinator with these names, in `folder`."""
+    folder.mkdir(exist_ok=True)
+    key = authority.make_key()
+    (folder / "c.key").write_bytes(authority.pem_of_key(key))
+    (folder / "c.pem").write_bytes(issuing.issue(authority.bytes_of_public_key(key), names, days))
+    return folder / "c.pem", folder / "c.key"
+
+
+def trust_in(*authorities: Authority) -> Trust:
+    return Trust(lambda: b"".join(known.pem for known in authorities))
+
+
+class Probe(common_pb2_grpc.ProbeServiceServicer):
+    async def Ping(self, request: PingRequest, context: Any) -> PingReply:
+        return PingReply(nonce=request.nonce, node="n1")
+
+
+@asynccontextmanager
+async def serving(credentials: SecretCredentials, certificates: grpc.ServerCredentials | None) -> AsyncIterator[int]:
+    """A server on loopback. Yields its port."""
+    server = make_server(credentials, COORDINATOR)
+    common_pb2_grpc.add_ProbeServiceServicer_to_server(Probe(), server)
+    port = bind(server, f"{LOOPBACK}:0", certificates)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+async def ping(
+    port: int, credentials: SecretCredentials, trust: Trust | None, host: str = LOOPBACK, server: str = ""
+) -> str:
+    """One call. Returns "OK", or why it failed."""
+    async with open_channel(f"{host}:{port}", credentials, trust=trust, server=server) as channel:
+        try:
+            await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest(), timeout=DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+    return "OK"
+
+
+async def test_a_server_proves_the_name_that_was_dialled(
+    tmp_path: Path, credentials: SecretCredentials, site: Authority
+) -> None:
+    files = CertificateFiles(*write_files(tmp_path / "tls", site, LOOPBACK))
+    async with serving(credentials, files.certificates()) as port:
+        assert await ping(port, credentials, trust_in(site)) == "OK"
+
+
+@pytest.mark.parametrize("impostor", ["another authority", "another name", "an expired certificate", "plain text"])
+async def test_an_impostor_gets_no_credential(
+    tmp_path: Path, credentials: Counting, site: Authority, impostor: str
+) -> None:
+    issuing = Authority.create("impostor") if impostor == "another authority" else site
+    name = "mgmt2" if impostor == "another name" else LOOPBACK
+    days = -0.5 if impostor == "an expired certificate" else 1
+    files = CertificateFiles(*write_files(tmp_path / "tls", issuing, name, days=days))
+    seen = Seen(credentials)
+    async with serving(seen, None if impostor == "plain text" else files.certificates()) as port:
+        refused = await ping(port, credentials, trust_in(site))
+        assert refused != "OK"
+        assert is_proof_failure(refused) or impostor == "plain text"
+    assert seen.tokens == []
+
+
+class Seen(SecretCredentials):
+    """What a server is shown. It accepts everything."""
+
+    def __init__(self, other: SecretCredentials) -> None:
+        self.tokens: list[str] = []
+
+    def check(self, token: str) -> Proof:
+        self.tokens.append(token)
+        return Proof(os.getuid(), os.getgid(), call_binding.payload_of_call("", "", b""))
+
+
+async def test_a_caller_without_tls_gets_nothing(
+    tmp_path: Path, credentials: SecretCredentials, site: Authority
+) -> None:
+    files = CertificateFiles(*write_files(tmp_path / "tls", site, LOOPBACK))
+    async with serving(credentials, files.certificates()) as port:
+        assert await ping(port, credentials, None) != "OK"
+
+
+@pytest.mark.parametrize(("version", "spoken"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
+async def test_only_tls_1_3_is_spoken(
+    tmp_path: Path, credentials: SecretCredentials, site: Authority, version: ssl.TLSVersion, spoken: bool
+) -> None:
+    files = CertificateFiles(*write_files(tmp_path / "tls", site, LOOPBACK))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=site.pem.decode())
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    async with serving(credentials, files.certificates()) as port:
+        try:
+            _, writer = await asyncio.open_connection(LOOPBACK, port, ssl=context)
+        except (OSError, ssl.SSLError):
+            assert not spoken
+            return
+        assert spoken
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        writer.close()
+
+
+async def test_a_certificate_is_replaced_without_a_restart(
+    tmp_path: Path, credentials: SecretCredentials, site: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths, renewed = write_files(tmp_path / "tls", site, LOOPBACK), Authority.create("renewed")
+    files = CertificateFiles(*paths)
+    async with serving(credentials, files.certificates()) as port:
+        assert await ping(port, credentials, trust_in(site)) == "OK"
+        paths[0].write_text("half a file")
+        assert await ping(port, credentials, trust_in(site)) == "OK"
+        assert "holds no certificate (PEM): the certificate that was read before is used" in caplog.text
+        write_files(tmp_path / "tls", renewed, LOOPBACK, "mgmt1")
+        assert await ping(port, credentials, trust_in(renewed)) == "OK"
+        assert files.names == {LOOPBACK, "mgmt1"}
+        assert is_proof_failure(await ping(port, credentials, trust_in(site)))
+        assert await ping(port, credentials, trust_in(site, renewed)) == "OK"  # what clients have meanwhile
+
+
+def test_the_authoritys_file_is_read_again_and_its_loss_changes_nothing(
+    tmp_path: Path, site: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, other = tmp_path / "authority.pem", Authority.create("other")
+    path.write_bytes(site.pem)
+    trust = trust_in_file(path)
+    path.write_bytes(site.pem + other.pem)
+    assert trust.authorities() == site.pem + other.pem
+    path.unlink()
+    assert trust.authorities() == site.pem + other.pem
+    assert "can't be read: No such file or directory: the certificates that were read before are used" in caplog.text
+
+
+def test_files_that_can_not_be_used_are_refused(tmp_path: Path, site: Authority) -> None:
+    certificate, key = write_files(tmp_path / "a", site, LOOPBACK)
+    _, other = write_files(tmp_path / "b", site, LOOPBACK)
+    for given, words in (
+        ((certificate, other), f"{other} is not the key of {certificate}"),
+        ((key, key), f"{key} holds no certificate"),
+        ((certificate, certificate), f"{certificate} holds no key"),
+        ((certificate, tmp_path / "none"), f"{tmp_path / 'none'} can't be read: No such file or directory"),
+    ):
+        with pytest.raises(TlsError, match=words):
+            CertificateFiles(*given)
+    for path in (key, tmp_path / "none"):
+        with pytest.raises(TlsError):
+            trust_in_file(path)
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 91, ec.generate_private_key(ec.SECP384R1())])
+def test_no_certificate_is_issued_for_what_is_no_key_of_p256(site: Authority, key: Any) -> None:
+    with pytest.raises(TlsError):
+        site.issue(key if isinstance(key, bytes) else authority.bytes_of_public_key(key), ["n1"])
+
+
+def test_the_issuing_authority_is_made_once_and_is_private(tmp_path: Path) -> None:
+    made = authority.issuing_authority(tmp_path)
+    assert authority.issuing_authority(tmp_path).pem == made.pem
+    assert (tmp_path / "issuing-authority.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "issuing-authority.pem").unlink()  # the coordinator died between the two files
+    assert authority.issuing_authority(tmp_path).pem != made.pem
+
+
+# -- a coordinator, its agents and its node daemons ------------------------------------------------------------------
+
+
+@dataclass
+class TlsWorld:
+    """A coordinator with TLS. `trust`: whom its callers take for it."""
+
+    scripted: ScriptedWorld
+    trust: Trust
+
+
+@pytest.fixture
+async def world(tmp_path: Path, site: Authority) -> AsyncIterator[TlsWorld]:
+    scripted = ScriptedWorld.create(tmp_path)
+    scripted.trust = trust_in(site)
+    scripted.settings["certificate_files"] = CertificateFiles(*write_files(tmp_path / "tls", site, LOOPBACK))
+    await scripted.start_coordinator()
+    yield TlsWorld(scripted, scripted.trust)
+    await scripted.close()
+
+
+async def test_agents_attach_and_get_certificates_with_which_others_know_them(world: TlsWorld) -> None:
+    scripted = world.scripted
+    await scripted.start_agents(["n1", "n2"])
+    for name in ("n1", "n2"):
+        agent = scripted.agents[name]
+        async with asyncio.timeout(DEADLINE_S):
+            await agent.wait_until(lambda agent=agent: bool(agent.certificate.certificate))  # type: ignore[misc]
+    one, other = scripted.agents["n1"], scripted.agents["n2"]
+    trust = Trust(lambda: one.certificate.authorities)
+    named = call_binding.name_of_agent("g1", "n2")
+    assert await probe(Probed(other.address, "n2", named), scripted.credentials, DEADLINE_S, trust) is None
+    # An agent of another gang, or the agent of another node, at the same address.
+    for wrong in (call_binding.name_of_agent("g2", "n2"), call_binding.name_of_agent("g1", "n1")):
+        found = await probe(Probed(other.address, "n2", wrong), scripted.credentials, 0.5, trust)
+        assert found is Reachability.ACCEPTED
+
+
+async def test_an_agent_whose_key_is_none_is_refused(world: TlsWorld) -> None:
+    agent = ScriptedAgent("n1", spec(), world.scripted.credentials, trust=world.trust)
+    await agent.open()
+    agent.hello.public_key = b"none"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await agent.attach(world.scripted.address)
+    await agent.die()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "hello.public_key: this is no public key (DER)"
+
+
+async def test_a_restarted_coordinator_knows_agents_by_the_certificates_that_they_have(world: TlsWorld) -> None:
+    scripted = world.scripted
+    await scripted.start_agents(["n1"])
+    agent = scripted.agents["n1"]
+    async with asyncio.timeout(DEADLINE_S):
+        await agent.wait_until(lambda: bool(agent.certificate.certificate))
+    await scripted.stop_coordinator()
+    trust = Trust(lambda: authority.issuing_authority(scripted.folder).pem)
+    probed = Probed(agent.address, "n1", call_binding.name_of_agent("g1", "n1"))
+    assert await probe(probed, scripted.credentials, DEADLINE_S, trust) is None
+
+
+async def test_a_caller_of_the_coordinator_that_trusts_another_authority_says_so(world: TlsWorld) -> None:
+    other = trust_in(Authority.create("other"))
+    async with open_channel(world.scripted.address, world.scripted.credentials, trust=other) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await api_pb2_grpc.MusterStub(channel).List(api_pb2.ListRequest())
+    assert is_proof_failure(refused.value.details() or "")
+
+
+def test_a_key_of_a_server_proves_nothing_before_it_has_a_certificate(site: Authority) -> None:
+    key = ServerKey()
+    issued = site.issue(key.public_key, [certificate_name("musterd/n1")])
+    assert authority.names_in_certificate(issued) == {certificate_name("musterd/n1")}
