@@ -35,6 +35,7 @@ from muster.checkpoint.store.memory.slots import SLOTS_PER_RANK, Slot, SlotPool
 from muster.checkpoint.store.rank_sockets import RankSockets
 from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import ReplicaReceiver
 from muster.daemon.host.worker_threads import WorkerThreads
@@ -42,7 +43,7 @@ from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
 
 if TYPE_CHECKING:
-    from muster.v1.peer_pb2_grpc import PeerServiceAsyncStub
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class CheckpointService:
 
     Args:
         gang_id, node: the gang and the node of this agent.
-        dial: returns a stub for the agent on a node, at its address (host:port).
+        dial: returns a stub for the agent on a node.
         on_change: called when `shards`, `committed`, `progress` or `phases` return something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
     """
@@ -75,7 +76,7 @@ class CheckpointService:
         self,
         gang_id: str,
         node: str,
-        dial: Callable[[str, str], "PeerServiceAsyncStub"],
+        dial: Dial,
         on_change: Callable[[], None],
         slots_refused: str = "",
     ) -> None:

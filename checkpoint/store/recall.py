@@ -7,7 +7,7 @@ rank can see it. A rank gets exactly the version of the restore plan, or an erro
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from muster.checkpoint.store.memory.sealed_memory import NoMemoryLeft, SealedMem
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
 from muster.checkpoint.store.memory.slots import SlotPool
 from muster.checkpoint.store.replication import transfer
+from muster.checkpoint.store.replication.dial import Dial, at_port
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import TIER_DURABLE, TIER_OWN, Order, RestorePlan, RestoreSource
@@ -49,7 +50,7 @@ class Recall:
     Args:
         gang_id, node: the gang and the node of this agent.
         shard_store, slots: where shards are found, and where recalled shards are added.
-        dial: returns a stub for the agent on a node, at its address (host:port).
+        dial: returns a stub for the agent on a node.
         run_in_thread: runs a function in a thread.
     """
 
@@ -59,7 +60,7 @@ class Recall:
         node: str,
         shard_store: ShardStore,
         slots: SlotPool,
-        dial: Callable[[str, str], "PeerServiceAsyncStub"],
+        dial: Dial,
         run_in_thread: WorkerThreads,
     ) -> None:
         self._gang_id = gang_id
@@ -158,12 +159,13 @@ class Recall:
 
     async def _fetch(self, rank: int, version: Version, source: RestoreSource) -> Shard:
         request = peer_pb2.FetchRequest(gang_id=self._gang_id, node=self._node, rank=rank, version=version.to_wire())
-        stub = self._dial(source.node, self._peer_addresses[source.node])
-        stream = aiter(stub.Fetch(request, timeout=FETCH_TIMEOUT_S))
-        first = await anext(stream, None)
-        if first is None or not first.HasField("offer"):
-            raise CorruptShard("the answer doesn't begin with an offer")
+        address = self._peer_addresses[source.node]
+        stream, first = await _open_fetch(self._dial(source.node, address), request)
         offer = first.offer
+        if first.plain_port:
+            # The pieces come in plain text. They are verified with the offer that came over TLS.
+            plain = self._dial(source.node, at_port(address, first.plain_port), plain=True)
+            stream, _ = await _open_fetch(plain, request)
         pieces = transfer.pieces_of_offer(offer)
         offered_version = transfer.version_of_offer(offer)
         if (offer.rank, offered_version) != (rank, version):
@@ -191,3 +193,14 @@ class Recall:
         shard = Shard(rank, version, TIER_OWN, pieces, digest, memory, lambda: self._slots.mark_free(slot))
         self._shard_store.add(shard)
         return shard
+
+
+async def _open_fetch(
+    stub: "PeerServiceAsyncStub", request: peer_pb2.FetchRequest
+) -> tuple[AsyncIterator[peer_pb2.ShardData], peer_pb2.ShardData]:
+    """Ask for a shard. Returns the stream of its pieces, and the first message, which holds the offer."""
+    stream = aiter(stub.Fetch(request, timeout=FETCH_TIMEOUT_S))
+    first = await anext(stream, None)
+    if first is None or not first.HasField("offer"):
+        raise CorruptShard("the answer doesn't begin with an offer")
+    return stream, first

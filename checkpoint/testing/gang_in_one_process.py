@@ -175,7 +175,7 @@ class InProcessGang:
         self.generation = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    def dial(self, node: str, address: str) -> Any:
+    def dial(self, node: str, address: str, *, plain: bool = False) -> Any:
         """A stub for the agent on a node, at its address. All stubs of an address share one channel."""
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address)

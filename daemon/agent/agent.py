@@ -115,6 +115,8 @@ class AgentSettings:
     """The socket of musterd's kept memory; empty: memory is not kept over a requeue."""
     trust: Trust | None = None
     """Whom to take for a coordinator; None: all connections are plain text."""
+    encrypt_checkpoints: bool = False
+    """Whether the pieces of shards go over TLS, too. Their digests always do."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""
 
@@ -166,8 +168,11 @@ class Agent:
         self._supervisor.start_zygotes()
         spec, identity = self._settings.spec, self._settings.identity
         limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
-        server = make_agent_server(self._settings.credentials, limits, identity, self._service)
-        port = bind(server, self._settings.listen, self._key.certificates() if self._key else None)
+        key, listen = self._key, self._settings.listen
+        server = make_agent_server(self._settings.credentials, limits, identity, self._service, tls=bool(key))
+        port = bind(server, listen, key.certificates() if key else None)
+        if key and not self._settings.encrypt_checkpoints:
+            self._service.plain_port = bind(server, f"{listen.rpartition(':')[0]}:0")
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)

@@ -129,6 +129,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         coordinator=site.coordinator,
         credentials=site.credentials(),
         trust=site.trust(),
+        encrypt_checkpoints=site.encrypt_checkpoints,
         listen=options.listen,
         host=options.advertise or _address_towards(split_addresses(site.coordinator)[0]),
         notice_s=options.notice,

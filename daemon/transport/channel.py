@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -158,6 +158,7 @@ def make_server(
     limits: ServerLimits,
     *,
     server_names: ServerNames = call_binding.names_of_this_host,
+    plain_methods: Collection[str] | None = None,
     refuse: RefuseCaller | None = None,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
 ) -> grpc.aio.Server:
@@ -165,6 +166,7 @@ def make_server(
     servicers, call `bind`, then start the server.
 
     `server_names`: a credential must be made for one of these names (`muster.daemon.transport.call_binding`).
+    `plain_methods`: the methods that may be called on a port without TLS; None: all.
 
     A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
     None: the table of `muster.daemon.transport.authority_table`, for a server that knows no operators but root and its
@@ -174,7 +176,7 @@ def make_server(
     async def check(token: str) -> Proof:
         return await _call_munge(lambda: credentials.check(token), identity_deadline_s)
 
-    interceptor = CredentialCheck(check, server_names, limits, refuse or Rights(frozenset()).refusal)
+    interceptor = CredentialCheck(check, server_names, limits, refuse or Rights(frozenset()).refusal, plain_methods)
     return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, *limits.options()])
 
 

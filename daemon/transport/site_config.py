@@ -68,6 +68,10 @@ class Site(BaseModel):
     tls_key: Path = Field(
         default=TLS_FOLDER / "coordinator.key", description="on a coordinator's host: the key of its certificate"
     )
+    encrypt_checkpoints: bool = Field(
+        default=False,
+        description="whether the pieces of checkpoints between agents use TLS, too; their digests always do",
+    )
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
     operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
 

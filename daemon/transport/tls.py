@@ -117,10 +117,29 @@ class ServerKey:
 
     def certificates(self) -> grpc.ServerCredentials:
         """For `muster.daemon.transport.channel.bind`."""
-        return grpc.dynamic_ssl_server_credentials(self._configuration, lambda: self._configuration)
+        return _certificates_of(lambda: self._configuration)
 
     def _configuration_of(self, certificate: bytes) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(self._pem, certificate)])
+
+
+def _certificates_of(current: Callable[[], grpc.ServerCertificateConfiguration]) -> grpc.ServerCredentials:
+    """What a port proves itself with. gRPC calls `current` for each connection.
+
+    gRPC must be told of a new configuration only if it is new: it then frees the old one, while other connections may
+    still read it, and the process dies of that.
+    """
+    given = current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        newest = current()
+        if newest is given:
+            return None
+        given = newest
+        return newest
+
+    return grpc.dynamic_ssl_server_credentials(given, fetch)  # type: ignore[arg-type]  # None: no new one
 
 
 class CertificateFiles:
@@ -134,7 +153,7 @@ class CertificateFiles:
 
     def certificates(self) -> grpc.ServerCredentials:
         """For `muster.daemon.transport.channel.bind`."""
-        return grpc.dynamic_ssl_server_credentials(self._configuration, self._current)
+        return _certificates_of(self._current)
 
     def _current(self) -> grpc.ServerCertificateConfiguration:
         """gRPC calls this for each connection. Files that can't be used change nothing."""

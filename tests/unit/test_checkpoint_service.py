@@ -597,7 +597,9 @@ async def test_pieces_that_arrive_damaged_or_misplaced_or_incomplete_are_refused
         yield peer_pb2.ShardData(offer=offer)
         yield peer_pb2.ShardData(offset=offset, data=data)
 
-    stored = await gang.dial("n1", gang.nodes["n1"].address).Put(stream())
+    receiver = gang.dial("n1", gang.nodes["n1"].address)
+    assert list((await receiver.Offer(offer)).missing) == [0]
+    stored = await receiver.Put(stream())
     assert re.search(words, stored.refused)
     assert held(gang, "n1") == set()
 
@@ -616,6 +618,29 @@ async def test_inline_pieces_that_arrive_damaged_are_refused(gang: Gang, data: b
     need = await gang.dial("n1", gang.nodes["n1"].address).Offer(offer)
     assert re.search(words, need.refused)
     assert held(gang, "n1") == set()
+
+
+async def test_pieces_whose_digests_were_not_offered_before_are_refused(gang: Gang) -> None:
+    """An offer comes over TLS, the pieces may come in plain text: who changes them changes their digests, too."""
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=0)
+    offers = []
+    for data in (b"right bytes", b"other bytes"):
+        pieces = (Piece(0, 11, digest_of(memoryview(data))),)
+        offer = peer_pb2.ShardOffer(
+            gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), bytes=11, digest=shard_digest(pieces)
+        )
+        offer.pieces.add(offset=0, length=11, digest=pieces[0].digest)
+        offers.append(offer)
+
+    async def stream() -> AsyncIterator[peer_pb2.ShardData]:
+        yield peer_pb2.ShardData(offer=offers[1])
+        yield peer_pb2.ShardData(data=b"other bytes")
+
+    receiver = gang.dial("n1", gang.nodes["n1"].address)
+    await receiver.Offer(offers[0])
+    stored = await receiver.Put(stream())
+    assert stored.refused == "rank 0 at step 1 of generation 1: these digests were not offered"
 
 
 async def test_messages_of_another_gang_are_refused(gang: Gang) -> None:

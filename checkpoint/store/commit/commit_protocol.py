@@ -20,6 +20,7 @@ from muster.checkpoint.format.errors import CorruptShard
 from muster.checkpoint.format.versions import NO_VERSION, Version
 from muster.checkpoint.store.commit.commit_tracker import CommitDecision, CommitTracker
 from muster.checkpoint.store.memory.shards import Shard, ShardStore
+from muster.checkpoint.store.replication.dial import Dial, at_port
 from muster.checkpoint.store.replication.replicate import ReplicaRefused, replicate
 from muster.v1 import peer_pb2
 from muster.v1.agent_pb2 import DUTY_RUN, Order
@@ -46,7 +47,7 @@ class CommitProtocol:
     Args:
         gang_id, node: the gang and the node of this agent.
         shard_store: the shards of this node; decided versions are dropped from it.
-        dial: returns a stub for the agent on a node, at its address (host:port).
+        dial: returns a stub for the agent on a node.
         spawn: runs a coroutine as a task of a generation; the task is cancelled when the generation is fenced.
         on_decision: called after each commit decision.
         passed_step: returns the newest step that some rank of this node can no longer keep.
@@ -57,7 +58,7 @@ class CommitProtocol:
         gang_id: str,
         node: str,
         shard_store: ShardStore,
-        dial: Callable[[str, str], "PeerServiceAsyncStub"],
+        dial: Dial,
         spawn: Callable[[int, Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_decision: Callable[[], None],
         passed_step: Callable[[], int],
@@ -216,7 +217,9 @@ class CommitProtocol:
     async def _replicate(self, shard: Shard) -> None:
         buddy = next((member.buddy for member in self.order.members if member.node == self._node), "")
         if buddy and buddy != self._node:
-            sent = await replicate(self._gang_id, self._node, shard, self._stub(buddy))
+            sent = await replicate(
+                self._gang_id, self._node, shard, self._stub(buddy), lambda port: self._plain_stub(buddy, port)
+            )
             log.debug("rank %d's shard of %s has a replica, %d bytes sent", shard.rank, shard.version, sent)
 
     async def _report(self, version: Version, *, skipped: bool) -> None:
@@ -318,6 +321,10 @@ class CommitProtocol:
         if node not in self._peer_addresses:
             raise ReplicaRefused(f"the order names no address for {node}")
         return self._dial(node, self._peer_addresses[node])
+
+    def _plain_stub(self, node: str, port: int) -> "PeerServiceAsyncStub":
+        """A stub for another port of the agent on a node, in plain text."""
+        return self._dial(node, at_port(self._peer_addresses[node], port), plain=True)
 
 
 def _retry_delays() -> Iterator[float]:

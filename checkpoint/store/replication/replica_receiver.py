@@ -47,6 +47,8 @@ class ReplicaReceiver:
         self._stale_reason = stale_reason
         self._awaits_slot = awaits_slot
         self._slots_changed = asyncio.Event()
+        self._offered: dict[int, tuple[Version, bytes]] = {}
+        """By rank: the version and the digest of the newest offer."""
 
     def notify_slots_changed(self) -> None:
         """Wake all waiting offers: a slot of this node was digested, or will not be."""
@@ -61,6 +63,7 @@ class ReplicaReceiver:
         replica = self._shard_store.replica(offer.rank, version)
         if replica is not None and replica.digest == offer.digest:
             return peer_pb2.ShardNeed()  # common for the version that a generation starts from
+        self._offered[offer.rank] = (version, offer.digest)
         try:
             pieces = transfer.pieces_of_offer(offer)
             await self._wait_for_slots(version)
@@ -77,7 +80,11 @@ class ReplicaReceiver:
         return peer_pb2.ShardNeed(missing=missing, refused=self._drop_if_stale(offer.rank, version))
 
     async def put(self, stream: AsyncIterable[peer_pb2.ShardData]) -> peer_pb2.ShardStored:
-        """Receive the missing pieces. The verified replica is stored when this returns without a refusal."""
+        """Receive the missing pieces. The verified replica is stored when this returns without a refusal.
+
+        The pieces may come in plain text, and their digests with them. So the shard must have been offered before, with
+        the same digest: an offer comes over TLS.
+        """
         source = aiter(stream)
         first = await anext(source, None)
         if first is None or not first.HasField("offer"):
@@ -85,6 +92,8 @@ class ReplicaReceiver:
         offer, version = first.offer, transfer.version_of_offer(first.offer)
         if refused := self._refusal(offer.gang_id, version):
             return peer_pb2.ShardStored(refused=refused)
+        if self._offered.get(offer.rank) != (version, offer.digest):
+            return peer_pb2.ShardStored(refused=f"rank {offer.rank} at {version}: these digests were not offered")
         try:
             await self._receive_replica(offer, version, source)
         except (CorruptShard, NoMemoryLeft) as error:

@@ -5,6 +5,7 @@ pieces it lacks, and the sender sends only these. Replicas of data parallelism m
 enough.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster.checkpoint.store.memory.shards import Shard
@@ -22,8 +23,15 @@ class ReplicaRefused(Exception):
     """The buddy does not take the shard. The message says why."""
 
 
-async def replicate(gang_id: str, node: str, shard: Shard, stub: "PeerServiceAsyncStub") -> int:
-    """Bring a replica of `shard` to the buddy behind `stub`.
+async def replicate(
+    gang_id: str,
+    node: str,
+    shard: Shard,
+    stub: "PeerServiceAsyncStub",
+    plain_stub: Callable[[int], "PeerServiceAsyncStub"],
+) -> int:
+    """Bring a replica of `shard` to the buddy behind `stub`. `plain_stub` reaches the buddy at another port, in plain
+    text: the pieces go there if the buddy asks for it.
 
     Returns:
         How many bytes of pieces were sent.
@@ -41,7 +49,8 @@ async def replicate(gang_id: str, node: str, shard: Shard, stub: "PeerServiceAsy
         if not need.missing:
             return inline_bytes
         offer = transfer.make_offer(gang_id, node, shard)
-        stored = await stub.Put(transfer.shard_messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
+        receiver = plain_stub(need.plain_port) if need.plain_port else stub
+        stored = await receiver.Put(transfer.shard_messages(offer, shard, need.missing), timeout=PUT_TIMEOUT_S)
     if stored.refused:
         raise ReplicaRefused(stored.refused)
     return inline_bytes + sum(shard.pieces[n].length for n in need.missing)

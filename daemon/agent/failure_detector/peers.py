@@ -8,6 +8,7 @@ every caller with a credential. Both follow `muster.daemon.transport.authority_t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,7 @@ from muster.daemon.host import clock
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authority_table import CallerKind
 from muster.daemon.transport.channel import credential_metadata, make_server, open_channel
+from muster.daemon.transport.credential_check import is_encrypted
 from muster.daemon.transport.identity import Credentials, current_method
 from muster.daemon.transport.job_limits import MAX_NAME_CHARS
 from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, ServerLimits
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _Context = Any
 _REPORT_ANSWERED_S = 10.0
+_PLAIN_METHODS = frozenset({"/muster.v1.PeerService/Put", "/muster.v1.PeerService/Fetch"})
 
 
 class ShardService(Protocol):
@@ -74,9 +77,12 @@ class PeerChannels:
         self.trust = trust
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
 
-    def stub_for(self, node: str, address: str) -> PeerServiceAsyncStub:
-        """Return a stub for the agent on `node`, at `address` ("host:port"). Nothing is sent before the first call."""
-        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address))
+    def stub_for(self, node: str, address: str, *, plain: bool = False) -> PeerServiceAsyncStub:
+        """Return a stub for the agent on `node`, at `address` ("host:port"). Nothing is sent before the first call.
+
+        `plain`: plain text, whatever `trust` says. The agent at the address must have asked for it.
+        """
+        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address, None if plain else self.trust))
 
     async def open_link(self, node: str, address: str, first: peer_pb2.LinkPing) -> Any:
         """Open PeerService.Link to the agent on `node`. Return a call that takes pings and yields pongs. The first ping
@@ -85,16 +91,16 @@ class PeerChannels:
         Raises:
             grpc.aio.AioRpcError: no credential can be made now.
         """
-        channel = self._channel(node, address)
+        channel = self._channel(node, address, self.trust)
         metadata = await credential_metadata(channel, "/muster.v1.PeerService/Link", first)
         return peer_pb2_grpc.PeerServiceStub(channel).Link(metadata=metadata)  # type: ignore[call-arg]  # see above
 
-    def _channel(self, node: str, address: str) -> grpc.aio.Channel:
+    def _channel(self, node: str, address: str, trust: Trust | None) -> grpc.aio.Channel:
         if (node, address) not in self._channels:
             self._channels[node, address] = open_channel(
                 address,
                 self._credentials,
-                trust=self.trust,
+                trust=trust,
                 server=call_binding.name_of_agent(self._gang, node),
                 receive_bytes=SHARD_MESSAGE_BYTES,
             )
@@ -111,6 +117,8 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     """Answers the other agents of the gang. `order` returns the newest order, or None before the first."""
 
     def __init__(self, identity: AgentIdentity, shards: ShardService, order: Callable[[], Order | None]) -> None:
+        self.plain_port = 0
+        """The port on which this agent takes and gives pieces of shards in plain text; 0: pieces go over TLS, too."""
         self._identity = identity
         self._shards = shards
         self._order = order
@@ -151,15 +159,22 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     async def Offer(self, request: peer_pb2.ShardOffer, context: _Context) -> peer_pb2.ShardNeed:
         await self._check_gang(request.gang_id, context)
-        return await self._shards.Offer(request, context)
+        need = await self._shards.Offer(request, context)
+        need.plain_port = self.plain_port
+        return need
 
     async def Put(self, request_iterator: Any, context: _Context) -> peer_pb2.ShardStored:
         return await self._shards.Put(self._of_this_gang(request_iterator, context), context)
 
     async def Fetch(self, request: peer_pb2.FetchRequest, context: _Context) -> AsyncIterator[peer_pb2.ShardData]:
         await self._check_gang(request.gang_id, context)
-        async for data in self._shards.Fetch(request, context):
-            yield data
+        async with aclosing(self._shards.Fetch(request, context)) as messages:  # type: ignore[type-var]
+            async for data in messages:
+                if self.plain_port and is_encrypted(context):
+                    data.plain_port = self.plain_port
+                    yield data
+                    return
+                yield data
 
     async def Stored(self, request: peer_pb2.StoredReport, context: _Context) -> peer_pb2.PeerAck:
         await self._check_gang(request.gang_id, context)
@@ -197,12 +212,14 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
 
 
 def make_agent_server(
-    credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService
+    credentials: Credentials, limits: ServerLimits, identity: AgentIdentity, service: PeerService, *, tls: bool = False
 ) -> grpc.aio.Server:
-    """The server of an agent, with both services. It listens nowhere yet."""
+    """The server of an agent, with both services. It listens nowhere yet. With `tls`, a port in plain text serves the
+    pieces of shards only."""
     names = frozenset({call_binding.name_of_agent(identity.gang, identity.node)})
     refuse = partial(refuse_other_users, identity)
-    server = make_server(credentials, limits, server_names=lambda: names, refuse=refuse)
+    plain_methods = _PLAIN_METHODS if tls else None
+    server = make_server(credentials, limits, server_names=lambda: names, plain_methods=plain_methods, refuse=refuse)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(service, server)
     common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(identity), server)
     return server

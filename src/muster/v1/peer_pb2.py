@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/peer.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"J\n\x08LinkPing\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"<\n\x08LinkPong\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07outcast\x18\x03 \x01(\x08\"E\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x9f\x01\n\nShardOffer\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12 \n\x06pieces\x18\x07 \x03(\x0b\x32\x10.muster.v1.Piece\"-\n\tShardNeed\x12\x0f\n\x07missing\x18\x01 \x03(\r\x12\x0f\n\x07refused\x18\x02 \x01(\t\"O\n\tShardData\x12$\n\x05offer\x18\x01 \x01(\x0b\x32\x15.muster.v1.ShardOffer\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x1e\n\x0bShardStored\x12\x0f\n\x07refused\x18\x01 \x01(\t\"`\n\x0c\x46\x65tchRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\"c\n\x0cStoredReport\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0f\n\x07skipped\x18\x04 \x01(\x08\"\x9a\x01\n\x0c\x43ommitNotice\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0c\n\x04void\x18\x04 \x01(\x08\x12\x11\n\tnext_step\x18\x05 \x01(\x04\x12%\n\tcommitted\x18\x06 \x01(\x0b\x32\x12.muster.v1.Version\"\x1a\n\x07PeerAck\x12\x0f\n\x07refused\x18\x01 \x01(\t2\xdb\x02\n\x0bPeerService\x12\x34\n\x04Link\x12\x13.muster.v1.LinkPing\x1a\x13.muster.v1.LinkPong(\x01\x30\x01\x12\x34\n\x05Offer\x12\x15.muster.v1.ShardOffer\x1a\x14.muster.v1.ShardNeed\x12\x35\n\x03Put\x12\x14.muster.v1.ShardData\x1a\x16.muster.v1.ShardStored(\x01\x12\x38\n\x05\x46\x65tch\x12\x17.muster.v1.FetchRequest\x1a\x14.muster.v1.ShardData0\x01\x12\x35\n\x06Stored\x12\x17.muster.v1.StoredReport\x1a\x12.muster.v1.PeerAck\x12\x38\n\tCommitted\x12\x17.muster.v1.CommitNotice\x1a\x12.muster.v1.PeerAckb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/peer.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"J\n\x08LinkPing\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0b\n\x03seq\x18\x04 \x01(\x04\"<\n\x08LinkPong\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07outcast\x18\x03 \x01(\x08\"E\n\x05Piece\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x9f\x01\n\nShardOffer\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12 \n\x06pieces\x18\x07 \x03(\x0b\x32\x10.muster.v1.Piece\"A\n\tShardNeed\x12\x0f\n\x07missing\x18\x01 \x03(\r\x12\x0f\n\x07refused\x18\x02 \x01(\t\x12\x12\n\nplain_port\x18\x03 \x01(\r\"c\n\tShardData\x12$\n\x05offer\x18\x01 \x01(\x0b\x32\x15.muster.v1.ShardOffer\x12\x12\n\nplain_port\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x1e\n\x0bShardStored\x12\x0f\n\x07refused\x18\x01 \x01(\t\"`\n\x0c\x46\x65tchRequest\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.muster.v1.Version\"c\n\x0cStoredReport\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0f\n\x07skipped\x18\x04 \x01(\x08\"\x9a\x01\n\x0c\x43ommitNotice\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12#\n\x07version\x18\x03 \x01(\x0b\x32\x12.muster.v1.Version\x12\x0c\n\x04void\x18\x04 \x01(\x08\x12\x11\n\tnext_step\x18\x05 \x01(\x04\x12%\n\tcommitted\x18\x06 \x01(\x0b\x32\x12.muster.v1.Version\"\x1a\n\x07PeerAck\x12\x0f\n\x07refused\x18\x01 \x01(\t2\xdb\x02\n\x0bPeerService\x12\x34\n\x04Link\x12\x13.muster.v1.LinkPing\x1a\x13.muster.v1.LinkPong(\x01\x30\x01\x12\x34\n\x05Offer\x12\x15.muster.v1.ShardOffer\x1a\x14.muster.v1.ShardNeed\x12\x35\n\x03Put\x12\x14.muster.v1.ShardData\x1a\x16.muster.v1.ShardStored(\x01\x12\x38\n\x05\x46\x65tch\x12\x17.muster.v1.FetchRequest\x1a\x14.muster.v1.ShardData0\x01\x12\x35\n\x06Stored\x12\x17.muster.v1.StoredReport\x1a\x12.muster.v1.PeerAck\x12\x38\n\tCommitted\x12\x17.muster.v1.CommitNotice\x1a\x12.muster.v1.PeerAckb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,19 +41,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDOFFER']._serialized_start=269
   _globals['_SHARDOFFER']._serialized_end=428
   _globals['_SHARDNEED']._serialized_start=430
-  _globals['_SHARDNEED']._serialized_end=475
-  _globals['_SHARDDATA']._serialized_start=477
-  _globals['_SHARDDATA']._serialized_end=556
-  _globals['_SHARDSTORED']._serialized_start=558
-  _globals['_SHARDSTORED']._serialized_end=588
-  _globals['_FETCHREQUEST']._serialized_start=590
-  _globals['_FETCHREQUEST']._serialized_end=686
-  _globals['_STOREDREPORT']._serialized_start=688
-  _globals['_STOREDREPORT']._serialized_end=787
-  _globals['_COMMITNOTICE']._serialized_start=790
-  _globals['_COMMITNOTICE']._serialized_end=944
-  _globals['_PEERACK']._serialized_start=946
-  _globals['_PEERACK']._serialized_end=972
-  _globals['_PEERSERVICE']._serialized_start=975
-  _globals['_PEERSERVICE']._serialized_end=1322
+  _globals['_SHARDNEED']._serialized_end=495
+  _globals['_SHARDDATA']._serialized_start=497
+  _globals['_SHARDDATA']._serialized_end=596
+  _globals['_SHARDSTORED']._serialized_start=598
+  _globals['_SHARDSTORED']._serialized_end=628
+  _globals['_FETCHREQUEST']._serialized_start=630
+  _globals['_FETCHREQUEST']._serialized_end=726
+  _globals['_STOREDREPORT']._serialized_start=728
+  _globals['_STOREDREPORT']._serialized_end=827
+  _globals['_COMMITNOTICE']._serialized_start=830
+  _globals['_COMMITNOTICE']._serialized_end=984
+  _globals['_PEERACK']._serialized_start=986
+  _globals['_PEERACK']._serialized_end=1012
+  _globals['_PEERSERVICE']._serialized_start=1015
+  _globals['_PEERSERVICE']._serialized_end=1362
 # @@protoc_insertion_point(module_scope)

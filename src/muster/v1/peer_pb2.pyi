@@ -157,8 +157,13 @@ class ShardNeed(_message.Message):
 
     MISSING_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    PLAIN_PORT_FIELD_NUMBER: _builtins.int
     refused: _builtins.str
     """The reason why the offer is refused (an older generation, no memory); empty: accepted."""
+    plain_port: _builtins.int
+    """Send the pieces to this port of the receiver's host, in plain text: they are verified with the digests of the offer,
+    which came over TLS. 0: to the port of the offer.
+    """
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -166,10 +171,11 @@ class ShardNeed(_message.Message):
         *,
         missing: _abc.Iterable[_builtins.int] | None = ...,
         refused: _builtins.str = ...,
+        plain_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "plain_port", b"plain_port", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,8 +186,13 @@ class ShardData(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFER_FIELD_NUMBER: _builtins.int
+    PLAIN_PORT_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    plain_port: _builtins.int
+    """In the first message, in place of the pieces: fetch them from this port, in plain text. They are verified with the
+    digests of this offer, which came over TLS. 0: the pieces follow.
+    """
     offset: _builtins.int
     data: _builtins.bytes
     @_builtins.property
@@ -192,12 +203,13 @@ class ShardData(_message.Message):
         self,
         *,
         offer: Global___ShardOffer | None = ...,
+        plain_port: _builtins.int = ...,
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offer", b"offer", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offer", b"offer", "offset", b"offset", "plain_port", b"plain_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
