@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
 
-.PHONY: beside-cluster help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust test-long chaos figures clean
+.PHONY: beside-cluster help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust bench-tls test-long chaos figures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -123,6 +123,9 @@ bench-cancel: image ## how long `muster cancel` takes to free everything, on a c
 
 bench-core: setup ## what the coordinator's decisions, its journal, a restart and a simulated world cost
 	@$(BIN)/python -m benchmarks.bench_core
+
+bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two clusters of containers
+	@$(BIN)/python -m benchmarks.bench_tls
 
 bench-trust: setup ## what callers without rights cost
 	@$(BIN)/python -m benchmarks.bench_trust

@@ -39,7 +39,8 @@ class ClusterSpec:
     """A cluster's shape and Slurm's settings.
 
     `requeue_delay` is in seconds; None keeps Slurm's own value, 121 s. `extra` are additional slurm.conf lines.
-    `daemons`: start Muster's daemons. `standby`: start a second coordinator. `suite` is the image's Debian: ``forky``
+    `daemons`: start Muster's daemons. `standby`: start a second coordinator. `plain_text`: Muster's connections use no
+    TLS. `suite` is the image's Debian: ``forky``
     has Slurm 26.05, ``trixie`` has Slurm 24.11 without pyslurm. `tests_image`: use the image of the tests. The other
     image has no pyslurm, and its build takes a minute less.
     """
@@ -55,6 +56,7 @@ class ClusterSpec:
     requeue_delay: int | None = None
     daemons: bool = True
     standby: bool = False
+    plain_text: bool = False
     suite: str = "forky"
     tests_image: bool = True
     extra: tuple[str, ...] = ()

@@ -113,8 +113,9 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     for file, text in spec.files().items():
         (folder / "slurm" / file).write_text(text)
     listening = ",".join(f"{host}:{COORDINATOR_PORT}" for host in spec.coordinators)
+    connections = "plain text, the network is trusted" if spec.plain_text else "tls"
     (folder / "muster" / "muster.toml").write_text(
-        f'coordinator = "{listening}"\n'
+        f'coordinator = "{listening}"\nconnections = "{connections}"\n'
         f'tls_certificate = "{_TLS_FOLDER}/coordinator.pem"\ntls_key = "{_TLS_FOLDER}/coordinator.key"\n'
     )
     _make_certificates(folder, spec)
