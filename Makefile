@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 10
+RELEASE := $(VENV)/release-tools
 
-.PHONY: beside-cluster help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust bench-tls test-long chaos figures clean
+.PHONY: beside-cluster help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -96,7 +97,7 @@ beside-cluster:
 	@$(SEEDS)
 	@$(PLANTED_BUGS)
 
-test-long: test ## what takes longer: repetitions of unit tests, ten minutes each of worlds never seen before, and of chaos on a real Slurm
+test-long: test $(RELEASE)/.ready ## what takes longer: repetitions of unit tests, ten minutes each of worlds never seen before, and of chaos on a real Slurm
 	@$(PYTEST) -n 2 -m long tests/unit
 	@$(SIMULATOR) --seconds 600
 	@$(BIN)/python -m muster.slurm.cluster.chaos --minutes 10
@@ -129,3 +130,38 @@ bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two cl
 
 bench-trust: setup ## what callers without rights cost
 	@$(BIN)/python -m benchmarks.bench_trust
+
+# The tools of a release have an environment of their own, with locked hashes: they are no part of the development tools.
+$(RELEASE)/.ready: release/tools.lock
+	@rm -rf $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# --universal: for each Python and machine that pyproject.toml allows. constraints.txt: a release has the versions that
+# the tests ran with. PyTorch is the site's own.
+COMPILE := $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+    --no-annotate --no-emit-index-url
+lock: $(RELEASE)/.ready ## renew the locked hashes of a release, for the versions of constraints.txt
+	@$(COMPILE) --strip-extras --extra coordinator --extra daemon --constraints constraints.txt \
+	    --output-file release/requirements.lock pyproject.toml
+	@$(COMPILE) --output-file release/tools.lock release/tools.in
+
+audit: $(RELEASE)/.ready ## known vulnerabilities of what is locked: asks an advisory database over the network
+	@$(RELEASE)/bin/python -m release.audit $(AUDIT_OPTIONS)
+
+sbom: $(RELEASE)/.ready ## build/sbom.json (CycloneDX): what a release installs, with licences and dependencies
+	@rm -rf $(VENV)/locked
+	@mkdir -p build
+	@$(PYTHON) -m venv --without-pip $(VENV)/locked
+	@$(RELEASE)/bin/pip --python $(VENV)/locked/bin/python install --quiet --disable-pip-version-check --require-hashes \
+	    -r release/requirements.lock
+	@$(RELEASE)/bin/cyclonedx-py environment --output-reproducible --validate --pyproject pyproject.toml \
+	    --output-file build/sbom.json $(VENV)/locked/bin/python
+	@echo build/sbom.json
+
+dist: $(RELEASE)/.ready ## the wheel of HEAD in dist/: another build of the same commit gives the same bytes
+	@rm -rf dist
+	@$(RELEASE)/bin/python -m release.build_wheel dist
+	@cp release/requirements.lock dist/
+	@cd dist && sha256sum *.whl *.lock | tee SHA256SUMS
