@@ -31,7 +31,8 @@ class Unit:
     def __init__(self, name: str) -> None:
         self.path = ROOT / "systemd" / f"{name}.service"
         self.text = self.path.read_text()
-        parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+        # systemd adds up some keys that occur twice (SystemCallFilter=); here the last one counts.
+        parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",), strict=False)
         parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
         parser.read_string(self.text)
         self.service = parser["Service"]
@@ -156,7 +157,7 @@ def test_systemd_accepts_the_units(units: list[Path]) -> None:
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd is not installed here; the other checks run without it")
-@pytest.mark.parametrize(("name", "most"), [("musterd", 30), ("muster-coordinator", 20)])
+@pytest.mark.parametrize(("name", "most"), [("musterd", 22), ("muster-coordinator", 15)])
 def test_exposure_stays_low(units: list[Path], name: str, most: int) -> None:
     """systemd's own exposure level, in tenths of 0 to 10."""
     assert ANALYZE
