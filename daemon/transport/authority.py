@@ -157,9 +157,9 @@ def names_in_certificate(certificate: bytes) -> frozenset[str]:
     return frozenset({*alternatives.get_values_for_type(x509.DNSName), *map(str, addresses)})
 
 
-def days_left(certificate: bytes, now: datetime.datetime) -> float:
-    """Days until a certificate (PEM) expires; less than 0: it has expired. `now` has a time zone."""
-    return (x509.load_pem_x509_certificate(certificate).not_valid_after_utc - now) / datetime.timedelta(days=1)
+def expires_at(certificate: bytes) -> float:
+    """When a certificate (PEM) expires, in seconds since the epoch."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
 
 
 def _read(path: Path) -> bytes:

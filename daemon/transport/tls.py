@@ -22,9 +22,15 @@ from pathlib import Path
 
 import grpc
 
+from muster.daemon.host import clock
+
 _log = logging.getLogger(__name__)
 
 _NAME_DIGITS = 40
+_DAY_S = 86400.0
+
+WARN_DAYS = 30
+"""Days before its certificate expires, from which on a coordinator says so once a day."""
 
 ISSUED_DAYS = 14
 """How long certificates of node daemons and agents are valid."""
@@ -145,27 +151,43 @@ def _certificates_of(current: Callable[[], grpc.ServerCertificateConfiguration])
 class CertificateFiles:
     """The certificate and the key of a coordinator, in two files (PEM). They are read again when they change."""
 
-    def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises TlsError: the files can't be used; the message says why."""
+    def __init__(self, certificate: Path, key: Path, now: Callable[[], float] = clock.wall) -> None:
+        """`now` returns seconds since the epoch. Raises TlsError: the files can't be used; the message says why."""
         self._paths = (certificate, key)
+        self._now = now
         self._seen = self._stamp()
-        self._configuration, self.names = self._read()
+        self._configuration, self.names, self._expires_at = self._read()
+        self._warned_at = float("-inf")
+        self._warn_of_expiry()
 
     def certificates(self) -> grpc.ServerCredentials:
         """For `muster.daemon.transport.channel.bind`."""
-        return _certificates_of(self._current)
+        return _certificates_of(self.current)
 
-    def _current(self) -> grpc.ServerCertificateConfiguration:
-        """gRPC calls this for each connection. Files that can't be used change nothing."""
+    def current(self) -> grpc.ServerCertificateConfiguration:
+        """What gRPC takes now: it asks for each connection. Files that can't be used change nothing."""
         stamp = self._stamp()
         if stamp != self._seen:
             self._seen = stamp
             try:
-                self._configuration, self.names = self._read()
+                self._configuration, self.names, self._expires_at = self._read()
+                self._warned_at = float("-inf")
                 _log.info("the certificate %s is read again", self._paths[0])
             except TlsError as error:
                 _log.error("%s: the certificate that was read before is used", error)
+        self._warn_of_expiry()
         return self._configuration
+
+    def _warn_of_expiry(self) -> None:
+        now = self._now()
+        days = (self._expires_at - now) / _DAY_S
+        if days > WARN_DAYS or now - self._warned_at < _DAY_S:
+            return
+        self._warned_at = now
+        if days > 0:
+            _log.warning("the certificate %s expires in %.1f days: replace it", self._paths[0], days)
+        else:
+            _log.error("the certificate %s has expired: callers refuse it until it is replaced", self._paths[0])
 
     def _stamp(self) -> tuple[tuple[int, int], ...]:
         """What changes when a file is replaced or written."""
@@ -179,9 +201,10 @@ class CertificateFiles:
                 found.append((status.st_ino, status.st_mtime_ns))
         return tuple(found)
 
-    def _read(self) -> tuple[grpc.ServerCertificateConfiguration, frozenset[str]]:
+    def _read(self) -> tuple[grpc.ServerCertificateConfiguration, frozenset[str], float]:
+        """What gRPC takes, the names in the certificate, and when it expires."""
         from muster.daemon.transport import authority
 
         certificate, key = authority.read_certificate_files(*self._paths)
         configuration = grpc.ssl_server_certificate_configuration([(key, certificate)])
-        return configuration, authority.names_in_certificate(certificate)
+        return configuration, authority.names_in_certificate(certificate), authority.expires_at(certificate)

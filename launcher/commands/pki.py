@@ -8,7 +8,6 @@ the files.
 from __future__ import annotations
 
 import argparse
-import datetime
 import shutil
 from pathlib import Path
 
@@ -126,7 +125,7 @@ def _next_steps(folder: Path, hosts: list[str]) -> str:
 def _description(file: Path) -> str:
     certificate = authority.read_certificate(file)
     names = ", ".join(sorted(authority.names_in_certificate(certificate))) or "an authority"
-    left = authority.days_left(certificate, datetime.datetime.fromtimestamp(clock.wall(), datetime.UTC))
+    left = (authority.expires_at(certificate) - clock.wall()) / 86400
     expiry = f"expires in {left:.0f} days" if left > 0 else f"expired {-left:.0f} days ago"
     return f"{file}: {names}; {expiry}"
 

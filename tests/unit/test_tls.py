@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +18,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.host import clock
+from muster.daemon.node.daemon import NodeDaemon, NodeSettings
+from muster.daemon.node.sensors.sensor import SensorPaths
 from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.channel import bind, make_server, open_channel
@@ -293,6 +298,72 @@ async def test_a_caller_of_the_coordinator_that_trusts_another_authority_says_so
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await api_pb2_grpc.MusterStub(channel).List(api_pb2.ListRequest())
     assert is_proof_failure(refused.value.details() or "")
+
+
+class Heard(logging.Handler):
+    """Sets an event once some text is logged."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self.event = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.event.set()
+
+
+async def test_a_node_comes_back_by_itself_after_the_coordinators_certificate_had_expired(
+    tmp_path: Path, site: Authority
+) -> None:
+    scripted, heard = ScriptedWorld.create(tmp_path), Heard("certificate has expired")
+    paths = write_files(tmp_path / "tls", site, LOOPBACK, days=-0.5)
+    scripted.settings["certificate_files"] = CertificateFiles(*paths)
+    await scripted.start_coordinator()
+    assert scripted.coordinator
+    (tmp_path / "kmsg").touch(mode=0o600)
+    settings = NodeSettings(
+        node="n1",
+        coordinator=scripted.address,
+        listen=f"{LOOPBACK}:0",
+        credentials=scripted.credentials,
+        roots=SensorPaths(kmsg=tmp_path / "kmsg"),
+        trust=trust_in(site),
+    )
+    logging.getLogger("muster.daemon.node").addHandler(heard)
+    daemon = asyncio.create_task(NodeDaemon(settings).run())
+    async with asyncio.timeout(DEADLINE_S):
+        await heard.event.wait()
+    write_files(tmp_path / "tls", site, LOOPBACK)
+    await scripted.wait_for_facts(facts.NodeRegistered)
+    address = scripted.coordinator.engine.core.state.node("n1").probe_address
+    issuing = Trust(lambda: authority.issuing_authority(scripted.folder).pem)
+    probed = Probed(address, "n1", call_binding.name_of_node_daemon("n1"))
+    assert await probe(probed, scripted.credentials, DEADLINE_S, issuing) is None
+    daemon.cancel()
+    await asyncio.gather(daemon, return_exceptions=True)
+    logging.getLogger("muster.daemon.node").removeHandler(heard)
+    await scripted.close()
+
+
+def test_a_coordinator_says_once_a_day_that_its_certificate_expires_soon(
+    tmp_path: Path, site: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = clock.wall()
+    files = CertificateFiles(*write_files(tmp_path / "tls", site, LOOPBACK, days=31), lambda: now)
+    ask = files.current
+    for days, count, words in (
+        (0, 0, ""),
+        (2, 1, "expires in 29.0 days"),
+        (0.5, 1, ""),
+        (1, 2, "27.5"),
+        (28, 3, "has"),
+    ):
+        now += days * 86400
+        ask()
+        ask()
+        assert len(caplog.records) == count
+        assert words in caplog.text
 
 
 def test_a_key_of_a_server_proves_nothing_before_it_has_a_certificate(site: Authority) -> None:
