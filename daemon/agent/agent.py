@@ -398,7 +398,7 @@ class Agent:
         """From now on, prove this agent's name to others, and ask them for theirs."""
         if self._key is not None:
             self._key.use(message.certificate)
-            self._channels.trust = Trust(lambda: message.authorities)
+            self._channels.use_authorities(message.authorities)
 
     # --- silence of others -------------------------------------------------------------------------------------------
 

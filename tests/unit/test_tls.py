@@ -438,6 +438,33 @@ async def test_digests_come_over_tls_and_pieces_in_plain_text(peer: Peer) -> Non
     assert (await peer.stub(plain=True).Put(iter([peer_pb2.ShardData(offer=OFFER)]))).refused == "1 messages"
 
 
+async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
+    credentials: SecretCredentials, site: Authority
+) -> None:
+    """An administrator has removed the issuing authority: agents attach again and get certificates of a new one."""
+    name, other = certificate_name(call_binding.name_of_agent("g1", "n1")), Authority.create("other")
+    identity, key = AgentIdentity("g1", "n1", "i", os.getuid()), ServerKey()
+    key.use(site.issue(key.public_key, [name]))
+    service = PeerService(identity, Shards(), lambda: None)
+    server = make_agent_server(credentials, agent_limits(members=2), identity, service, tls=True)
+    address = f"{LOOPBACK}:{bind(server, f'{LOOPBACK}:0', key.certificates())}"
+    await server.start()
+    channels = PeerChannels(credentials, "g1")
+    channels.use_authorities(site.pem)
+    ping = peer_pb2.LinkPing(gang_id="g1", node="n2", seq=1)
+    link = await channels.open_link("n1", address, ping)
+    await link.write(ping)
+    assert (await link.read()).seq == 1
+    key.use(other.issue(key.public_key, [name]))
+    channels.use_authorities(other.pem)
+    await link.write(peer_pb2.LinkPing(gang_id="g1", node="n2", seq=2))
+    assert (await link.read()).seq == 2
+    assert (await channels.stub_for("n1", address).Offer(OFFER)).missing == [0]
+    link.cancel()
+    await channels.close()
+    await server.stop(None)
+
+
 async def test_a_site_may_have_pieces_encrypted_too(peer: Peer) -> None:
     peer.service.plain_port = 0
     assert (await peer.stub(plain=False).Offer(OFFER)).plain_port == 0

@@ -66,16 +66,27 @@ def refuse_other_users(identity: AgentIdentity, method: str, uid: int) -> str:
 
 
 class PeerChannels:
-    """One channel per agent of `gang`, opened at the first use.
-
-    `trust`: whom to take for another agent; None: plain text. It may be set later, before the first use.
-    """
+    """One channel per agent of `gang`, opened at the first use. `trust`: whom to take for another agent; None: plain
+    text."""
 
     def __init__(self, credentials: Credentials, gang: str, trust: Trust | None = None) -> None:
         self._credentials = credentials
         self._gang = gang
         self.trust = trust
+        self._authorities = b""
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._old_channels: list[grpc.aio.Channel] = []
+
+    def use_authorities(self, authorities: bytes) -> None:
+        """From now on, take for another agent who has a certificate of these authorities (PEM).
+
+        If they are others than before, new calls use new channels. Calls under way go on: no peer seems to be gone.
+        """
+        if authorities == self._authorities:
+            return
+        self._authorities, self.trust = authorities, Trust(lambda: authorities)
+        self._old_channels += self._channels.values()
+        self._channels.clear()
 
     def stub_for(self, node: str, address: str, *, plain: bool = False) -> PeerServiceAsyncStub:
         """Return a stub for the agent on `node`, at `address` ("host:port"). Nothing is sent before the first call.
@@ -108,9 +119,10 @@ class PeerChannels:
 
     async def close(self) -> None:
         """Close all channels."""
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._old_channels):
             await channel.close(grace=None)
         self._channels.clear()
+        self._old_channels.clear()
 
 
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
