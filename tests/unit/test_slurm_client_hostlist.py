@@ -25,7 +25,33 @@ def test_expand(text: str, names: tuple[str, ...]) -> None:
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "n[]"])
+@pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "n[]", "n[2-1]"])
 def test_malformed_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="node list"):
         expand(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[0-999999]",
+        "n[0-9][0-9][0-9][0-9][0-9][0-9]",
+        ",".join(["n[1-60000]"] * 2),
+        f"n[{1:0300d}]",
+        "n[1]" + "x" * 300,
+    ],
+)
+def test_a_list_longer_than_any_cluster_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="node list"):
+        expand(text)
+
+
+def test_a_name_may_have_any_number_of_groups() -> None:
+    assert expand("n" + "[1]" * 200) == ("n" + "1" * 200,)
+    with pytest.raises(ValueError, match="node list"):
+        expand("n" + "[1]" * 5000)
+
+
+def test_a_digit_of_another_script_is_an_error() -> None:
+    with pytest.raises(ValueError, match="node list"):
+        expand("n[²]")

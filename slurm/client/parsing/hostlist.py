@@ -6,18 +6,29 @@ with `scontrol show hostnames`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, product
+from typing import Final
+
+MAX_NAMES: Final = 100_000
+"""Names in one list. No cluster has as many nodes: a longer list is a mistake, or is meant to exhaust memory."""
+MAX_NAME_CHARS: Final = 253
+"""Characters of a host name, and so of a node's name."""
 
 
 def expand(text: str) -> tuple[str, ...]:
     """Returns all names in `text`, in order. An empty list and Slurm's "(null)" give ().
 
     Raises:
-        ValueError: `text` is malformed.
+        ValueError: `text` is malformed, or has more than MAX_NAMES names.
     """
     if text in ("", "(null)", "N/A", "None assigned"):
         return ()
-    return tuple(name for item in _split(text) for name in _expand_item(item))
+    names = tuple(islice((name for item in _split(text) for name in _expand_item(item)), MAX_NAMES + 1))
+    if len(names) > MAX_NAMES:
+        raise ValueError(f"node list {text[:80]!r}: more than {MAX_NAMES} names")
+    return names
 
 
 def _split(text: str) -> Iterator[str]:
@@ -26,29 +37,37 @@ def _split(text: str) -> Iterator[str]:
     for at, char in enumerate(text):
         depth += (char == "[") - (char == "]")
         if depth not in (0, 1):
-            raise ValueError(f"node list {text!r}: brackets do not match at character {at}")
+            raise ValueError(f"node list {text[:80]!r}: brackets do not match at character {at}")
         if char == "," and depth == 0:
             yield text[start:at]
             start = at + 1
     if depth:
-        raise ValueError(f"node list {text!r}: a bracket is not closed")
+        raise ValueError(f"node list {text[:80]!r}: a bracket is not closed")
     yield text[start:]
 
 
-def _expand_item(item: str) -> list[str]:
+def _expand_item(item: str) -> Iterator[str]:
     """Expands one item with any number of bracketed groups. The leftmost group changes slowest, as in Slurm."""
-    head, opened, rest = item.partition("[")
-    if not opened:
-        return [item] if item else []
-    group, _, tail = rest.partition("]")
-    tails = _expand_item(tail) or [""]
-    return [head + number + end for part in group.split(",") for number in _numbers(part) for end in tails]
+    head, *groups = item.split("[")
+    choices: list[Sequence[str]] = [(head,)]
+    for group in groups:
+        numbers, _, rest = group.partition("]")
+        choices += [tuple(chain.from_iterable(map(_numbers, numbers.split(",")))), (rest,)]
+    if math.prod(map(len, choices)) > MAX_NAMES or sum(len(parts[-1]) for parts in choices) > MAX_NAME_CHARS:
+        raise ValueError(f"node list: {item[:80]!r} has more than {MAX_NAMES} names, or a longer name than a host has")
+    return ("".join(parts) for parts in product(*choices) if item)
 
 
-def _numbers(part: str) -> list[str]:
+def _numbers(part: str) -> Sequence[str]:
     """`08-11` gives 08 09 10 11: numbers keep the width of the first one."""
     first, dash, last = part.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()):
-        raise ValueError(f"node list: {part!r} is neither a number nor a range of numbers")
-    width = len(first)
-    return [f"{number:0{width}d}" for number in range(int(first), int(last or first) + 1)]
+    if not _is_number(first) or (dash and not _is_number(last)):
+        raise ValueError(f"node list: {part[:80]!r} is neither a number nor a range of numbers")
+    width, numbers = len(first), range(int(first), int(last or first) + 1)
+    if not 0 < numbers.stop - numbers.start <= MAX_NAMES:
+        raise ValueError(f"node list: {part[:80]!r} has no number, or more than {MAX_NAMES}")
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_NAME_CHARS
