@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,33 @@ async def test_one_job_that_slurm_does_not_have(commands: Commands, slurm: CliSl
 async def test_no_answer_is_unknown_and_not_gone(commands: Commands, slurm: CliSlurm, script: str) -> None:
     commands.have("squeue", script)
     assert isinstance(await slurm.jobs([999]), Unknown)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"job_state": [None]},
+        {"job_state": [3]},
+        {"job_state": ["FAILED"], "exit_code": 3},
+        {"start_time": math.inf},
+        {"job_id": [7]},
+        {"name": ["gang"]},
+        {"user_id": "alice"},
+        {"nodes": "n[0-99999999999]"},
+    ],
+)
+async def test_a_record_of_another_form_is_unknown(
+    commands: Commands, slurm: CliSlurm, fields: dict[str, object]
+) -> None:
+    commands.answer("squeue", {"jobs": [{**JOB, **fields}]})
+    assert isinstance(await slurm.jobs(), Unknown)
+
+
+async def test_an_answer_that_is_nested_too_deeply_is_unknown(commands: Commands, slurm: CliSlurm) -> None:
+    text = commands.folder / "nested"
+    text.write_text('{"jobs": ' + 100_000 * "[")
+    commands.have("squeue", f"cat {text}")
+    assert isinstance(await slurm.jobs(), Unknown)
 
 
 async def test_a_slurm_that_is_not_installed_is_unknown(slurm: CliSlurm) -> None:

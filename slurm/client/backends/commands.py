@@ -120,5 +120,5 @@ async def _parse(program: str, text: str, key: str, read: Callable[[Any], T]) ->
     """
     try:
         return [read(record) async for record in json_stream.records(text, key)]
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise SlurmUnavailable(f"{program} --json printed JSON of an unknown form: {error!r}") from error

@@ -103,5 +103,5 @@ class PyslurmSlurm(Procedures):
 async def _understood(answer: list[records.Record], read: Callable[[records.Record], T]) -> list[T]:
     try:
         return await json_stream.convert_in_steps(answer, read)
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise SlurmUnavailable(f"pyslurm returned a record of an unknown form: {error!r}") from error

@@ -21,12 +21,12 @@ async def records(text: str, key: str) -> AsyncIterator[Any]:
     """Yields the elements of the list at top-level `key` of the JSON object `text`.
 
     Raises:
-        ValueError: `text` is not a JSON object, or has no list at `key`.
+        ValueError: `text` is not a JSON object, has no list at `key`, or is nested too deeply.
     """
     at = _list_start(text, key)
     count = 0
     while text[at] != "]":
-        record, at = _decode(text, at)
+        record, at = _value(text, at)
         yield record
         at = _skip(text, at, ",")
         count += 1
@@ -50,13 +50,21 @@ def _list_start(text: str, key: str) -> int:
         raise ValueError(f"expected a JSON object, got {text[at : at + 40]!r}")
     at = _skip(text, at + 1)
     while text[at] != "}":
-        name, at = _decode(text, at)
+        name, at = _value(text, at)
         at = _skip(text, at, ":")
         if name == key and text[at] == "[":
             return _skip(text, at + 1)
-        _, at = _decode(text, at)
+        _, at = _value(text, at)
         at = _skip(text, at, ",")
     raise ValueError(f"the JSON object has no list {key!r}")
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """The value that begins at `at`, and the position after it."""
+    try:
+        return _decode(text, at)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply") from None
 
 
 def _skip(text: str, at: int, mark: str = "") -> int:

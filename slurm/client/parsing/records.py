@@ -2,63 +2,86 @@
 
 `--json` is the output of Slurm's data parser, v0.0.42 (24.11) to v0.0.45 (26.05). A field that a version lacks keeps
 its default. Numbers have the form `{"set": bool, "infinite": bool, "number": n}`; some fields are plain numbers.
+
+A record of another form raises UnknownForm, whatever it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from muster.slurm.client.parsing.hostlist import expand
 from muster.slurm.client.states import JobState, job_states, node_states
 from muster.slurm.client.types import Job, Node, Topology
 
 Record = Mapping[str, Any]
+T = TypeVar("T")
 
 
+class UnknownForm(ValueError):
+    """A record that Slurm does not print, or a newer Slurm prints."""
+
+
+def _one_error(convert: Callable[[Record], T]) -> Callable[[Record], T]:
+    """`convert`, with UnknownForm in place of each error that a value of a wrong type leads to."""
+
+    @functools.wraps(convert)
+    def converted(record: Record) -> T:
+        try:
+            return convert(record)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise UnknownForm(repr(error)) from error
+
+    return converted
+
+
+@_one_error
 def node(record: Record) -> Node:
-    """Converts one element of the list "nodes" of `scontrol show node --json`."""
+    """Converts one element of the list "nodes" of `scontrol show node --json`. Raises UnknownForm."""
     states, strange = node_states(record["state"])
     return Node(
-        name=record["name"],
+        name=_words(record["name"]),
         states=states,
         unrecognised=strange,
-        address=record.get("address", ""),
-        hostname=record.get("hostname", ""),
-        reason=record.get("reason", ""),
-        reason_by=record.get("reason_set_by_user", "") if record.get("reason") else "",
+        address=_words(record.get("address")),
+        hostname=_words(record.get("hostname")),
+        reason=_words(record.get("reason")),
+        reason_by=_words(record.get("reason_set_by_user")) if record.get("reason") else "",
         reason_at=_time(record.get("reason_changed_at")),
         boot_time=_time(record.get("boot_time")),
         slurmd_start_time=_time(record.get("slurmd_start_time")),
         last_busy=_time(record.get("last_busy")),
-        features=tuple(record.get("active_features", ())),
-        partitions=tuple(record.get("partitions", ())),
-        gres=record.get("gres", ""),
+        features=tuple(map(_words, record.get("active_features", ()))),
+        partitions=tuple(map(_words, record.get("partitions", ()))),
+        gres=_words(record.get("gres")),
         cpus=_number(record.get("cpus")) or 0,
         memory_mib=_number(record.get("real_memory")) or 0,
-        version=record.get("version", ""),
+        version=_words(record.get("version")),
     )
 
 
+@_one_error
 def job(record: Record) -> Job:
-    """Converts one element of the list "jobs" of `squeue --json`."""
+    """Converts one element of the list "jobs" of `squeue --json`. Raises UnknownForm."""
     state, flags, strange = job_states(record["job_state"])
     code, signal = _exit(state, record.get("exit_code", {}))
     limit = _number(record.get("time_limit"))
     return Job(
-        id=record["job_id"],
+        id=_integer(record["job_id"]),
         state=state,
         flags=flags,
         unrecognised=strange,
-        name=record.get("name", ""),
-        user_id=record.get("user_id", -1),
-        user_name=record.get("user_name", ""),
-        account=record.get("account", ""),
-        partition=record.get("partition", ""),
-        reason=_reason(record.get("state_reason", "")),
-        nodes=expand(record.get("nodes", "")),
-        batch_host=record.get("batch_host", ""),
-        excluded=expand(record.get("excluded_nodes", "")),
+        name=_words(record.get("name")),
+        user_id=_integer(-1 if record.get("user_id") is None else record["user_id"]),
+        user_name=_words(record.get("user_name")),
+        account=_words(record.get("account")),
+        partition=_words(record.get("partition")),
+        reason=_reason(_words(record.get("state_reason"))),
+        nodes=expand(_words(record.get("nodes"))),
+        batch_host=_words(record.get("batch_host")),
+        excluded=expand(_words(record.get("excluded_nodes"))),
         restart_count=_number(record.get("restart_cnt")) or 0,
         exit_code=code,
         exit_signal=signal,
@@ -66,11 +89,11 @@ def job(record: Record) -> Job:
         start_time=_time(record.get("start_time")),
         end_time=_time(record.get("end_time")),
         time_limit_s=None if limit is None else limit * 60,
-        comment=record.get("comment", ""),
+        comment=_words(record.get("comment")),
         requeue=bool(record.get("requeue", False)),
         held=bool(record.get("hold", False)),
-        dependency=record.get("dependency", ""),
-        work_dir=record.get("current_working_directory", ""),
+        dependency=_words(record.get("dependency")),
+        work_dir=_words(record.get("current_working_directory")),
     )
 
 
@@ -94,6 +117,19 @@ def _number(value: Any) -> int | None:
     if isinstance(value, Mapping):
         value = value["number"] if value.get("set") and not value.get("infinite") else None
     return None if value is None else int(value)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r:.80} is not a whole number")
+    return value
+
+
+def _words(value: Any) -> str:
+    """Converts a text. Slurm may write null for an empty one."""
+    if not isinstance(value, str | None):
+        raise TypeError(f"{value!r:.80} is not a text")
+    return value or ""
 
 
 def _time(value: Any) -> float | None:
