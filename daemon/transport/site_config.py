@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from muster.daemon.transport import toml_text
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
 from muster.daemon.transport.tls import CertificateFiles, TlsError, Trust, trust_in_file
 
@@ -205,7 +206,7 @@ _HOW_TO_GET_TLS = (
 
 def _read_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return toml_text.loads(path.read_text())
     except FileNotFoundError:
         if must_exist:
             raise SiteError(f"{path} does not exist") from None

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from muster.daemon.transport import job_limits
+from muster.daemon.transport import job_limits, toml_text
 from muster.launcher.errors import WrongInput
 from muster.launcher.spec.explain import explain_errors
 from muster.slurm.client import names
@@ -348,7 +348,7 @@ def parse(text: str, where: str) -> Job:
         WrongInput: as in `load`.
     """
     try:
-        return Job.model_validate(tomllib.loads(text))
+        return Job.model_validate(toml_text.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise WrongInput(f"{where} is not TOML: {error}") from None
     except ValidationError as error:

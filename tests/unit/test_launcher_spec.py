@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -138,6 +139,15 @@ def test_all_mistakes_are_reported_at_once() -> None:
     words = refusal(LEAST + "spares = -1\nmax_failures = 0\n")
     assert "spares" in words
     assert "max_failures" in words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"nodes = {'1' * 5000}", f"nodes = 0x{'f' * 5000}", "env = " + "[" * 5000, "env" + ".a" * 5000 + " = 1"],
+    ids=["digits", "hexadecimal", "lists", "tables"],
+)
+def test_a_value_that_python_can_not_show_is_refused_in_words(text: str) -> None:
+    assert re.search("is not TOML: (an integer has more than 64 bits|more than 32 tables and lists)", refusal(text))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

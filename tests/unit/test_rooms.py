@@ -86,7 +86,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/core/detection",
         "daemon/coordinator/core/recovery",
     },
-    "daemon/coordinator/policy": {"daemon/coordinator/core/state"},
+    "daemon/coordinator/policy": {"daemon/transport", "daemon/coordinator/core/state"},
     "daemon/coordinator/journal": {"daemon/host", "daemon/coordinator/core/state"},
     "daemon/coordinator/leadership": {"daemon/host", "daemon/transport", "daemon/coordinator/journal"},
     "daemon/coordinator/slurm": {"daemon/host", "slurm/client", "slurm/client/fake", "daemon/coordinator/core/state"},

@@ -102,6 +102,8 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ('connections = "plain text"', 'must be "tls" or "plain text, the network is trusted"'),
         ("operators = 3", "operators = 3: Input should be a valid tuple"),
         ("coordinator = ", "is not TOML"),
+        pytest.param("operators = " + "[" * 5000, "tables and lists inside each other", id="lists"),
+        pytest.param(f"auth = 0x{'f' * 5000}", "more than 64 bits", id="hexadecimal"),
     ],
 )
 def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
+from muster.daemon.transport import toml_text
 
 SignalAction = Literal["unfit", "echo", "degraded", "rank", "ignore"]
 """What Muster does about a hardware signal; policy.toml explains each value."""
@@ -139,7 +140,7 @@ class Policy:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return toml_text.loads(path.read_text())
     except OSError as error:
         raise PolicyError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
