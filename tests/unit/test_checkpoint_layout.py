@@ -122,6 +122,7 @@ def offer(*pieces: Piece, size: int) -> peer_pb2.ShardOffer:
         ([(0, 10), (10, 0)], 10),
         ([(0, (4 << 20) + 1)], (4 << 20) + 1),
         ([], 10),
+        ([], 0),
     ],
 )
 def test_an_offer_whose_pieces_do_not_cover_the_shard_is_refused(pieces: list[tuple[int, int]], size: int) -> None:

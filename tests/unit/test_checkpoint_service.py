@@ -643,6 +643,21 @@ async def test_pieces_whose_digests_were_not_offered_before_are_refused(gang: Ga
     assert stored.refused == "rank 0 at step 1 of generation 1: these digests were not offered"
 
 
+async def test_a_shard_without_bytes_is_refused(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"}, size=0)
+    offer = peer_pb2.ShardOffer(gang_id=GANG, node="n0", version=Version(1, 1).to_wire(), digest=shard_digest(()))
+
+    async def stream() -> AsyncIterator[peer_pb2.ShardData]:
+        yield peer_pb2.ShardData(offer=offer)
+        yield peer_pb2.ShardData(offset=0, data=b"x")
+
+    peer = gang.dial("n1", gang.nodes["n1"].address)
+    assert "contradicts itself" in (await peer.Offer(offer)).refused
+    assert "contradicts itself" in (await peer.Put(stream())).refused
+    assert held(gang, "n1") == set()
+
+
 async def test_messages_of_another_gang_are_refused(gang: Gang) -> None:
     await gang.add("n0")
     await gang.run({0: "n0"}, size=0)

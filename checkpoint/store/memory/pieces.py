@@ -58,13 +58,14 @@ def shard_digest(pieces: Sequence[Piece]) -> bytes:
 
 
 def pieces_cover(size: int, pieces: Sequence[Piece]) -> bool:
-    """Whether the pieces fill `size` bytes without a gap or an overlap. Check this before a peer's offsets are used."""
+    """Whether the pieces fill `size` bytes, at least one, without a gap or an overlap. Check this before a peer's
+    offsets are used."""
     edge = 0
     for piece in pieces:
         if piece.offset != edge or not 0 < piece.length <= PIECE_BYTES or len(piece.digest) != 16:
             return False
         edge += piece.length
-    return edge == size
+    return edge == size > 0
 
 
 def verify_pieces(memory: SealedMemory, pieces: Sequence[Piece], numbers: Iterable[int]) -> None:
