@@ -79,10 +79,25 @@ class ShardIndex:
 
     @classmethod
     def load(cls, data: bytes) -> "ShardIndex":
-        """The reverse of `dump`."""
-        fields = json.loads(data)
-        rows = tuple(PublishedItem(*row) for row in fields["published"])
-        return cls(fields["rank"], fields["world_size"], rows)
+        """The reverse of `dump`.
+
+        Raises:
+            CorruptShard: `data` is no index.
+        """
+        try:
+            fields = json.loads(data)
+            rows = tuple(_published_item(*row) for row in fields["published"])
+            return cls(int(fields["rank"]), int(fields["world_size"]), rows)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptShard(f"the index of a shard can't be read: {error!r:.200}") from None
+
+
+def _published_item(number: object, offset: object, length: object) -> PublishedItem:
+    if type(number) is not int or type(offset) is not int or not (length is None or type(length) is int):
+        raise TypeError("an item has a number, an offset and a length")
+    if min(number, offset, length or 0) < 0:
+        raise ValueError("an item lies before the shard's begin")
+    return PublishedItem(number, offset, length)
 
 
 def align_up(offset: int) -> int:
@@ -143,6 +158,8 @@ def write_object(shard: memoryview, offset: int, data: bytes) -> None:
 
 def read_object(shard: memoryview, offset: int) -> memoryview:
     """The bytes of the object at `offset`."""
+    if offset + LENGTH_BYTES > len(shard):
+        raise CorruptShard(f"the object at {offset} begins behind the end of a shard of {len(shard)} bytes")
     (length,) = _LENGTH.unpack_from(shard, offset)
     if offset + LENGTH_BYTES + length > len(shard):
         raise CorruptShard(f"the object at {offset} claims {length} bytes in a shard of {len(shard)}")
@@ -150,8 +167,16 @@ def read_object(shard: memoryview, offset: int) -> memoryview:
 
 
 def published_bytes(shard: memoryview, item: PublishedItem) -> memoryview:
-    """The bytes of a published item, as the durable file holds them."""
-    return read_object(shard, item.offset) if item.length is None else shard[item.offset : item.offset + item.length]
+    """The bytes of a published item, as the durable file holds them.
+
+    Raises:
+        CorruptShard: the item does not lie in the shard.
+    """
+    if item.length is None:
+        return read_object(shard, item.offset)
+    if item.offset + item.length > len(shard):
+        raise CorruptShard(f"item {item.number} of {item.length} bytes at {item.offset} is not in {len(shard)} bytes")
+    return shard[item.offset : item.offset + item.length]
 
 
 def offset_placeholder(number: int) -> int:

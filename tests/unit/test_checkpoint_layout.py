@@ -136,3 +136,27 @@ def test_an_offer_with_a_wrong_digest_is_refused() -> None:
     said.digest = bytes(16)
     with pytest.raises(CorruptShard):
         transfer.pieces_of_offer(said)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"",
+        b"[" * 100_000,
+        b"{}",
+        b'{"rank": 0, "world_size": 1, "published": 3}',
+        b'{"rank": 0, "world_size": 1, "published": [[0, 0]]}',
+        b'{"rank": 0, "world_size": 1, "published": [["0", 0, 1]]}',
+        b'{"rank": 0, "world_size": 1, "published": [[0, -1, 1]]}',
+        b'{"rank": 0, "world_size": null, "published": []}',
+    ],
+)
+def test_bytes_that_are_no_index_are_refused(index: bytes) -> None:
+    with pytest.raises(CorruptShard, match="index of a shard"):
+        ShardIndex.load(index)
+
+
+@pytest.mark.parametrize("item", [PublishedItem(0, 995, None), PublishedItem(0, 2000, None), PublishedItem(0, 990, 11)])
+def test_an_item_that_is_not_in_the_shard_is_refused(item: PublishedItem) -> None:
+    with pytest.raises(CorruptShard, match="1000"):
+        layout.published_bytes(shard(), item)
