@@ -71,8 +71,8 @@ class _Finder:
         return importlib.util.spec_from_loader(fullname, _Loader(fullname, found.origin, self._planted_bug))
 
 
-def first_seed_that_finds(planted_bug: PlantedBug, count: int) -> Result | None:
-    """The result of the first of `count` seeds that violates an invariant. None: no seed does.
+def plant(planted_bug: PlantedBug) -> None:
+    """Plants the bug in this process: its module will be imported with it.
 
     Raises:
         RuntimeError: the module was imported before, so the bug can't be planted in this process.
@@ -80,6 +80,15 @@ def first_seed_that_finds(planted_bug: PlantedBug, count: int) -> Result | None:
     if planted_bug.module in sys.modules:
         raise RuntimeError(f"{planted_bug.module} is imported already: plant the bug in a new process")
     sys.meta_path.insert(0, _Finder(planted_bug))
+
+
+def first_seed_that_finds(planted_bug: PlantedBug, count: int) -> Result | None:
+    """The result of the first of `count` seeds that violates an invariant. None: no seed does.
+
+    Raises:
+        RuntimeError: as `plant`.
+    """
+    plant(planted_bug)
     logging.disable(logging.CRITICAL)
     seeds = importlib.import_module("muster.simulator.seeds")
     return next((result for seed in range(count) if (result := seeds.run(seed)).violation), None)

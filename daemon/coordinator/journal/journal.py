@@ -192,10 +192,10 @@ class Journal:
         with self._wrap_errors("read"):
             newest = self._first_row("SELECT position, ledger, crc FROM snapshots ORDER BY position DESC LIMIT 1")
             if use_snapshot and newest:
-                position, state = int(newest[0]), _parse_snapshot(*newest)
+                position, state = int(newest[0]), parse_snapshot(*newest)
             for *row, crc in self._db.execute(_SELECT_TAIL, (position,)):
                 position += 1
-                _replay_record(state, Record(*row), position, crc)
+                replay_record(state, Record(*row), position, crc)
         if position != self.position:
             raise JournalError(f"{self.path} ends at record {self.position}, but its snapshot at record {position}")
         return state
@@ -335,7 +335,12 @@ def _crc(*values: object) -> int:
     return zlib.crc32("\0".join(map(str, values)).encode())
 
 
-def _parse_snapshot(position: int, text: str, crc: int | None) -> DurableState:
+def parse_snapshot(position: int, text: str, crc: int | None) -> DurableState:
+    """The durable state in a snapshot.
+
+    Raises:
+        JournalError: the snapshot is damaged.
+    """
     if crc not in (None, _crc(position, text)):
         raise JournalError(f"the snapshot at position {position} is damaged: its checksum is wrong")
     try:
@@ -351,8 +356,12 @@ def _verify_checksum(record: Record, crc: int | None) -> None:
         raise JournalError(f"record {record.position} ({record.name}) is damaged: its checksum is wrong")
 
 
-def _replay_record(state: DurableState, record: Record, position: int, crc: int | None) -> None:
-    """Apply `record`, which must be the one at `position`, to `state`."""
+def replay_record(state: DurableState, record: Record, position: int, crc: int | None) -> None:
+    """Apply `record`, which must be the one at `position`, to `state`.
+
+    Raises:
+        JournalError: the record is damaged or missing, or no state allows it.
+    """
     if record.position != position:
         raise JournalError(f"record {position} is missing; the next one is {record.position}")
     _verify_checksum(record, crc)

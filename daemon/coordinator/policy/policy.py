@@ -15,6 +15,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -105,7 +106,7 @@ class Policy:
         Raises:
             PolicyError: `override` can't be read, or one of its keys or values is wrong.
         """
-        shipped = tomllib.loads(files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text())
+        shipped = _shipped_table()
         if override is None:
             return cls._from_table(shipped, "policy.toml")
         site = _read(override)
@@ -136,6 +137,12 @@ class Policy:
     def codes(self, kind: str) -> frozenset[int]:
         """The codes of a kind that have their own row."""
         return frozenset(self._kinds[kind].codes)
+
+
+@cache
+def _shipped_table() -> dict[str, Any]:
+    """The shipped policy.toml. Nobody may change it: all callers share it."""
+    return tomllib.loads(files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text())
 
 
 def _read(path: Path) -> dict[str, Any]:

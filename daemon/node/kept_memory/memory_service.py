@@ -39,6 +39,10 @@ _MAX_ERROR_CHARS = 200
 _PEER = struct.Struct("=iII")
 
 
+class NotARequest(ValueError):
+    """A packet that holds no MemoryRequest. The message is ASCII, in one line, and short."""
+
+
 class MemoryService:
     """The socket at `path`, in front of `store`. A file beside the socket holds the job and user that Slurm's prolog
     named last.
@@ -94,9 +98,9 @@ class MemoryService:
             return
         try:
             try:
-                request = json_format.Parse(data, MemoryRequest())
-            except (json_format.ParseError, UnicodeDecodeError) as error:
-                _send(connection, MemoryAnswer(refused=f"not a MemoryRequest: {ascii(str(error))[:_MAX_ERROR_CHARS]}"))
+                request = parse_request(data)
+            except NotARequest as error:
+                _send(connection, MemoryAnswer(refused=str(error)))
                 return
             kind = request.WhichOneof("body")
             if kind == "take":
@@ -231,9 +235,21 @@ def _wait_until_taken(connection: socket.socket) -> bool:
     """Wait for the agent's confirmation or its end; return whether it confirmed."""
     data, _ = packets.receive_bytes(connection, 0)
     try:
-        return json_format.Parse(data, MemoryRequest()).WhichOneof("body") == "taken"
-    except (json_format.ParseError, UnicodeDecodeError):
+        return parse_request(data).WhichOneof("body") == "taken"
+    except NotARequest:
         return False
+
+
+def parse_request(data: bytes) -> MemoryRequest:
+    """The request in one packet.
+
+    Raises:
+        NotARequest: `data` is none.
+    """
+    try:
+        return json_format.Parse(data, MemoryRequest())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise NotARequest(f"not a MemoryRequest: {ascii(str(error))[:_MAX_ERROR_CHARS]}") from None
 
 
 def _send(connection: socket.socket, answer: MemoryAnswer, fds: tuple[int, ...] = ()) -> None:
