@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NODES ?= 10
 RELEASE := $(VENV)/release-tools
 
-.PHONY: beside-cluster help setup protos lint unit sim soak test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,12 @@ endif
 SECONDS ?= 600
 soak: setup ## simulated worlds for as long as it is given, never the same: make soak SECONDS=3600
 	@$(SIMULATOR) --seconds $(SECONDS)
+
+FUZZ = $(BIN)/python -m fuzzing $(if $(TARGET),--target $(TARGET))
+fuzz: setup ## ten minutes of hostile input for each parser and server; one: make fuzz TARGET=job_spec SECONDS=60
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@$(if $(INPUT),,$(FUZZ) --seconds 120 --planted)
+	@$(FUZZ) --seconds $(SECONDS) $(if $(INPUT),--input $(INPUT))
 
 CLUSTER := $(BIN)/python -m muster.slurm.cluster
 

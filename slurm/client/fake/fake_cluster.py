@@ -166,8 +166,11 @@ class FakeCluster:
 
     # Commands to Slurm. They raise SlurmRefused with Slurm's own error messages.
 
-    def submit(self, request: JobRequest) -> int:
-        """Queues a job. The job starts as soon as enough nodes are free. Returns the job id."""
+    def submit(self, request: JobRequest, user: tuple[int, str] | None = None) -> int:
+        """Queues a job of `user` (uid and name; None: the cluster's user). Returns the job id.
+
+        The job starts as soon as enough nodes are free.
+        """
         if request.nodes > len(self._hosts):
             raise SlurmRefused("submit a job", "Requested node configuration is not available")
         id = len(self._entries) + 1
@@ -175,8 +178,8 @@ class FakeCluster:
             id,
             JobState.PENDING,
             name=request.name,
-            user_id=self._user[0],
-            user_name=self._user[1],
+            user_id=(user or self._user)[0],
+            user_name=(user or self._user)[1],
             excluded=request.exclude,
             submit_time=self._now(),
             time_limit_s=request.time_limit_s,

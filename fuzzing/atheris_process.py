@@ -1,0 +1,30 @@
+"""The process of one target under atheris: `python -m fuzzing.atheris_process TARGET [--planted] -- LIBFUZZER-OPTIONS`.
+
+Modules are instrumented as they are imported, so nothing of Muster is imported before.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import atheris
+
+
+def main() -> None:
+    """Never returns."""
+    name, *words = sys.argv[1 : sys.argv.index("--")]
+    with atheris.instrument_imports(include=["muster", "tomllib", "json"]):
+        if "--planted" in words:
+            from fuzzing.planted_bugs import PLANTED_BUGS
+            from muster.simulator.planted_bugs.planting import plant
+
+            plant(PLANTED_BUGS[name])
+        from fuzzing.catalogue import load
+
+        target = load(name)
+    atheris.Setup([sys.argv[0], *sys.argv[sys.argv.index("--") + 1 :]], target.check)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Lines of the kernel log. Whatever they hold, they are read, and only a record of the kernel is an error."""
+
+from muster.daemon.node.sensors.kernel_record import KERNEL_FACILITY, parse_line, parse_record
+from muster.daemon.node.sensors.xid import KernelErrorParser
+
+_KINDS = {"xid", "xid-nonfatal", "sxid", "sxid-nonfatal", "gpu-lost", "gpu-recovery"}
+_SIGNAL_BYTES_PER_BYTE = 10
+"""An escaped character of a message is "\\x" and up to six digits, and the byte of a fragment may be escaped again."""
+
+
+def check(data: bytes) -> None:
+    """Each line of `data`, as the device gives it and as a file holds it."""
+    parser = KernelErrorParser()
+    for line in data.split(b"\n"):
+        as_device = parse_record(line)
+        record = parse_line(line)
+        assert as_device is None or as_device == record
+        assert 0 <= record.level <= 7
+        error = parser.parse(record)
+        if error is None:
+            continue
+        assert record.facility == KERNEL_FACILITY
+        assert not record.fragment
+        assert error.kind in _KINDS
+        assert 0 <= error.code < 100_000
+        assert error.text.isprintable()
+        assert error.device.isascii()
+        assert len(error.text) <= _SIGNAL_BYTES_PER_BYTE * len(data)
