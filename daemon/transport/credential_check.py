@@ -42,6 +42,9 @@ from muster.daemon.transport.identity import (
 from muster.daemon.transport.server_limits import ServerLimits
 
 CREDENTIAL_KEY = "muster-credential"
+REFUSED_KEY = "muster-refused"
+"""In the trailing metadata of a call that this server has refused. gRPC's own UNAVAILABLE, which says that no process
+answered, does not have it."""
 
 LINGER_S = 0.2
 """Seconds for which a refused stream stays open, unread. A client of grpc.aio whose write finds the call ended reports
@@ -123,6 +126,7 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if streams and self._lingering.free:
             with self._lingering.one():
                 await asyncio.sleep(LINGER_S)
+        context.set_trailing_metadata(((REFUSED_KEY, "1"),))
         # `context.abort` would do the same with an exception, which leaves a cycle for the garbage collector.
         context.set_code(code)
         context.set_details(message)

@@ -12,11 +12,13 @@ import errno
 import secrets
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from muster.daemon.transport.channel import open_channel
+from muster.daemon.transport.credential_check import REFUSED_KEY
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import Trust
@@ -126,7 +128,13 @@ async def _ping(probed: Probed, credentials: Credentials, deadline_s: float, tru
         except grpc.aio.AioRpcError as error:
             if isinstance(error.__cause__, IdentityUnavailable):
                 raise error.__cause__ from None
-            # A process that refuses is alive: only silence and a broken connection mean that it did not answer.
-            return error.code() not in _SILENT_CODES
+            # A process that refuses is alive, also if its host can't check credentials now (UNAVAILABLE): only silence
+            # and a broken connection mean that it did not answer.
+            return error.code() not in _SILENT_CODES or _is_refusal(error)
     # Another node may have this address now.
     return bool(reply.nonce == nonce and reply.node == probed.node)
+
+
+def _is_refusal(error: grpc.aio.AioRpcError) -> bool:
+    metadata: Any = error.trailing_metadata()  # a grpc.aio.Metadata, which grpc-stubs do not know
+    return error.code() is grpc.StatusCode.UNAVAILABLE and REFUSED_KEY in metadata

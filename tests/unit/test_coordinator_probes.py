@@ -142,6 +142,14 @@ async def test_a_probe_without_credentials_is_no_evidence(agent: ScriptedAgent) 
         await probe(_probed(agent.address, "n1"), NoMunge(), 2.0)
 
 
+async def test_a_process_whose_own_munged_is_down_is_alive(credentials: Credentials) -> None:
+    """Otherwise a node whose munged has stopped is taken for HUNG: it is drained, and its job loses it."""
+    without_munged = ScriptedAgent("n1", spec(), NoMunge())
+    await without_munged.open()
+    assert await probe(without_munged.address, "n1", credentials, 2.0) is None
+    await without_munged.die()
+
+
 async def test_every_witness_probes(agent: ScriptedAgent, credentials: Credentials) -> None:
     posted: asyncio.Queue[events.Event] = asyncio.Queue()
     streams = AgentStreams()
