@@ -22,6 +22,7 @@ import grpc.aio
 
 from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.host import clock
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
@@ -48,7 +49,6 @@ _IDLE_PING_S = 5.0
 _ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_WITH_STANDBY_S = 16.0, 7.0
 _BACKOFF_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-_LOG_INTERVAL_S = 10.0
 _ATTACH = "/muster.v1.AgentService/Attach"
 _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -105,7 +105,7 @@ class AgentStream:
         self._period = _IDLE_PING_S
         self._term = 0
         self._backoff = _BACKOFF_S[0]
-        self._logged_at = float("-inf")
+        self._detached = LastingProblem(log, f"attached to the coordinator at {address} again")
         # Why this side has closed the stream; empty: it has not.
         self._closed_because = ""
 
@@ -150,7 +150,7 @@ class AgentStream:
                 return self._log_and_back_off(self._closed_because)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _REFUSALS:
-                    self._log_and_back_off(f"the coordinator refuses this agent: {error.details()}", loud=True)
+                    self._log_and_back_off(f"the coordinator refuses this agent: {error.details()}")
                     return _REFUSED_RETRY_S
                 return self._log_and_back_off(f"{error.code().name}: {error.details()}")
 
@@ -160,6 +160,7 @@ class AgentStream:
         try:
             async for message in call:
                 self._backoff = _BACKOFF_S[0]
+                self._detached.end()
                 self._handle(message)
         finally:
             # Do not await the writer: a cancellation of this task that arrives during the await would be lost.
@@ -178,11 +179,8 @@ class AgentStream:
         self._closed_because = why
         call.cancel()
 
-    def _log_and_back_off(self, why: str, *, loud: bool = False) -> float:
-        now = clock.monotonic()
-        if loud or now - self._logged_at > _LOG_INTERVAL_S:
-            log.warning("not attached to the coordinator at %s: %s", self._address, why)
-            self._logged_at = now
+    def _log_and_back_off(self, why: str) -> float:
+        self._detached.meet(f"not attached to the coordinator at {self._address}: {why}")
         wait = self._backoff * random.uniform(0.5, 1.5)
         self._backoff = min(2 * self._backoff, _BACKOFF_S[1])
         return wait

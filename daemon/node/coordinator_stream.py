@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from muster.daemon.host.addresses import own_addresses
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensors.sensor import Observation
 from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
@@ -103,7 +104,7 @@ class NodeStream:
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
-        self._last_problem = ""
+        self._detached = LastingProblem(_log, f"attached to {coordinator} again")
 
     def report(self, observation: Observation) -> None:
         """Send an observation now, or as soon as the coordinator answers."""
@@ -122,14 +123,8 @@ class NodeStream:
                         waits = self._timeouts.backoffs()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
-                self._log_once(_describe(error))
+                self._detached.meet(f"not attached to {self._coordinator}, trying again: {_describe(error)}")
                 await asyncio.sleep(next(waits))
-
-    def _log_once(self, words: str) -> None:
-        """Log a problem once, not at each try."""
-        if words != self._last_problem:
-            _log.warning("not attached to %s, trying again: %s", self._coordinator, words)
-        self._last_problem = words
 
     async def _stream(self, channel: grpc.aio.Channel, hello: pb.NodeHello) -> AsyncIterator[pb.NodeOrder]:
         """Run one stream: yield each answer after it is accepted.
@@ -149,7 +144,8 @@ class NodeStream:
                 order = await _read_order(call, allowed)
                 self._accept(order, state)
                 if first:
-                    self._last_problem, first = "", False
+                    first = False
+                    self._detached.end()
                     _log.info(
                         "attached to %s, term %d, heartbeat %g s", self._coordinator, order.term, self._heartbeat_s
                     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -319,6 +320,27 @@ async def test_the_roster_keeps_slurms_last_answer(slurm: FakeSlurm) -> None:
     slurm.unavailable_reason = "slurmctld is away again"
     await roster.refresh()
     assert (sorted(roster.nodes), roster.unknown, roster.leaf("n4")) == ([*NODES, "n4"], "", "s1")
+
+
+async def test_a_slurm_that_is_down_for_long_is_logged_once_and_so_is_its_return(
+    slurm: FakeSlurm, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    watch, roster = SlurmWatch(slurm, Owing(slurm).state, lambda _: None), SlurmRoster(slurm)
+    for reason in ("slurmctld is down", ""):
+        slurm.unavailable_reason = reason
+        for _ in range(50):
+            await watch.poll_jobs()
+            await watch.poll_nodes()
+            await roster.refresh()
+    assert [record.getMessage() for record in caplog.records] == [
+        "can't get the jobs from Slurm: slurmctld is down",
+        "can't get the nodes from Slurm: slurmctld is down",
+        "can't get the list of nodes from Slurm: slurmctld is down",
+        "Slurm answers for its jobs again, after 0 s",
+        "Slurm answers for its nodes again, after 0 s",
+        "Slurm answers with its list of nodes again, after 0 s",
+    ]
 
 
 async def test_a_time_limit_is_posted_on_the_cores_clock_and_again_after_the_wall_clock_was_set(

@@ -14,6 +14,7 @@ from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.reachability import Probed, Reachability, probe
@@ -47,6 +48,7 @@ class Prober:
         self._term = term
         self._post = post
         self._tasks: set[asyncio.Task[None]] = set()
+        self._without_credentials = LastingProblem(_log, "this host can probe nodes again")
 
     def start(self, request: ProbeRequest) -> None:
         """Ask every witness of `request`. Returns at once."""
@@ -68,8 +70,9 @@ class Prober:
         try:
             found = await probe(_probed(request, witness), self._credentials, request.deadline_s, self._trust)
         except IdentityUnavailable as error:
-            _log.error("can't probe %s on %s: %s", witness, request.node, error)
+            self._without_credentials.meet(f"can't probe {witness} on {request.node}: {error}")
             return
+        self._without_credentials.end()
         self._post(events.ProbeAnswered(request.gang, request.probe, witness, request.node, _SILENCES[found]))
 
 

@@ -13,12 +13,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.state_tables import Phase
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.slurm.client.errors import SlurmRefused, SlurmUnavailable
 from muster.slurm.client.states import JobState
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
@@ -94,13 +95,18 @@ class OwedCalls:
         return bug
 
     async def _retry_until_answered(self, call: facts.SlurmCallOwed, state: DurableState) -> None:
+        what = f"{call.gang}: {call_words(call)}"
+        problem = LastingProblem(_log, f"{what}: done")
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SlurmUnavailable),
             wait=_BACKOFF,
-            before_sleep=lambda attempt: _log_retry(call, attempt),
+            before_sleep=lambda attempt: problem.meet(
+                f"{what}: not done yet, trying again: {attempt.outcome and attempt.outcome.exception()}"
+            ),
             reraise=True,
         )
         await retrying(make_call, self._slurm, call, state)
+        problem.end()
 
 
 async def make_call(slurm: Slurm, call: facts.SlurmCallOwed, state: DurableState) -> None:
@@ -204,8 +210,3 @@ async def _look_up(slurm: Slurm, job: int) -> Job | Gone:
     if isinstance(found, Unknown):
         raise SlurmUnavailable(found.reason)
     return found
-
-
-def _log_retry(call: facts.SlurmCallOwed, state: RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    _log.warning("%s: can't %s yet (try %d): %s", call.gang, call_words(call), state.attempt_number, error)

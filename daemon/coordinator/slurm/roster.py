@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import NoReturn, Protocol
 
 from muster.daemon.host import clock
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.slurm.client.types import Gone, Node, NodeAnswers, Topology, Unknown
 
 REFRESH_INTERVAL_S = 60.0
@@ -41,6 +42,7 @@ class SlurmRoster:
     def __init__(self, slurm: SlurmQueries) -> None:
         self._slurm = slurm
         self._topology = Topology()
+        self._nodes_unknown = LastingProblem(_log, "Slurm answers with its list of nodes again")
         self._refreshing: asyncio.Task[None] | None = None
         self._asked_at = self._answered_at = -math.inf
         self.nodes: Mapping[str, Node] = {}
@@ -73,9 +75,10 @@ class SlurmRoster:
         self._asked_at = asked_at = clock.monotonic()
         nodes = await self._slurm.nodes(timeout_s=DEADLINE_S)
         if isinstance(nodes, Unknown):
-            _log.warning("can't get the list of nodes from Slurm: %s", nodes.reason)
+            self._nodes_unknown.meet(f"can't get the list of nodes from Slurm: {nodes.reason}")
             self.unknown = self.unknown and nodes.reason
         else:
+            self._nodes_unknown.end()
             self.nodes = {name: node for name, node in nodes.items() if not isinstance(node, Gone)}
             self.unknown, self._answered_at = "", asked_at
         topology = await self._slurm.topology(timeout_s=DEADLINE_S)

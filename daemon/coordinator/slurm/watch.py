@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.state_tables import RESUMABLE
+from muster.daemon.host.lasting_problem import LastingProblem
 from muster.slurm.client.states import JobFlag, JobState, NodeState
 from muster.slurm.client.types import Gone, Job, JobAnswers, Node, NodeAnswers, Unknown
 
@@ -60,6 +61,8 @@ class SlurmWatch:
         self._state = state
         self._post = post
         self._ahead_s = ahead_s
+        self._jobs_unknown = LastingProblem(_log, "Slurm answers for its jobs again")
+        self._nodes_unknown = LastingProblem(_log, "Slurm answers for its nodes again")
         self._jobs: dict[str, events.SlurmJobChanged] = {}
         self._pool_jobs: dict[tuple[str, int], tuple[str, ...]] = {}
         self._nodes: dict[str, events.SlurmNodeChanged] = {}
@@ -81,8 +84,9 @@ class SlurmWatch:
         self._pool_jobs = {key: nodes for key, nodes in self._pool_jobs.items() if key in pool_jobs}
         found = await self._slurm.jobs({*(gang.job for gang in gangs), *(job for _, job in pool_jobs)})
         if isinstance(found, Unknown):
-            _log.warning("can't get the jobs from Slurm: %s", found.reason)
+            self._jobs_unknown.meet(f"can't get the jobs from Slurm: {found.reason}")
             return
+        self._jobs_unknown.end()
         seen_jobs = [(gang, job_seen(gang, found[gang.job], self._ahead_s())) for gang in gangs if gang.job in found]
         seen_pool_jobs = {key: _held_nodes(found[key[1]]) for key in sorted(pool_jobs) if key[1] in found}
         lost = any(self._lost_nodes(seen) for _, seen in seen_jobs) or not _none_lost(self._pool_jobs, seen_pool_jobs)
@@ -107,8 +111,9 @@ class SlurmWatch:
             return True
         found = await self._slurm.nodes(names)
         if isinstance(found, Unknown):
-            _log.warning("can't get the nodes from Slurm: %s", found.reason)
+            self._nodes_unknown.meet(f"can't get the nodes from Slurm: {found.reason}")
             return False
+        self._nodes_unknown.end()
         # A node that is being drained is left out: the answer may be older than the drain.
         for name in sorted(names - self._nodes_with_owed_calls()):
             seen = node_seen(name, found.get(name, Gone()))
