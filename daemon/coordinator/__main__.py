@@ -32,6 +32,7 @@ from muster.daemon.coordinator.leadership.state_folder import (
     check_shared_folder,
     check_unshared_folder,
 )
+from muster.daemon.coordinator.leadership.writable_folder import wait_until_writable
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -104,6 +105,9 @@ async def _run(flags: argparse.Namespace) -> None:
     )
     policy, credentials = Policy.load(flags.policy), settings.credentials()
     certificate_files = settings.certificate_files()
+    await wait_until_writable(flags.state_dir or DEFAULT_STATE_DIR, stop_requested)
+    if stop_requested.is_set():
+        return
     flags.state_dir = await asyncio.to_thread(_check_state_dir, flags)
     await _check_slurm_calls_can_end(flags)
     keeper = _lease_keeper(flags.state_dir) if flags.shared_state else None
