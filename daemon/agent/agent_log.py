@@ -1,7 +1,8 @@
 """The agent's own log: lines go to stderr (srun's output, while srun runs) and to a file beside the ranks' logs.
 
 Both outputs may block: a pipe that nobody reads, shared storage that does not answer. So each output has its own thread
-behind a bounded queue. The event loop never waits; when a queue is full, lines are dropped.
+behind a bounded queue. The event loop never waits; when a queue is full, lines are dropped. While the file can't be
+written (a full disk), its lines are lost, and stderr gets one line a minute that says so.
 """
 
 from __future__ import annotations
@@ -13,11 +14,40 @@ import threading
 from pathlib import Path
 
 from muster.daemon.host import rank_log_files
+from muster.daemon.host.lasting_problem import LastingProblem
 
 _QUEUE_LINES = 10_000
 _DRAIN_S = 1.0
 """Seconds in which queued lines may still be written at the end."""
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+
+
+class _LogFile(logging.FileHandler):
+    """A log file. A write that fails is a line on stderr, at most once a minute, not a traceback for each."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self._failed = False
+        self._failing = LastingProblem(_stderr_log(), f"the log {file} can be written again")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._failed = False
+        super().emit(record)
+        if not self._failed:
+            self._failing.end()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._failed = True
+        self._failing.meet(f"can't write the log {self.baseFilename}: {sys.exc_info()[1]}. Lines are lost")
+
+
+def _stderr_log() -> logging.Logger:
+    """A logger that writes to stderr and never to the log file itself."""
+    logger = logging.Logger("muster.agent_log", logging.INFO)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+    logger.addHandler(handler)
+    return logger
 
 
 class _QueuedHandler(logging.Handler):
@@ -64,7 +94,7 @@ def start(level: str, run_dir: str, gang: str, node: str) -> None:
     try:
         Path(run_dir, "logs").mkdir(exist_ok=True)  # the run folder itself must exist
         file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file))
+        handlers.append(_LogFile(file))
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)
     for handler in handlers:

@@ -39,7 +39,15 @@ class SmallDisk:
         """Mount the disk, run the shell command `first`, then start `argv` there."""
         script = f'mount -t tmpfs -o size=8m none {self.folder} && cd {self.folder} && {first}; exec "$@"'
         self._process = await asyncio.create_subprocess_exec(
-            *UNSHARE, "sh", "-c", script, "sh", *map(str, argv), stderr=asyncio.subprocess.PIPE, start_new_session=True
+            *UNSHARE,
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *map(str, argv),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         return self._process
 
@@ -157,3 +165,46 @@ async def test_a_coordinator_that_can_not_write_a_fact_ends_and_the_next_one_kno
     for agent in agents:
         await agent.die()
     await asyncio.gather(*streams, return_exceptions=True)
+
+
+LOGS_ON_A_FULL_DISK = """
+import logging, os, sys
+from pathlib import Path
+from muster.daemon.agent import agent_log
+
+run_dir = sys.argv[1]
+agent_log.start("info", run_dir, "g", "n1")
+log = logging.getLogger("muster.test")
+def write(words, count):
+    for number in range(count):
+        log.info("%s %d %s", words, number, "x" * 200)
+    for handler in logging.getLogger().handlers:
+        while handler._queue.qsize():
+            pass
+write("before", 1)
+with open("filler", "wb", buffering=0) as filler:
+    try:
+        while filler.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+write("during", 500)
+os.unlink("filler")
+write("after", 3)
+agent_log.stop()
+print(agent_log.path(run_dir, "g", "n1").read_text().count("after"))
+"""
+
+
+async def test_an_agent_whose_log_can_not_be_written_says_so_once_and_logs_again_when_there_is_room(
+    disk: SmallDisk,
+) -> None:
+    process = await disk.start("mkdir run", sys.executable, "-Ic", LOGS_ON_A_FULL_DISK, disk.folder / "run")
+    async with asyncio.timeout(DEADLINE_S):
+        printed, said = await process.communicate()
+    own = [line for line in said.decode().splitlines() if "muster.test:" not in line]
+    assert len(own) == 2, own
+    assert "can't write the log" in own[0]
+    assert "No space left on device. Lines are lost" in own[0]
+    assert "can be written again" in own[1]
+    assert printed.strip() == b"3"
