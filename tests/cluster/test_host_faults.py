@@ -1,0 +1,80 @@
+"""Faults of the hosts on a real Slurm: munged stops, slurmctld stops. Training goes on, and nobody is blamed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from muster.slurm.cluster.cluster import COORDINATOR, Cluster
+from muster.slurm.cluster.spec import CONTROLLER
+from muster.slurm.cluster.training import SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def health_of_nodes(cluster: Cluster) -> dict[str, str]:
+    """The health of each node that Muster knows, as an operator sees it."""
+    lines = cluster.exec(CONTROLLER, "muster", "nodes", "--json").stdout.splitlines()
+    nodes = [json.loads(line) for line in lines]
+    return {node["node"]: node["verdict"] for node in nodes if node.get("musterd_attached")}
+
+
+def wait_attached_and_fit(training: Training) -> None:
+    cluster = training.cluster
+    wait_until(lambda: set(health_of_nodes(cluster)) == set(cluster.nodes), 60, "every musterd is attached again")
+    assert set(health_of_nodes(cluster).values()) == {"FIT"}
+
+
+def test_training_outlives_munged(healthy: Cluster) -> None:
+    """On a compute node, on the coordinator's node, and during a restart of the coordinator."""
+    with Training(healthy, TrainingSpec("munge", nodes=3, spares=1, arguments=SMALL_MODEL)) as training:
+        training.submit()
+        training.wait_step(20)
+        node = training.node_of(1)
+        seats = [training.node_of(rank) for rank in range(3)]
+        healthy.stop_service(node, "munged")
+        training.kill_rank(2)
+        training.wait_recovered(2)
+        healthy.stop_service(CONTROLLER, "munged")
+        before = len(training.steps(2))
+        wait_until(
+            lambda: len(training.steps(2)) >= before + 30, 120, "30 steps without munged on the coordinator's node"
+        )
+        healthy.start_service(CONTROLLER, "munged")
+        # From now on neither the agent nor the musterd of the node can attach.
+        healthy.restart_coordinator()
+        training.wait(lambda view: view.get("phase") == "RUNNING", 60, "the coordinator is back")
+        missing = f"node {node} answers others"
+        before = len(training.steps(2))
+        wait_until(lambda: len(training.steps(2)) >= before + 200, 240, "steps with an agent that can't attach")
+        healthy.start_service(node, "munged")
+        wait_attached_and_fit(training)
+        assert missing not in str(training.view)
+        training.kill_rank(0)
+        assert training.wait_recovered(3).get("nodes_out", []) == []
+        assert [training.node_of(rank) for rank in range(3)] == seats
+
+
+def test_recovery_works_without_slurmctld(healthy: Cluster) -> None:
+    """A rank crashes and a node dies while slurmctld is down. Slurm is told as soon as it is back."""
+    with Training(healthy, TrainingSpec("ctld", nodes=3, spares=1, arguments=SMALL_MODEL)) as training:
+        training.submit()
+        training.wait_step(20)
+        healthy.stop_service(CONTROLLER, "slurmctld")
+        training.kill_rank(2)
+        training.wait_recovered(2)
+        dead = training.node_of(1)
+        healthy.crash(dead)
+        assert training.wait_recovered(3)["nodes_out"] == [dead]
+        unknown = "can't get the jobs from Slurm"
+        wait_until(lambda: unknown in healthy.logs(CONTROLLER, COORDINATOR), 60, "the coordinator says what is wrong")
+        healthy.start_service(CONTROLLER, "slurmctld")
+        drained = f"scontrol show node {dead} || true"
+        wait_until(lambda: "DRAIN" in healthy.sh(CONTROLLER, drained), 120, f"{dead} is drained")
+        before = len(training.steps(3))
+        wait_until(lambda: len(training.steps(3)) >= before + 30, 120, "training goes on")
+        assert healthy.logs(CONTROLLER, COORDINATOR).count(unknown) <= 3
+        back = "Slurm answers for its jobs again"
+        wait_until(lambda: back in healthy.logs(CONTROLLER, COORDINATOR), 60, "the coordinator says that it is over")
