@@ -40,6 +40,7 @@ from muster.daemon.transport import site_config
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import ListenError, check_listen_address
 from muster.daemon.transport.identity import IdentityError
+from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
 from muster.slurm.client.errors import SlurmUnavailable
@@ -125,7 +126,9 @@ async def _run(flags: argparse.Namespace) -> None:
                     credentials=credentials,
                     certificate_files=certificate_files,
                     configured_names=settings.coordinator_hosts(),
-                    rights=Rights(settings.operator_uids()),
+                    rights=Rights(
+                        settings.operator_uids(), management_hosts=ManagementHosts(settings.management_hosts)
+                    ),
                     policy=policy,
                     heartbeat_s=flags.heartbeat,
                     confirm_leadership=lease_guard,

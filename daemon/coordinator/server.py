@@ -17,7 +17,7 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.node_service import NodeService, Resolve, addresses_of
+from muster.daemon.coordinator.services.node_service import NodeService, addresses_of
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
@@ -27,6 +27,7 @@ from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits
 from muster.daemon.transport.tls import CertificateFiles, Trust
 from muster.slurm.client.lease_guard import no_lease
@@ -143,7 +144,8 @@ class Coordinator:
         self._journal.close()
 
     async def _watch_slurm(self) -> None:
-        await asyncio.gather(self._watch.run(), self.roster.run())
+        resolve, hosts = self._settings.resolve, self._settings.rights.management_hosts
+        await asyncio.gather(self._watch.run(), self.roster.run(), hosts.run(resolve))
 
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine

@@ -1,8 +1,8 @@
 """Who may call which method: one literal table, which decides.
 
 Every method of every server has one row, and a row has one answer for each kind of caller. A caller may be of several
-kinds: everybody with a credential is a user, and root is an operator as well. The strongest answer of its kinds counts.
-A method without a row is refused to everybody.
+kinds: everybody with a credential is a user, and root on a management host is an operator as well. The strongest answer
+of its kinds counts. A method without a row is refused to everybody.
 
 A kind is relative to what the call concerns: the job, or the node. Some calls concern several jobs (List). The answer
 OWN then lets the call through, and the service leaves out what the caller may not read.
@@ -25,14 +25,17 @@ class CallerKind(StrEnum):
 
     An account coordinator (`sacctmgr add coordinator`) of the job's account is another user: Muster does not look into
     Slurm's accounting. So its column repeats that of another user. It may still cancel the job with Slurm's scancel.
+
+    Root of a node is what a node's own daemon is: root that calls from an address of the node. If the site names no
+    management hosts, every host is one: root of a node is an operator as well.
     """
 
     ANONYMOUS = "anonymous"
     OTHER_USER = "another user"
     OWNER = "the owner of the job and its agents"
     OTHER_AGENT = "an agent of the owner's other job"
-    NODE_DAEMON = "the node's own daemon"
-    OPERATOR = "an operator"
+    NODE_ROOT = "root of the node"
+    OPERATOR = "an operator on a management host"
     ACCOUNT_COORDINATOR = "an account coordinator"
 
 
@@ -62,17 +65,17 @@ _CODES = {
 _YES, _OWN, _NO, _BYE, _WHO = Answer.ALLOWED, Answer.OWN, Answer.DENIED, Answer.DISMISSED, Answer.UNPROVED
 # fmt: off
 _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
-    # The kinds of callers:                      anonymous  other  owner  agent2  node   operator  account coordinator
+    # The kinds of callers:                      anonymous  other  owner  agent2  root   operator  account coordinator
     ("/muster.v1.Muster/Register",                (_WHO,    _NO,   _YES,  _YES,   _NO,   _NO,      _NO)),
-    ("/muster.v1.Muster/Describe",                (_WHO,    _NO,   _YES,  _YES,   _YES,  _YES,     _NO)),
+    ("/muster.v1.Muster/Describe",                (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     ("/muster.v1.Muster/Attend",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _NO,      _NO)),
-    ("/muster.v1.Muster/Watch",                   (_WHO,    _NO,   _YES,  _YES,   _YES,  _YES,     _NO)),
-    ("/muster.v1.Muster/List",                    (_WHO,    _OWN,  _YES,  _YES,   _YES,  _YES,     _OWN)),
-    ("/muster.v1.Muster/Events",                  (_WHO,    _NO,   _YES,  _YES,   _YES,  _YES,     _NO)),
-    ("/muster.v1.Muster/Cancel",                  (_WHO,    _NO,   _YES,  _YES,   _YES,  _YES,     _NO)),
-    ("/muster.v1.Muster/Flush",                   (_WHO,    _NO,   _YES,  _YES,   _YES,  _YES,     _NO)),
+    ("/muster.v1.Muster/Watch",                   (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/List",                    (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
+    ("/muster.v1.Muster/Events",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/Cancel",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/Flush",                   (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
-    ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _YES,  _YES,     _OWN)),
+    ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
     ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO)),
     ("/muster.v1.NodeService/Attach",             (_WHO,    _NO,   _NO,   _NO,    _YES,  _NO,      _NO)),
     # Between the agents of one gang.

@@ -5,11 +5,14 @@ which kinds a caller is:
 
     caller                                   kinds
     every uid                                another user
-    root, Slurm's user, the site's operators an operator
-    the coordinator's own user               an operator (`muster run --local`: one user, one machine)
+    root, Slurm's user, the site's operators an operator, if the call comes from a management host
+    the coordinator's own user               the same (`muster run --local`: one user, one machine)
     the owner of a job, an agent of the job  the owner
     an agent of another job of the owner     an agent of the owner's other job, where the message names its job
-    a node's own daemon                      the node's daemon: root, calling from an address of that node
+    a node's own daemon                      root of the node: root, calling from an address of that node
+
+A site names its management hosts (`management_hosts` of muster.toml). Without that setting every host is one, so root
+of any host is an operator.
 
 A node has several addresses. An agent calls from the interface that leads to the coordinator, which may not be the one
 that the node's name resolves to. So an agent's address is compared with all addresses that the node's daemon has
@@ -23,32 +26,41 @@ and a stronger proof of a node than its address, belong here.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from muster.daemon.transport import authority_table
 from muster.daemon.transport.authority_table import CallerKind
 from muster.daemon.transport.identity import Caller
+from muster.daemon.transport.management_hosts import ManagementHosts
 
 ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Rights at one server. `operators`: uids of Slurm's user and of the site's operators. `own_uid`: the uid of the
-    server's process."""
+    """Rights at one server.
+
+    Args:
+        operators: uids of Slurm's user and of the site's operators.
+        own_uid: the uid of the server's process.
+        management_hosts: the hosts from which an operator calls.
+    """
 
     operators: frozenset[int]
     own_uid: int = field(default_factory=os.getuid)
+    management_hosts: ManagementHosts = field(default_factory=ManagementHosts)
 
     def refusal(self, method: str, uid: int, *, names_job: bool = True) -> str:
-        """Why `uid` may not call `method`; empty: it may. `names_job`: the call may name a job or a node, which decides
-        later."""
-        possible = {CallerKind.OTHER_USER, *self._site_kinds(uid)}
+        """Why `uid` may not call `method` from any host; empty: it may. `names_job`: the call may name a job or a node,
+        which decides later."""
+        possible = {CallerKind.OTHER_USER}
+        if self._is_operators(uid):
+            possible.add(CallerKind.OPERATOR)
         if names_job:
             possible.add(CallerKind.OWNER)
         if names_job and uid in (ROOT, self.own_uid):
-            possible.add(CallerKind.NODE_DAEMON)
+            possible.add(CallerKind.NODE_ROOT)
         return "" if authority_table.may_call(method, possible) else f"uid {uid} may not call {method}"
 
     def allows(
@@ -67,17 +79,22 @@ class Rights:
             of_other_job: the message says that its sender belongs to another job.
             node_addresses: the IP addresses of the node.
         """
-        kinds = {CallerKind.OTHER_USER, *self._site_kinds(caller.uid)}
+        kinds = {CallerKind.OTHER_USER}
+        if self._is_operators(caller.uid) and self.management_hosts.includes(caller.address):
+            kinds.add(CallerKind.OPERATOR)
         if caller.uid == owner_uid:
             kinds.add(CallerKind.OTHER_AGENT if of_other_job else CallerKind.OWNER)
         if caller.uid in (ROOT, self.own_uid) and caller.address in node_addresses:
-            kinds.add(CallerKind.NODE_DAEMON)
+            kinds.add(CallerKind.NODE_ROOT)
         return authority_table.is_allowed(method, kinds)
 
     def calls_from_node(self, caller: Caller, addresses: Collection[str]) -> bool:
         """Calls from the node whose daemon has reported these IP addresses; none: the daemon has reported nothing."""
         return not addresses or caller.address in addresses
 
-    def _site_kinds(self, uid: int) -> Iterator[CallerKind]:
-        if uid in (ROOT, self.own_uid) or uid in self.operators:
-            yield CallerKind.OPERATOR
+    def calls_from_elsewhere(self, caller: Caller) -> bool:
+        """Would be an operator, if the call came from a management host."""
+        return self._is_operators(caller.uid) and not self.management_hosts.includes(caller.address)
+
+    def _is_operators(self, uid: int) -> bool:
+        return uid in (ROOT, self.own_uid) or uid in self.operators

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from muster.daemon.transport import toml_text
+from muster.daemon.transport import management_hosts, toml_text
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
 from muster.daemon.transport.tls import CertificateFiles, TlsError, Trust, trust_in_file
 
@@ -75,6 +75,12 @@ class Site(BaseModel):
     )
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
     operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
+    management_hosts: tuple[str, ...] = Field(
+        default=(),
+        max_length=management_hosts.MAX_HOSTS,
+        description="names or addresses of the hosts from which root, SlurmUser and operators may do everything; "
+        "empty: from all hosts",
+    )
 
     @field_validator("coordinator")
     @classmethod
@@ -99,6 +105,11 @@ class Site(BaseModel):
         if value not in (TLS, PLAIN_TEXT):
             raise ValueError(f'must be "{TLS}" or "{PLAIN_TEXT}"')
         return value
+
+    @field_validator("management_hosts")
+    @classmethod
+    def _check_management_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(management_hosts.check_host, value))
 
     @classmethod
     def load(

@@ -26,6 +26,7 @@ from muster.daemon.transport.authority_table import AUTHORITY, Answer, CallerKin
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
 from muster.daemon.transport.identity import CredentialRefused, SecretCredentials, current_method
+from muster.daemon.transport.management_hosts import ManagementHosts
 from muster.daemon.transport.server_limits import COORDINATOR, agent_limits
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
@@ -49,12 +50,14 @@ UIDS = {
     CallerKind.OTHER_USER: OTHER,
     CallerKind.OWNER: OWNER,
     CallerKind.OTHER_AGENT: OWNER,
-    CallerKind.NODE_DAEMON: ROOT,
+    CallerKind.NODE_ROOT: ROOT,
     CallerKind.OPERATOR: OPERATOR,
     CallerKind.ACCOUNT_COORDINATOR: ACCOUNT_COORDINATOR,
 }
 JOB = api_pb2.GangRef(slurm_job_id=1)
 VERSION = common_pb2.Version(generation=1, step=1)
+# All calls of these tests come from this host. The scripted world resolves the names of all hosts to it.
+THIS_HOST, ANOTHER_HOST = "mgmt1", "192.0.2.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +241,11 @@ AGENT = call_binding.name_of_agent("g1", "n1")
 
 
 @asynccontextmanager
-async def _coordinator(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
+async def _coordinator(folder: Path, management_host: str) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
     """A coordinator that knows the job of `OWNER`. Yields credentials that it accepts, and its address."""
     world = ScriptedWorld.create(folder, owner_uid=OWNER)
     world.credentials = slurm = ChosenUser(SLURM)
-    world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM)
+    world.rights = Rights(frozenset({OPERATOR}), own_uid=SLURM, management_hosts=ManagementHosts([management_host]))
     await world.start_coordinator()
     assert world.coordinator
     engine = world.coordinator.engine
@@ -254,7 +257,7 @@ async def _coordinator(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Ser
 
 
 @asynccontextmanager
-async def _agent(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
+async def _agent(folder: Path, management_host: str) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
     """The agent of gang g1 of `OWNER`, as far as peers meet it."""
     owner = ChosenUser(OWNER)
     async with AsyncExitStack() as stack:
@@ -268,10 +271,10 @@ async def _agent(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]
 
 
 @asynccontextmanager
-async def _probed(folder: Path) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
+async def _probed(folder: Path, management_host: str) -> AsyncIterator[tuple[ChosenUser, list[Served]]]:
     """Everything that answers probes: an agent and a musterd."""
     async with AsyncExitStack() as stack:
-        owner, servers = await stack.enter_async_context(_agent(folder))
+        owner, servers = await stack.enter_async_context(_agent(folder, management_host))
         musterd = await _start(make_probe_server(owner, "n1", "i"), stack)
         yield owner, [*servers, Served(musterd, call_binding.name_of_node_daemon("n1"))]
 
@@ -285,7 +288,7 @@ async def _start(server: grpc.aio.Server, stack: AsyncExitStack) -> str:
 
 MUSTER, PEER = "/muster.v1.Muster/", "/muster.v1.PeerService/"
 HEALTH, REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/"
-TRIED: dict[str, tuple[Callable[[Path], Any], Callable[[Call], Awaitable[bool]]]] = {
+TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bool]]]] = {
     f"{MUSTER}Register": (_coordinator, _register),
     f"{MUSTER}Describe": (_coordinator, _describe),
     f"{MUSTER}Attend": (_coordinator, _attend),
@@ -340,7 +343,8 @@ async def _result(call: Call, make: Callable[[Call], Awaitable[bool]]) -> tuple[
 async def test_a_server_answers_as_the_table_says(method: str, kind: CallerKind, tmp_path: Path) -> None:
     serving, make = TRIED[method]
     answer = AUTHORITY[method][kind]
-    async with serving(tmp_path) as (user, servers):
+    management_host = ANOTHER_HOST if kind is CallerKind.NODE_ROOT else THIS_HOST
+    async with serving(tmp_path, management_host) as (user, servers):
         for served in servers:
             async with _calling(kind, method, user, served) as call:
                 assert await _result(call, make) == (answer.code, answer is Answer.ALLOWED)
@@ -393,6 +397,26 @@ class CountingSlurm(FakeSlurm):
         return await super().nodes(names, **given)
 
 
+@pytest.mark.parametrize("uid", [ROOT, SLURM, OPERATOR])
+async def test_who_may_steer_all_jobs_may_steer_none_from_a_node(tmp_path: Path, uid: int) -> None:
+    """A coordinator whose site names its management hosts. The calls come from another host: a compute node."""
+    async with (
+        _coordinator(tmp_path, ANOTHER_HOST) as (user, (address,)),
+        open_channel(address, user.as_uid(uid)) as channel,
+    ):
+        for attack in (api_pb2_grpc.MusterStub(channel).Cancel(JOB), _events_of_all(channel)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await attack
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            only = "(an operator's rights count on the site's management hosts only; this call is from 127.0.0.1)"
+            assert str(refused.value.details()).endswith(only)
+
+
+async def _events_of_all(channel: grpc.aio.Channel) -> None:
+    async for _ in api_pb2_grpc.MusterStub(channel).Events(api_pb2.EventsRequest()):
+        return
+
+
 @pytest.mark.parametrize("uid", [OTHER, OPERATOR])
 async def test_who_can_be_no_node_daemon_costs_slurm_no_question(tmp_path: Path, uid: int) -> None:
     world = ScriptedWorld.create(tmp_path, owner_uid=OWNER)
@@ -411,7 +435,7 @@ async def test_who_can_be_no_node_daemon_costs_slurm_no_question(tmp_path: Path,
 async def test_an_agent_of_another_gang_at_a_peers_address_is_no_sign_of_life(tmp_path: Path) -> None:
     """The peer has ended, and an agent of the owner's other job has its port now."""
     async with (
-        _agent(tmp_path) as (owner, (served,)),
+        _agent(tmp_path, THIS_HOST) as (owner, (served,)),
         open_channel(served.address, owner, server=served.name) as channel,
     ):
         ping = peer_pb2.LinkPing(gang_id="g2", node="n2", seq=1)
@@ -425,7 +449,7 @@ async def test_an_agent_of_another_gang_at_a_peers_address_is_no_sign_of_life(tm
 
 async def test_an_agent_at_the_address_of_another_ends_its_calls(tmp_path: Path) -> None:
     """The other agent has ended. The caller's credential names it."""
-    async with _agent(tmp_path) as (owner, (served,)):
+    async with _agent(tmp_path, THIS_HOST) as (owner, (served,)):
         channels = PeerChannels(owner, "g1")
         ping = peer_pb2.LinkPing(gang_id="g1", node="n3", seq=1)
         call = await channels.open_link("n2", served.address, ping)

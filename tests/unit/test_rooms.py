@@ -128,7 +128,6 @@ ROOMS: dict[str, set[str]] = {
         "slurm/client/fake",
         "daemon/coordinator/core/state",
         "daemon/coordinator/journal",
-        "daemon/coordinator/services",
         "daemon/coordinator",
     },
     "simulator/coverage": {"daemon/coordinator/core/state"},

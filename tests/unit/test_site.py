@@ -101,6 +101,8 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ('auth = "secret:relative"', 'must be "munge" or "secret:/absolute/path"'),
         ('connections = "plain text"', 'must be "tls" or "plain text, the network is trusted"'),
         ("operators = 3", "operators = 3: Input should be a valid tuple"),
+        ('management_hosts = "mgmt1"', "management_hosts = 'mgmt1': Input should be a valid tuple"),
+        ('management_hosts = ["mgmt1", "10.0.0.300"]', "'10.0.0.300' is neither a host name nor an IP address"),
         ("coordinator = ", "is not TOML"),
         pytest.param("operators = " + "[" * 5000, "tables and lists inside each other", id="lists"),
         pytest.param(f"auth = 0x{'f' * 5000}", "more than 64 bits", id="hexadecimal"),
@@ -137,6 +139,12 @@ def test_operators_are_users_of_this_host(tmp_path: Path, caplog: pytest.LogCapt
     config = _file(tmp_path, f'slurm_user = "{me}"\noperators = ["no-such-user-here"]\n')
     assert Site.load(config=config, environ={}, coordinator="ctl:1").operator_uids() == {os.getuid()}
     assert "user 'no-such-user-here' of muster.toml is not known on this host" in caplog.text
+
+
+def test_a_site_names_its_management_hosts(tmp_path: Path) -> None:
+    config = _file(tmp_path, 'management_hosts = ["mgmt1.example.org", "FD00::0001"]\n')
+    found = Site.load(config=config, environ={}, coordinator="ctl:1").management_hosts
+    assert found == ("mgmt1.example.org", "fd00::1")
 
 
 @pytest.mark.parametrize(

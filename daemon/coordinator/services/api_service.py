@@ -218,7 +218,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """
         if not ref.WhichOneof("ref"):
             if not self._allows(None):
-                raise permission_denied("only operators may read the events of all gangs: name a job")
+                only = "only operators may read the events of all gangs: name a job"
+                raise permission_denied(f"{only}{self._place_hint()}")
             return ""
         gang = self._known(ref)
         found = (gang.id, gang.owner_uid) if gang else self._registered(ref)
@@ -233,7 +234,18 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _check_allowed(self, ref: pb.GangRef, owner_uid: int) -> None:
         if not self._allows(owner_uid):
-            raise permission_denied(f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {current_caller().uid}")
+            raise permission_denied(
+                f"{_describe(ref)} belongs to uid {owner_uid}; you are uid {current_caller().uid}{self._place_hint()}"
+            )
+
+    def _place_hint(self) -> str:
+        """Words for an operator whose call has no operator's rights because of the host it comes from."""
+        if not self._rights.calls_from_elsewhere(current_caller()):
+            return ""
+        return (
+            " (an operator's rights count on the site's management hosts only; this call is from "
+            f"{current_caller().address})"
+        )
 
     async def _check_may_register(self, job: int, caller: Caller) -> None:
         found = await self._lookup.job(job, caller.uid, since=clock.monotonic())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 import grpc.aio
@@ -31,6 +31,7 @@ from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
+from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits
 from muster.daemon.transport.tls import TlsError, certificate_name
 from muster.slurm.client.types import Gone, Node, Unknown
@@ -43,9 +44,6 @@ _Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
 _RESOLVE_TIMEOUT_S = 5.0
 SILENT_HEARTBEATS = 4
 """Heartbeats that a daemon may miss before its stream ends, whatever the interval is."""
-
-Resolve = Callable[[str], Awaitable[set[str]]]
-"""Resolves a host name or an address to IP addresses."""
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):

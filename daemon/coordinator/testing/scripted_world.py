@@ -18,12 +18,12 @@ from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.stored_names import stored_class
 from muster.daemon.coordinator.journal.journal import Journal, Record
 from muster.daemon.coordinator.server import Coordinator, Settings
-from muster.daemon.coordinator.services.node_service import Resolve
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.identity import Credentials, SecretCredentials
+from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.tls import Trust
 from muster.slurm.client.fake.fake_cluster import FakeCluster
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
