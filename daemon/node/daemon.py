@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.node.port_reservation import ALL_ADDRESSES, STORED_PREFIX, PortReservation
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.node.sensors import SENSORS
 from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
@@ -69,7 +71,9 @@ class NodeDaemon:
         self._settings = settings
         self._incarnation = secrets.token_hex(8)
         self._port = 0
-        self._kept_memory = KeptMemoryStore(FdStore(settings.systemd.notify))
+        store, stored = FdStore(settings.systemd.notify), settings.systemd.stored
+        self._kept_memory = KeptMemoryStore(store)
+        self._reservation = PortReservation(settings.listen, stored, store)
         self._key = ServerKey() if settings.trust else None
         self._stream = NodeStream(
             settings.coordinator,
@@ -89,7 +93,17 @@ class NodeDaemon:
         """
         # First: release old memory, so that nothing is kept too long however this daemon ends.
         memory = self._make_memory_service()
-        server = make_probe_server(self._settings.credentials, self._settings.node, self._incarnation)
+        with closing(self._reservation):
+            await asyncio.to_thread(self._reservation.take)
+            await self._serve(memory)
+
+    async def _serve(self, memory: MemoryService | None) -> None:
+        server = make_probe_server(
+            self._settings.credentials,
+            self._settings.node,
+            self._incarnation,
+            share_port=self._reservation.is_wanted,
+        )
         self._port = bind(server, self._settings.listen, self._key.certificates() if self._key else None)
         await server.start()
         _log.info("node %s, answers probes on port %d", self._settings.node, self._port)
@@ -98,6 +112,7 @@ class NodeDaemon:
                 for make in SENSORS:
                     tasks.create_task(run_sensor(make(self._settings.roots), self._stream.report))
                 tasks.create_task(self._stream.run())
+                tasks.create_task(self._reservation.run())
                 if memory is not None:
                     tasks.create_task(memory.run())
         finally:
@@ -105,7 +120,8 @@ class NodeDaemon:
 
     def _make_memory_service(self) -> MemoryService | None:
         """Recover what an earlier daemon has kept. If no memory is to be kept, release all of it."""
-        path, stored = self._settings.memory, self._settings.systemd.stored
+        path, given = self._settings.memory, self._settings.systemd.stored
+        stored = {name: fd for name, fd in given.items() if not name.startswith(STORED_PREFIX)}
         service = MemoryService(path, self._kept_memory) if path else None
         self._kept_memory.recover(stored, service.prolog_job() if service else None)
         self._kept_memory.release_expired(clock.monotonic())
@@ -115,9 +131,7 @@ class NodeDaemon:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""
         listen, _ = split_address(self._settings.listen)
         host = (
-            listen
-            if listen not in _ALL_ADDRESSES
-            else await own_address(split_addresses(self._settings.coordinator)[0])
+            listen if listen not in ALL_ADDRESSES else await own_address(split_addresses(self._settings.coordinator)[0])
         )
         return node_pb2.NodeHello(
             node=self._settings.node,
@@ -128,9 +142,6 @@ class NodeDaemon:
             addresses=own_addresses(),
             public_key=self._key.public_key if self._key else b"",
         )
-
-
-_ALL_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
 
 
 async def own_address(peer: str) -> str:

@@ -28,10 +28,14 @@ class ProbeService(common_pb2_grpc.ProbeServiceServicer):
         return common_pb2.PingReply(nonce=request.nonce, node=self._node, role=ROLE, incarnation=self._incarnation)
 
 
-def make_probe_server(credentials: Credentials, node: str, incarnation: str) -> grpc.aio.Server:
-    """The server of a node daemon. It listens nowhere yet."""
+def make_probe_server(
+    credentials: Credentials, node: str, incarnation: str, *, share_port: bool = False
+) -> grpc.aio.Server:
+    """The server of a node daemon. It listens nowhere yet. `share_port`: beside a reservation of its port."""
     refuse = partial(Rights(frozenset()).refusal, names_job=False)
     names = frozenset({call_binding.name_of_node_daemon(node)})
-    server = make_server(credentials, server_limits.NODE_DAEMON, server_names=lambda: names, refuse=refuse)
+    server = make_server(
+        credentials, server_limits.NODE_DAEMON, server_names=lambda: names, refuse=refuse, share_port=share_port
+    )
     common_pb2_grpc.add_ProbeServiceServicer_to_server(ProbeService(node, incarnation), server)
     return server

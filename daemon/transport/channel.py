@@ -67,10 +67,6 @@ _KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     # Ping for as long as nothing else is sent: gRPC's default is two pings, then one per minute.
     ("grpc.http2.max_pings_without_data", 0),
 ]
-_SERVER_OPTIONS: list[tuple[str, int]] = [
-    # Two daemons on one port are a mistake: report it instead of sharing the load.
-    ("grpc.so_reuseport", 0),
-]
 
 
 class ListenError(OSError):
@@ -160,6 +156,7 @@ def make_server(
     server_names: ServerNames = call_binding.names_of_this_host,
     plain_methods: Collection[str] | None = None,
     refuse: RefuseCaller | None = None,
+    share_port: bool = False,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
 ) -> grpc.aio.Server:
     """Return a server that checks the credential of every call before it reads the call's message. Register the
@@ -171,13 +168,17 @@ def make_server(
     A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
     None: the table of `muster.daemon.transport.authority_table`, for a server that knows no operators but root and its
     own user. If a credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
+
+    With `share_port`, `bind` succeeds beside another socket of the same user that shares the port as well.
     """
 
     async def check(token: str) -> Proof:
         return await _call_munge(lambda: credentials.check(token), identity_deadline_s)
 
     interceptor = CredentialCheck(check, server_names, limits, refuse or Rights(frozenset()).refusal, plain_methods)
-    return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, *limits.options()])
+    # Two daemons on one port are a mistake: report it instead of sharing the load.
+    reuse = ("grpc.so_reuseport", int(share_port))
+    return grpc.aio.server(interceptors=[interceptor], options=[reuse, *limits.options()])
 
 
 def bind(server: grpc.aio.Server, address: str, certificates: grpc.ServerCredentials | None = None) -> int:
