@@ -28,6 +28,25 @@ _ROOT = 0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+def why_not_restored(folder: Path) -> str:
+    """Why checkpoints that lie in `folder` would not be restored; empty: nothing is known against it.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    mode = folder.stat().st_mode
+    if not _others_can_write(mode, sticky_is_safe=True):
+        return ""
+    return (
+        f"others can write to {folder} (mode {stat.S_IMODE(mode):04o}), so its checkpoints would not be restored: "
+        f"chmod go-w {folder} (or, if several users share it, chmod +t {folder})"
+    )
+
+
+def _others_can_write(mode: int, *, sticky_is_safe: bool) -> bool:
+    return bool(mode & _OTHERS_WRITE) and not (sticky_is_safe and mode & stat.S_ISVTX)
+
+
 class TrustedFolder:
     """A checkpoint folder that may be read, while the block of `with` lasts.
 
@@ -82,7 +101,7 @@ class TrustedFolder:
                 f"{path} belongs to uid {found.st_uid}, not to you (uid {self._uid}) or root: {why}. "
                 "Copy the checkpoint as your own user if you trust that user"
             )
-        if found.st_mode & _OTHERS_WRITE and not (sticky_is_safe and found.st_mode & stat.S_ISVTX):
+        if _others_can_write(found.st_mode, sticky_is_safe=sticky_is_safe):
             raise UntrustedCheckpoint(
                 f"others can write to {path} (mode {stat.S_IMODE(found.st_mode):04o}), so the checkpoint may not be "
                 f"yours: {why}. If you trust what is there: chmod go-w {path}"

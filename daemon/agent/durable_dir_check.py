@@ -1,5 +1,5 @@
-"""Check on every node that `durable_dir` can take a checkpoint: before the first step, not when the first checkpoint is
-written.
+"""Check on every node that `durable_dir` can take a checkpoint, and that the checkpoint would be restored: before the
+first step, not when the first checkpoint is written or read.
 
 The batch process writes a random token into the folder. Each agent compares the token, so that all nodes are known to
 see the same folder.
@@ -11,7 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
-from muster.checkpoint.format import durable_folders
+from muster.checkpoint.format import durable_folders, trusted_folder
 
 TOKEN_VARIABLE = "MUSTER_DURABLE"
 """Environment variable in which the batch process gives the token to the agents."""
@@ -48,6 +48,8 @@ def find_problem(folder: str, token: str) -> str:
         Path(folder).mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"durable_dir = {folder!r} can't be written to: {remedy}"
+        if unsafe := trusted_folder.why_not_restored(Path(folder)):
+            return f"durable_dir = {folder!r}: {unsafe}"
         if token and Path(folder, TOKEN_FILE).read_text() != token:
             raise FileNotFoundError
     except FileNotFoundError:

@@ -15,6 +15,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from muster.checkpoint.format import trusted_folder
 from muster.daemon.host import private_file
 from muster.daemon.transport.site_config import Site, split_address, split_addresses
 from muster.launcher.command import Command, connect, load_site, print_note
@@ -139,6 +140,8 @@ def _check_durable(durable_dir: str) -> None:
             f"durable_dir = {durable_dir!r}: {wrong}",
             "it must be a writable folder on storage that all nodes share. Nothing was queued",
         )
+    if folder.exists() and (unsafe := trusted_folder.why_not_restored(folder)):
+        raise WrongInput(f"durable_dir = {durable_dir!r}: {unsafe}", "Nothing was queued")
 
 
 async def _sbatch(slurm: Slurm, path: Path) -> int:

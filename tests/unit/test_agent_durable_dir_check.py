@@ -31,6 +31,25 @@ def test_what_is_no_folder_is_told_by_every_node(tmp_path: Path) -> None:
         assert "name another folder" in words
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o2775])
+def test_a_folder_that_others_can_write_to_is_told_before_training(tmp_path: Path, mode: int) -> None:
+    """Its checkpoints would be refused when they are restored, hours later."""
+    folder = tmp_path / "ck"
+    word = create_token(str(folder))
+    folder.chmod(mode)
+    problem = find_problem(str(folder), word)
+    assert problem.startswith(f"durable_dir = {str(folder)!r}: others can write to {folder} (mode {mode:04o})")
+    assert problem.endswith(f"chmod go-w {folder} (or, if several users share it, chmod +t {folder})")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o3775])
+def test_a_folder_whose_checkpoints_would_be_restored_is_accepted(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "ck"
+    word = create_token(str(folder))
+    folder.chmod(mode)
+    assert find_problem(str(folder), word) == ""
+
+
 @pytest.mark.parametrize("word", ["", "x"])
 def test_nothing_is_asked_of_a_job_without_one(word: str) -> None:
     assert find_problem("", word) == ""

@@ -163,6 +163,21 @@ async def test_an_impossible_durable_folder_is_refused(world: ScriptedWorld, tmp
         await queue(world, tmp_path, top=f'durable_dir = "{tmp_path / place}"\n')
 
 
+async def test_a_durable_folder_that_others_can_write_to_is_refused(world: ScriptedWorld, tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    folder.chmod(0o777)
+    top, before = f'durable_dir = "{folder}"\n', set(world.cluster.jobs())
+    with pytest.raises(WrongInput, match=rf"durable_dir = .*: others can write to {folder} \(mode 0777\)") as refused:
+        await queue(world, tmp_path, top=top)
+    assert f"chmod go-w {folder}" in refused.value.message
+    assert refused.value.hint == "Nothing was queued"
+    assert set(world.cluster.jobs()) == before
+    folder.chmod(0o755)
+    await queue(world, tmp_path, top=top)
+    assert len(world.cluster.jobs()) == len(before) + 1
+
+
 async def test_an_impossible_job_id_is_unknown(world: ScriptedWorld) -> None:
     with pytest.raises(WrongInput, match="99999999999999"):
         await muster(world, "status", "99999999999999")

@@ -48,6 +48,7 @@ ROOMS: dict[str, set[str]] = {
     "launcher/output": {"daemon/host"},
     "launcher/local": {"daemon/host", "daemon/transport", "launcher", "launcher/output"},
     "launcher/commands": {
+        "checkpoint/format",
         "daemon/host",
         "daemon/transport",
         "slurm/client",
