@@ -177,3 +177,50 @@ def test_the_reports_of_one_user_leave_other_users_theirs() -> None:
     assert withheld("c", 200.0) == ""
     assert withheld("a", 3701.0) == ""
     assert state.taken_out_at == {}
+
+
+# -- after a requeue --
+
+
+def excluded(world: Scenario) -> tuple[str, ...]:
+    """The nodes on which the requeued job may not start."""
+    assert [call.verb for call in world.slurm][-1:] == ["requeue"]
+    return tuple(sorted(world.world.cluster.jobs()[1].excluded))
+
+
+def requeued_later(world: Scenario) -> tuple[str, ...]:
+    """The gang loses a further node, for which there is no spare: the nodes on which its job may not start again."""
+    trains(world, 2)
+    world.run_for(5)
+    world.signal("n3")
+    world.run_until(lambda: world.gang.phase is Phase.REQUEUED and not world.core.state.owed)
+    return excluded(world)
+
+
+def test_the_requeued_job_may_start_on_a_node_that_was_given_back() -> None:
+    world = training()
+    world.give_back("n1")
+    assert requeued_later(world) == ("n3",)
+    assert world.replayed_state() == world.core.state
+
+
+def test_so_it_may_if_the_agent_there_did_not_end() -> None:
+    world = training()
+    keep_rogue_agent(world, "n1")
+    world.give_back("n1")
+    world.run_until(lambda: world.gang.members["n1"].removal_reason == "job 1 no longer has n1")
+    assert requeued_later(world) == ("n3",)
+
+
+def test_a_node_whose_agent_ended_by_itself_stays_excluded() -> None:
+    world = training()
+    world.kill_agent("n1")
+    assert requeued_later(world) == ("n1", "n3")
+
+
+def test_a_node_that_fails_after_it_was_given_back_is_excluded() -> None:
+    world = training()
+    world.give_back("n1")
+    trains(world, 2)
+    world.signal("n1")
+    assert requeued_later(world) == ("n1", "n3")

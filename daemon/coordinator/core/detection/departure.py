@@ -29,19 +29,33 @@ def remove_departed(gang_turn: GangTurn) -> None:
         if member.removed:
             turn.record(facts.MemberRemoved(gang.id, member.node, member.removal_reason, alive=False, left_job=True))
         else:
-            reason = f"job {member.job} no longer has {member.node}"
-            remove_member(gang_turn, member, reason, alive=False, left_job=True)
+            remove_member(gang_turn, member, member.departed_reason, alive=False, left_job=True)
+
+
+def was_given_back(gang_turn: GangTurn, member: Member) -> bool:
+    """The member is removed only because its node left Slurm's job: nothing speaks against the node.
+
+    Slurm ends the agent of a node that leaves its job, so the agent's end may be noticed before the departure.
+    """
+    if member.removal_reason == member.departed_reason:
+        return True
+    ended = member.removal_reason == member.agent_ended_reason and not member.released
+    return ended and _job_lacks(gang_turn, member)
 
 
 def _has_departed(gang_turn: GangTurn, member: Member) -> bool:
-    """Slurm's job no longer has the node of a member that is not gone, and Slurm does not have the node DOWN.
+    return not member.gone and _job_lacks(gang_turn, member)
+
+
+def _job_lacks(gang_turn: GangTurn, member: Member) -> bool:
+    """Slurm's job no longer has the node of a member, and Slurm does not have the node DOWN.
 
     Slurm's answer may be older than the newest run of the job, or may be about a job that ends: such an answer takes no
     node away.
     """
     gang, seen = gang_turn.gang, gang_turn.observed
     held = seen.held_nodes.get(member.job)
-    if held is None or member.gone or member.node in held or gang_turn.turn.observed.node(member.node).down:
+    if held is None or member.node in held or gang_turn.turn.observed.node(member.node).down:
         return False
     of_this_run = seen.job_running is not None and seen.job_running[0] == gang.restart_count
     return member.job != gang.job or of_this_run

@@ -244,7 +244,7 @@ def _act_on_result(gang_turn: GangTurn, member: Member) -> None:
         case ProbeResult.ALIVE:
             _node_answered(gang_turn, member)
         case ProbeResult.AGENT_ENDED:
-            remove_member(gang_turn, member, f"muster-agent on {member.node} has ended", alive=False)
+            remove_member(gang_turn, member, member.agent_ended_reason, alive=False)
         case ProbeResult.AGENT_MUTE:
             if gang_turn.now - gang_turn.observed.suspected_since[member.node] > MUTE_TIMEOUT_S:
                 remove_member(gang_turn, member, f"muster-agent on {member.node} does not answer", alive=False)

@@ -3,6 +3,7 @@ start on, and until when."""
 
 from collections.abc import Collection
 
+from muster.daemon.coordinator.core.detection import departure
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
@@ -53,11 +54,14 @@ def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> Non
 
 
 def _nodes_to_exclude(gang_turn: GangTurn) -> set[str]:
-    """Nodes of this run of the job on which the next run may not start."""
+    """Nodes of this run of the job on which the next run may not start. A node in service that left the job, because
+    its owner gave it back, is none of them."""
     gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
-    left = {member.node for member in gang.members.values() if member.removed}
+    removed = [member for member in gang.members.values() if member.removed]
+    left = {member.node for member in removed}
     if 2 * len(left - unfit) > len(gang.members):
         left &= unfit  # most agents left nodes without a known fault: the nodes share the cause
+    left -= {member.node for member in removed if departure.was_given_back(gang_turn, member)} - unfit
     return left | (set(gang.job_nodes) & unfit)
 
 

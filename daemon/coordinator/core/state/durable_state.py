@@ -66,6 +66,16 @@ class Member:
         """The member is removed, and its processes can't be told anything."""
         return self.removed and not self.alive
 
+    @property
+    def departed_reason(self) -> str:
+        """The removal reason if Slurm's job no longer has the node. Journals hold these words."""
+        return f"job {self.job} no longer has {self.node}"
+
+    @property
+    def agent_ended_reason(self) -> str:
+        """The removal reason if the agent has ended and its node answers. Journals hold these words."""
+        return f"muster-agent on {self.node} has ended"
+
 
 @dataclass(slots=True)
 class Recovery:
