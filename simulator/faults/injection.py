@@ -184,4 +184,6 @@ ARMED_FAULTS: dict[Phase, dict[tuple[Fault, float], float]] = {
     Phase.FAILED: {(service.slurm_unresponsive, 0.0): 0.5},
 }
 """For each phase: faults, and the seconds after which they strike the first gang that enters the phase, each with the
-share of seeds in which it is armed."""
+share of seeds in which it is armed. At most one is armed for a phase, so the shares of a phase are at most 1."""
+for _phase, _shares in ARMED_FAULTS.items():
+    assert sum(_shares.values()) < 1 + 1e-9, f"the shares of {_phase} exceed 1"
