@@ -19,7 +19,8 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import Silence
 from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.daemon.coordinator.journal.journal import Journal, Record
+from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.shell.engine import SUSPENDED_S
 from muster.daemon.coordinator.shell.event_processing import process_event
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher

@@ -121,7 +121,7 @@ def test_a_damaged_page_is_found_or_harmless(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
     folder = _written(tmp_path / "state")
     whole, chance, found = (folder / "journal.db").read_bytes(), random.Random(2), 0
-    for _ in range(150):
+    for _ in range(200):
         at = chance.randrange(len(whole))
         found += _found(folder, whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :])
     assert found > 15

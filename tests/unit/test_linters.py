@@ -76,7 +76,10 @@ BOUNDARIES = {
     ),
     "database": Boundary(
         ("sqlite3", "sqlite_utils"),
-        {"daemon/coordinator/journal/journal.py": "the journal"},
+        {
+            "daemon/coordinator/journal/journal.py": "the journal",
+            "daemon/coordinator/journal/history.py": "pages of the journal",
+        },
     ),
     "gRPC transport": Boundary(
         (

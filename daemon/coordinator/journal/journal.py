@@ -17,7 +17,6 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,9 @@ from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.fact_text import describe
 from muster.daemon.coordinator.core.state.state_tables import IllegalTransition
 from muster.daemon.coordinator.core.state.state_updates import apply
+from muster.daemon.coordinator.journal import history
 from muster.daemon.coordinator.journal.end_mark import EndMark
+from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.migrations import FORMAT, MIGRATIONS
 from muster.daemon.coordinator.journal.per_term_journal import UNSHARED_JOURNAL, Takeover, journal_path, newest_term
 
@@ -37,36 +38,13 @@ SNAPSHOT_EVERY, SNAPSHOT_SHARE = 200, 1.0
 """A snapshot is due after at least this many facts, and only once the facts since the last snapshot take this share of
 the last snapshot's bytes. So snapshots cost no more than the facts, and a start reads at most two snapshots' worth."""
 
-_COLUMNS = "position, at, gang, node, name, json, text, cause"
 _INSERT = "INSERT INTO facts (at, gang, node, name, json, text, cause, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT_TAIL = f"SELECT {_COLUMNS}, crc FROM facts WHERE position > ? ORDER BY position"
+_SELECT_TAIL = f"SELECT {history.COLUMNS}, crc FROM facts WHERE position > ? ORDER BY position"
 _TAIL_BYTES = "SELECT total(length(json)) FROM facts WHERE position > ?"
-# The history of a gang includes the changes of its nodes' health.
-_HISTORY = f"""
-SELECT {_COLUMNS} FROM facts WHERE position > :after AND (:gang = '' OR gang = :gang OR (
-    name = 'NodeJudged' AND at >= (SELECT min(at) FROM facts WHERE gang = :gang)
-    AND node IN (SELECT node FROM facts WHERE gang = :gang AND name = 'MemberJoined')
-)) ORDER BY position LIMIT :limit
-"""
 
 
 class JournalError(Exception):
     """The site's fault: the journal can't be written or read. The core must not decide anything without its journal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One fact. `gang` is empty if the fact concerns a node alone, `node` if the fact names no node.
-    `cause`: the event that led to the fact, in words."""
-
-    position: int
-    at: float
-    gang: str
-    node: str
-    name: str
-    json: str
-    text: str
-    cause: str
 
 
 class Journal:
@@ -200,15 +178,14 @@ class Journal:
             raise JournalError(f"{self.path} ends at record {self.position}, but its snapshot at record {position}")
         return state
 
-    def history(self, gang: str, after: int, limit: int) -> list[Record]:
-        """At most `limit` records after position `after` that concern `gang` (empty: all records), in order.
+    def history(self, gang: str, after: int, limit: int, most_chars: int | None = None) -> list[Record]:
+        """See history.read_page.
 
         Raises:
             JournalError: the journal can't be read.
         """
         with self._wrap_errors("read"):
-            rows = self._db.execute(_HISTORY, {"gang": gang, "after": after, "limit": limit})
-            return [Record(*row) for row in rows]
+            return history.read_page(self._db.conn, gang, after, limit, most_chars)
 
     def find_owner(self, gang: str = "", job: int = 0) -> tuple[str, int] | None:
         """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None if none was registered.
@@ -216,14 +193,8 @@ class Journal:
         Raises:
             JournalError: the journal can't be read.
         """
-        condition, value = ("gang = ?", gang) if gang else ("json_extract(json, '$.job') = ?", job)
         with self._wrap_errors("read"):
-            row = self._first_row(
-                "SELECT gang, json_extract(json, '$.owner_uid') FROM facts "
-                f"WHERE name = 'GangRegistered' AND {condition} ORDER BY position DESC LIMIT 1",
-                value,
-            )
-        return (str(row[0]), int(row[1])) if row else None
+            return history.find_owner(self._db.conn, gang, job)
 
     def _read_format(self) -> int:
         """The format of the file; 0 for a new file."""
@@ -247,6 +218,8 @@ class Journal:
             self._db.executescript(step)
         if version < FORMAT:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (FORMAT,))
+        for index in history.INDEXES:
+            self._db.execute(index)
 
     def _rebuild_snapshot(self, version: int) -> None:
         """Replace the snapshots that an older version wrote by one of this version.
@@ -272,7 +245,7 @@ class Journal:
 
     def _newest_record(self) -> tuple[int, float]:
         """Position and time of the newest record; zeros in an empty journal."""
-        row = self._first_row(f"SELECT {_COLUMNS}, crc FROM facts ORDER BY position DESC LIMIT 1")
+        row = self._first_row(f"SELECT {history.COLUMNS}, crc FROM facts ORDER BY position DESC LIMIT 1")
         if row is None:
             return 0, 0.0
         record = Record(*row[:-1])

@@ -14,7 +14,8 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.core.state.stored_names import stored_class
-from muster.daemon.coordinator.journal.journal import JournalError, Record
+from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.journal import JournalError
 from muster.daemon.coordinator.services import conversion, registration, views
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
@@ -39,8 +40,8 @@ from muster.v1 import api_pb2_grpc
 
 _Context = grpc.aio.ServicerContext[object, object]
 
-HISTORY_PAGE_RECORDS = 500
-"""Records of history that are read at once. Reading them takes some milliseconds."""
+HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS = 500, 256 * 1024
+"""Records of history, and their characters, that are read at once. Reading them takes some milliseconds."""
 
 MIN_VIEW_INTERVAL_S = 0.1
 """Minimum of seconds between two views that are sent to one client."""
@@ -268,7 +269,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
 
     def _history(self, gang: str, after: int) -> list[Record]:
         try:
-            return self._engine.journal.history(gang, after, HISTORY_PAGE_RECORDS)
+            return self._engine.journal.history(gang, after, HISTORY_PAGE_RECORDS, HISTORY_PAGE_CHARS)
         except JournalError as error:
             raise RpcAbort(grpc.StatusCode.INTERNAL, str(error)) from None
 

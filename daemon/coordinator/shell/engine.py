@@ -21,7 +21,8 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.daemon.coordinator.journal.journal import Journal, Record
+from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.event_processing import process_event

@@ -12,7 +12,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
-from muster.daemon.coordinator.journal.journal import Record
+from muster.daemon.coordinator.journal.history import Record
 
 
 class JournalWriter(Protocol):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from muster.daemon.coordinator.journal.journal import Record
+from muster.daemon.coordinator.journal.history import Record
 
 MAX_BACKLOG = 10_000
 """Records that a subscriber of the journal may be behind."""

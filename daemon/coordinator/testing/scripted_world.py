@@ -16,7 +16,8 @@ from typing import Any
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.stored_names import stored_class
-from muster.daemon.coordinator.journal.journal import Journal, Record
+from muster.daemon.coordinator.journal.history import Record
+from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.host import clock

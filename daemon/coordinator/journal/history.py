@@ -1,0 +1,89 @@
+"""Reads pages of the journal for the events API. A page costs by what it returns, not by the size of the journal.
+
+Pages are read on the event loop, so each of them is bounded in records and in bytes. The indexes are no part of a
+journal's format: an older version reads a journal that has them, and this version adds them to a journal that lacks
+them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+
+COLUMNS = "position, at, gang, node, name, json, text, cause"
+
+INDEXES = (
+    "CREATE INDEX IF NOT EXISTS registrations_of_gang ON facts (gang) WHERE name = 'GangRegistered'",
+    "CREATE INDEX IF NOT EXISTS nodes_of_gang ON facts (gang, node) WHERE name = 'MemberJoined'",
+    "CREATE INDEX IF NOT EXISTS verdicts_of_node ON facts (node, position) WHERE name = 'NodeJudged'",
+)
+
+OF_ALL = f"SELECT {COLUMNS} FROM facts WHERE position > :after ORDER BY position LIMIT :limit"
+# The history of a gang includes the changes of its nodes' health. Both parts are read through an index (INDEXED BY: an
+# error if it can't serve). A NodeJudged has no gang, so no record is in both parts.
+OF_GANG = f"""
+SELECT {COLUMNS} FROM facts INDEXED BY facts_of_gang WHERE gang = :gang AND position > :after
+UNION ALL
+SELECT {COLUMNS} FROM facts INDEXED BY verdicts_of_node WHERE name = 'NodeJudged'
+    AND node IN (SELECT node FROM facts INDEXED BY nodes_of_gang WHERE gang = :gang AND name = 'MemberJoined')
+    AND position > max(:after, (SELECT coalesce(min(position), 0) FROM facts WHERE gang = :gang))
+ORDER BY position LIMIT :limit
+"""
+# The newest registration counts, if the journal has several of one gang.
+OWNER_OF_GANG = """
+SELECT gang, json_extract(json, '$.owner_uid') FROM facts INDEXED BY registrations_of_gang
+WHERE name = 'GangRegistered' AND gang = ? ORDER BY position DESC LIMIT 1
+"""
+OWNER_OF_JOB = """
+SELECT gang, json_extract(json, '$.owner_uid') FROM facts
+WHERE name = 'GangRegistered' AND json_extract(json, '$.job') = ? ORDER BY position DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One fact. `gang` is empty if the fact concerns a node alone, `node` if the fact names no node.
+    `cause`: the event that led to the fact, in words."""
+
+    position: int
+    at: float
+    gang: str
+    node: str
+    name: str
+    json: str
+    text: str
+    cause: str
+
+
+def read_page(
+    database: sqlite3.Connection, gang: str, after: int, limit: int, most_chars: int | None = None
+) -> list[Record]:
+    """At most `limit` records after position `after` that concern `gang` (empty: all records), in order.
+
+    With `most_chars`, the page ends before the record with which its JSON, texts and causes would be longer. Its first
+    record may be longer than that, so no page is empty before the end.
+
+    Raises:
+        sqlite3.Error: the journal can't be read.
+    """
+    wanted = {"after": after, "limit": limit} | ({"gang": gang} if gang else {})
+    page: list[Record] = []
+    chars = 0
+    with closing(database.execute(OF_GANG if gang else OF_ALL, wanted)) as rows:
+        for record in (Record(*row) for row in rows):
+            chars += len(record.json) + len(record.text) + len(record.cause)
+            if page and most_chars is not None and chars > most_chars:
+                break
+            page.append(record)
+    return page
+
+
+def find_owner(database: sqlite3.Connection, gang: str, job: int) -> tuple[str, int] | None:
+    """Id and owner uid of gang `gang`, or of the newest gang of Slurm job `job`; None if none was registered.
+
+    Raises:
+        sqlite3.Error: the journal can't be read.
+    """
+    row = database.execute(OWNER_OF_GANG if gang else OWNER_OF_JOB, (gang or job,)).fetchone()
+    return (str(row[0]), int(row[1])) if row else None
