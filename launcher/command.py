@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from muster.daemon.host.plain_text import plain
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import CONFIG, PLAIN_TEXT, TLS, Site, SiteError
 from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
@@ -71,8 +72,8 @@ def connect(site: Site) -> CoordinatorClient:
 
 
 def print_note(text: str) -> None:
-    """Prints one line for the user on stderr. Standard output is for scripts."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints a note for the user on stderr. Standard output is for scripts."""
+    print(plain(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 def note_coordinator_unavailable(words: str) -> None:

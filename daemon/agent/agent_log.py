@@ -15,6 +15,7 @@ from pathlib import Path
 
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.daemon.host.plain_text import PlainFormatter
 
 _QUEUE_LINES = 10_000
 _DRAIN_S = 1.0
@@ -89,7 +90,7 @@ def start(level: str, run_dir: str, gang: str, node: str) -> None:
     """Start logging. If the run folder can't be written to, print the reason on stderr; the ranks fail later with the
     same reason."""
     file = path(run_dir, gang, node)
-    formatter = logging.Formatter(_FORMAT, "%H:%M:%S")
+    formatter = PlainFormatter(_FORMAT, "%H:%M:%S")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
         Path(run_dir, "logs").mkdir(exist_ok=True)  # the run folder itself must exist

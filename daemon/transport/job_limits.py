@@ -21,6 +21,8 @@ MAX_SPEC_CHARS = 1024 * 1024
 """Characters of a whole spec as JSON: the journal and each of its snapshots hold the spec."""
 MAX_TEXT_CHARS = 4_096
 """Characters that are kept of a free text from an agent."""
+MAX_SIGNAL_CHARS = 1_000
+"""Characters that are kept of the text of a hardware signal: one line of the kernel log."""
 MAX_STDERR_BYTES = 512 * 1024
 """Bytes of stderr in one status of an agent: with 1,024 ranks, a status still fits into the largest message."""
 

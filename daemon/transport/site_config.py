@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from muster.daemon.host.plain_text import PlainFormatter
 from muster.daemon.transport import management_hosts, toml_text
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
 from muster.daemon.transport.tls import CertificateFiles, TlsError, Trust, trust_in_file
@@ -278,10 +279,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, listen: str) -> None:
 
 
 def start_logging(level: str) -> None:
-    """Log plain lines to stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    """Log to stderr: one line for each message (plain_text.PlainFormatter)."""
+    handler = logging.StreamHandler(sys.stderr)
+    form = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+    handler.setFormatter(PlainFormatter(form, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from muster.daemon.host.plain_text import plain
 from muster.launcher.command import Command, connect, load_site
 from muster.launcher.coordinator_client import gang_ref
 
@@ -14,7 +15,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     async with connect(load_site(options)) as coordinator:
-        print(await coordinator.cancel(gang_ref(options.job)), flush=True)
+        print(plain(await coordinator.cancel(gang_ref(options.job))), flush=True)
     return 0
 
 

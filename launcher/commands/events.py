@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
+from muster.daemon.host.plain_text import plain
 from muster.launcher.command import Command, connect, load_site, note_coordinator_unavailable
 from muster.launcher.coordinator_client import gang_ref
 from muster.launcher.output.json_text import to_json
@@ -46,4 +47,4 @@ COMMAND = Command("events", "show the events of a job and their reasons", _argum
 def format_event(record: EventRecord) -> str:
     """One event for the user: local time in milliseconds, then the text."""
     clock = time.strftime("%H:%M:%S", time.localtime(record.at_s))
-    return f"{clock}.{int(record.at_s * 1000) % 1000:03d}  {record.text}"
+    return f"{clock}.{int(record.at_s * 1000) % 1000:03d}  {plain(record.text)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from muster.launcher.command import Command, connect, load_site, word_painter
+from muster.launcher.command import Command, connect, load_site, print_note, word_painter
 from muster.launcher.output.json_text import to_json
 from muster.launcher.output.tables import node_lines
 
@@ -27,7 +27,7 @@ async def _run(options: argparse.Namespace) -> int:
     else:
         print("no node daemon has attached yet", flush=True)
     if reply.slurm_unknown:
-        print(f"nodes without musterd are not listed: {reply.slurm_unknown}", file=sys.stderr, flush=True)
+        print_note(f"nodes without musterd are not listed: {reply.slurm_unknown}")
     return 0
 
 

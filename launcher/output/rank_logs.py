@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from muster.daemon.host.plain_text import plain_but_coloured
+
 _GENERATION = re.compile(r"g(\d+)")
 _RANK = re.compile(r"rank(\d+)\.log")
 _STACKS = re.compile(r"rank(\d+)\.stacks")
@@ -47,6 +49,8 @@ class RankLogReader:
     def lines(self, *, to_end: bool = False) -> Iterator[str]:
         """Yields the new lines with their line ends, by generation and rank.
 
+        Only tabs and colours are passed on of control characters.
+
         An incomplete last line is yielded later; with `to_end`, it is yielded now, with a line end.
         """
         for generation, folder in sorted(_numbered(self._folder, _GENERATION).items()):
@@ -68,6 +72,7 @@ class RankLogReader:
                     return
                 self._read[path] = self._read.get(path, 0) + whole
                 file.seek(self._read[path])
-                for line in data[:whole].decode(errors="replace").split("\n"):
+                # A progress bar goes back to the start of its line. Here, each of its states has a line.
+                for line in re.split("[\r\n]", data[:whole].decode(errors="replace")):
                     if line:
-                        yield f"{line}\n"
+                        yield f"{plain_but_coloured(line)}\n"

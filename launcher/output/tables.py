@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.daemon.host import rank_log_files
+from muster.daemon.host.plain_text import plain
 from muster.v1.api_pb2 import GangView, NodeView, RankView, RecoveryView
 
 _COLOURS = {
@@ -50,7 +51,8 @@ def gang_list(views: Iterable[GangView]) -> Table:
     table = _table("job", "name", "phase", "generation", "step", "committed", "recoveries", "")
     for view in views:
         jobs = " ".join(map(str, view.slurm_job_ids))
-        table.add_row(
+        _add_row(
+            table,
             jobs,
             view.name,
             _coloured(view.phase),
@@ -66,21 +68,21 @@ def gang_list(views: Iterable[GangView]) -> Table:
 def _summary_table(view: GangView) -> Table:
     table = Table.grid(padding=(0, 2))
     jobs = " ".join(map(str, view.slurm_job_ids))
-    table.add_row("job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})")
+    _add_row(table, "job", f"{view.name} (Slurm job {jobs}, gang {view.gang_id})")
     phase = _coloured(view.phase)
     if view.final:
         phase.append(f", exit code {view.exit_code}")
-    table.add_row("phase", phase)
+    _add_row(table, "phase", phase)
     if view.reason:
-        table.add_row("reason", view.reason)
+        _add_row(table, "reason", view.reason)
     if view.waiting_for and not view.final:
-        table.add_row("waits for", view.waiting_for)
-    table.add_row("generation", str(view.generation))
-    table.add_row("step", f"{view.step}, committed {_committed(view)}")
+        _add_row(table, "waits for", view.waiting_for)
+    _add_row(table, "generation", str(view.generation))
+    _add_row(table, "step", f"{view.step}, committed {_committed(view)}")
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
-        table.add_row("declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected")
-    table.add_row("nodes", _role_counts(view))
-    table.add_row("logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}")
+        _add_row(table, "declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected")
+    _add_row(table, "nodes", _role_counts(view))
+    _add_row(table, "logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}")
     return table
 
 
@@ -103,7 +105,8 @@ def node_table(nodes: Iterable[NodeView], ranks: Iterable[RankView]) -> Table:
         places.setdefault(rank.node, []).append(str(rank.rank))
     table = _table("node", "verdict", "role", "ranks", "agent", "warm", "musterd", "heard", "leaf", "why")
     for node in nodes:
-        table.add_row(
+        _add_row(
+            table,
             node.node,
             _coloured(node.verdict),
             node.role,
@@ -139,7 +142,7 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
         heard = f"{node.heard_s_ago:.1f} s ago"
     jobs = " ".join(map(str, node.slurm_job_ids))
     presence = _attached(node.musterd_attached).plain
-    return (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)
+    return tuple(map(plain, (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)))
 
 
 def _rank_range(ranks: Iterable[str]) -> str:
@@ -163,7 +166,7 @@ def _rank_lines(ranks: Iterable[RankView]) -> list[RenderableType]:
     table = _table("rank", "node", "state", "step")
     for rank in shown:
         state = f"exited with {rank.exit_code}" if rank.state == "exited" else rank.state
-        table.add_row(str(rank.rank), rank.node, state, str(rank.step))
+        _add_row(table, str(rank.rank), rank.node, state, str(rank.step))
     return [table]
 
 
@@ -174,7 +177,8 @@ def recovery_table(recoveries: Iterable[RecoveryView]) -> Table:
     for recovery in recoveries:
         since = recovery.suspected_s or recovery.detected_s
         phases = (recovery.detected_s, recovery.fenced_s, recovery.started_s, recovery.first_step_s)
-        table.add_row(
+        _add_row(
+            table,
             str(recovery.generation),
             recovery.action,
             recovery.cause,
@@ -194,5 +198,10 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _add_row(table: Table, *cells: str | Text) -> None:
+    """Adds a row. A text reaches a table in no other way: rich passes escapes on to the terminal."""
+    table.add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
 def _coloured(word: str) -> Text:
-    return Text(word, _COLOURS.get(word.upper(), ""))
+    return Text(plain(word), _COLOURS.get(word.upper(), ""))

@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "slurm/hooks": {"daemon/host"},
     "slurm/image": set(),
     "slurm/cluster": {"slurm/image"},
-    "launcher": {"daemon/transport"},
+    "launcher": {"daemon/host", "daemon/transport"},
     "launcher/spec": {"daemon/transport", "slurm/client", "launcher"},
     "launcher/submission": {"slurm/client", "launcher", "launcher/spec"},
     "launcher/output": {"daemon/host"},

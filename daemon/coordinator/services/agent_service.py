@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import grpc
 import grpc.aio
@@ -100,7 +100,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await context.write(self._message(certificate=certificate))
         try:
             # Only now: to convert a status costs more than to receive it.
-            await self._serve(hello, conversion.status(status), leaf, request_iterator, context)
+            first_status = conversion.status(status, self._members(hello.gang_id))
+            await self._serve(hello, first_status, leaf, request_iterator, context)
         except conversion.InvalidMessage as error:
             _log.warning("%s: the stream of the agent on %s ends: %s", hello.gang_id, hello.node, error)
             await invalid_argument(str(error)).end_call(context)
@@ -260,8 +261,34 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             stream.note_heard()
             if message.HasField("ping"):
                 stream.put(self._message(pong=message.ping))
-            if event := _event(stream, message):
+            if event := self._event(stream, message):
                 self._engine.post(event)
+
+    def _event(self, stream: AgentStream, message: pb.AgentMessage) -> events.Event | None:
+        match message.WhichOneof("body"):
+            case "status":
+                status = conversion.status(message.status, self._members(stream.gang))
+                return events.AgentReported(stream.gang, stream.node, stream.incarnation, status)
+            case "ping":
+                return events.AgentHeartbeat(stream.gang, stream.node)
+            case "accusation":
+                accused = message.accusation
+                conversion.check_name(names.check_node, accused.node)
+                return events.PeerAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
+            case "probe_result":
+                result = message.probe_result
+                conversion.check_name(names.check_node, result.node)
+                silence = None if result.answered else conversion.silence(result.silence)
+                return events.ProbeAnswered(
+                    stream.gang, result.probe_id, stream.node, result.node, silence, result.step
+                )
+            case _:
+                return None  # a message of a newer agent, or a second hello
+
+    def _members(self, gang: str) -> Collection[str]:
+        """All nodes that the gang has or had."""
+        known = self._engine.core.state.gangs.get(gang)
+        return known.members if known else ()
 
     def _message(self, **body: object) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(term=self._engine.journal.term, **body)  # type: ignore[arg-type]
@@ -322,25 +349,6 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str) -> ev
         status=status,
         pool=hello.pool_serial,
     )
-
-
-def _event(stream: AgentStream, message: pb.AgentMessage) -> events.Event | None:
-    match message.WhichOneof("body"):
-        case "status":
-            return events.AgentReported(stream.gang, stream.node, stream.incarnation, conversion.status(message.status))
-        case "ping":
-            return events.AgentHeartbeat(stream.gang, stream.node)
-        case "accusation":
-            accused = message.accusation
-            conversion.check_name(names.check_node, accused.node)
-            return events.PeerAccused(stream.gang, stream.node, accused.node, conversion.silence(accused.silence))
-        case "probe_result":
-            result = message.probe_result
-            conversion.check_name(names.check_node, result.node)
-            silence = None if result.answered else conversion.silence(result.silence)
-            return events.ProbeAnswered(stream.gang, result.probe_id, stream.node, result.node, silence, result.step)
-        case _:
-            return None  # a message of a newer agent, or a second hello
 
 
 async def _send(stream: AgentStream, context: _Context) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from google.protobuf.json_format import MessageToJson
 
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.slurm.client import names
 from muster.v1 import agent_pb2, common_pb2, node_pb2
@@ -48,16 +49,15 @@ def silence(value: agent_pb2.Silence.ValueType) -> events.Silence:
     return _SILENCES.get(value, events.Silence.NO_ANSWER)
 
 
-def status(message: agent_pb2.AgentStatus) -> events.AgentStatus:
-    """The whole status of an agent.
+def status(message: agent_pb2.AgentStatus, members: Collection[str]) -> events.AgentStatus:
+    """The whole status of an agent. `members`: all nodes that the gang has or had; nothing is kept of other nodes, and
+    they cost nothing.
 
     Raises:
-        InvalidMessage: a list has more entries than an agent can have, or the name of a node is none.
+        InvalidMessage: a list has more entries than an agent can have.
     """
     for field, most in _MAX_ENTRIES.items():
         check_count(field, len(getattr(message, field)), most)
-    for name in (*message.heard_ms, *message.answered_ms):
-        check_name(names.check_node, name)
     return events.AgentStatus(
         fenced_generation=message.fenced_generation,
         ranks=tuple(map(_rank, message.ranks)),
@@ -67,16 +67,16 @@ def status(message: agent_pb2.AgentStatus) -> events.AgentStatus:
         store_generation=message.store_generation,
         store_reserved=message.store_reserved,
         warm=message.warm,
-        heard_s={node: ms / 1000 for node, ms in message.heard_ms.items()},
-        answered_s={node: ms / 1000 for node, ms in message.answered_ms.items()},
+        heard_s=_seconds(message.heard_ms, members),
+        answered_s=_seconds(message.answered_ms, members),
         order_serial=message.order_serial,
         flushed_serial=message.flushed_serial,
-        flush_error=_limit_text(message.flush_error),
-        failure=_limit_text(message.failure),
-        sigterm_notice=_limit_text(message.notice),
+        flush_error=_free_text(message.flush_error),
+        failure=_free_text(message.failure),
+        sigterm_notice=_free_text(message.notice),
         stacks_generation=message.stacks_generation,
         pool=tuple(
-            events.PoolAnswer(answer.serial, answer.slurm_job_id, _limit_text(answer.error)) for answer in message.pool
+            events.PoolAnswer(answer.serial, answer.slurm_job_id, _free_text(answer.error)) for answer in message.pool
         ),
     )
 
@@ -120,6 +120,8 @@ def _check_size(message: common_pb2.JobSpec) -> None:
     if message.name:
         check_name(names.check_job, message.name)
     check_length("durable_dir", message.durable_dir, job_limits.MAX_PATH_CHARS)
+    if plain(message.durable_dir) != message.durable_dir:
+        raise InvalidMessage(f"durable_dir = {message.durable_dir!r} must have no control characters")
 
 
 def check_count(field: str, count: int, most: int) -> None:
@@ -189,9 +191,31 @@ def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) 
     return events.GangSubmitted(gang, job, owner_uid, message.name, gang_spec, text)
 
 
-def _limit_text(text: str) -> str:
-    """`text` cut to the longest text of an agent that the journal keeps with each decision."""
-    return text if len(text) <= job_limits.MAX_TEXT_CHARS else f"{text[: job_limits.MAX_TEXT_CHARS]}..."
+def signal(message: node_pb2.Signal) -> node_pb2.Signal:
+    """The signal with its texts cut and plain. The kernel quotes texts of users in its lines."""
+    return node_pb2.Signal(
+        kind=cut(message.kind, job_limits.MAX_NAME_CHARS),
+        code=message.code,
+        device=cut(message.device, job_limits.MAX_NAME_CHARS),
+        text=cut(message.text, job_limits.MAX_SIGNAL_CHARS),
+        observed_s=message.observed_s,
+    )
+
+
+def _free_text(text: str) -> str:
+    """A text of an agent as the journal keeps it with each decision."""
+    return cut(text, job_limits.MAX_TEXT_CHARS)
+
+
+def _tail(text: str) -> str:
+    """The end of a rank's stderr, with its lines."""
+    return plain(text[-job_limits.MAX_TEXT_CHARS :], keep="\n")[-job_limits.MAX_TEXT_CHARS :]
+
+
+def _seconds(milliseconds: Mapping[str, int], members: Collection[str]) -> dict[str, float]:
+    # At most one pass over the members, however many entries the message has.
+    nodes, others = (milliseconds, members) if len(milliseconds) <= len(members) else (members, milliseconds)
+    return {node: milliseconds[node] / 1000 for node in nodes if node in others}
 
 
 def _version(message: common_pb2.Version) -> events.Version:
@@ -205,13 +229,13 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         generation=message.generation,
         running=message.phase == agent_pb2.RANK_PHASE_RUNNING,
         exit_code=message.exit_code if exited else None,
-        stderr_tail=message.stderr_tail[-job_limits.MAX_TEXT_CHARS :],
+        stderr_tail=_tail(message.stderr_tail),
         step=message.step,
         progressed=message.progressed,
-        declared=message.declared_phase[: job_limits.MAX_NAME_CHARS],
+        declared=cut(message.declared_phase, job_limits.MAX_NAME_CHARS),
     )
 
 
 def _shard(message: agent_pb2.ShardStatus) -> events.Shard:
     own = message.tier == agent_pb2.TIER_OWN
-    return events.Shard(message.rank, _version(message.version), own, message.digest[: job_limits.MAX_NAME_CHARS])
+    return events.Shard(message.rank, _version(message.version), own, cut(message.digest, job_limits.MAX_NAME_CHARS))

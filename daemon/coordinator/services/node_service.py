@@ -146,7 +146,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             self._engine.post(events.NodeHeartbeat(node))
             return message.heartbeat.seq
         if message.HasField("signal"):
-            self._engine.post(self._signal_event(node, message.signal))
+            self._engine.post(self._signal_event(node, conversion.signal(message.signal)))
         return 0
 
     def _signal_event(self, node: str, signal: pb.Signal) -> events.NodeSignalled:
