@@ -13,9 +13,13 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.services.attach_rate import BURST as BURST_OF_AGENTS
+from muster.daemon.coordinator.services.attach_rate import AttachRate
+from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.services.stream_reading import MessageRate, read_messages
 from muster.daemon.coordinator.shell.agent_streams import MAX_WAITING_PROBES, AgentStream
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
+from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits
 from muster.v1 import agent_pb2 as pb
@@ -84,6 +88,57 @@ async def test_a_flood_is_read_slowly_and_nobody_else_waits(world: ScriptedWorld
     assert flooder.pongs
     assert max(flooder.pongs) < BURST
     assert [stream.done() for stream in world.streams_of("n1")] == [False]
+
+
+async def _attach_once(world: ScriptedWorld, incarnation: str) -> bool:
+    """Attach an agent on n1 until its first order, then close. False: the attach is refused."""
+    agent = ScriptedAgent("n1", spec(), world.credentials, batch_host=True, incarnation=incarnation)
+    await agent.open()
+    try:
+        return await _is_ordered(world, agent)
+    finally:
+        await agent.die()
+
+
+async def _is_ordered(world: ScriptedWorld, agent: ScriptedAgent) -> bool:
+    stream = asyncio.create_task(agent.attach(world.address))
+    ordered = asyncio.create_task(agent.wait_until(lambda: bool(agent.orders)))
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.wait({stream, ordered}, return_when=asyncio.FIRST_COMPLETED)
+        if not ordered.done():
+            ordered.cancel()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stream
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            return False
+        agent.close_stream()
+        await asyncio.gather(stream, return_exceptions=True)
+        while world.coordinator and world.coordinator.engine.streams.get("g1", "n1"):  # noqa: ASYNC110  # see below
+            await asyncio.sleep(0)  # one turn of the loop: the coordinator notes the end of the stream in this loop
+    return True
+
+
+async def test_new_agents_of_one_node_write_a_limited_number_of_facts(world: ScriptedWorld) -> None:
+    """The attack: an owner attaches and detaches in a loop, as another agent each time. Honest reconnects are free."""
+    await world.start_coordinator()
+    assert world.coordinator
+    found = [await _attach_once(world, str(number)) for number in range(2 * BURST_OF_AGENTS)]
+    assert found == [True] * BURST_OF_AGENTS + [False] * BURST_OF_AGENTS
+    written = world.coordinator.engine.journal.position
+    last = str(BURST_OF_AGENTS - 1)
+    assert all([await _attach_once(world, last) for _ in range(2 * BURST_OF_AGENTS)])
+    assert world.coordinator.engine.journal.position == written
+
+
+def test_a_node_may_be_started_anew_once_a_minute_for_ever() -> None:
+    rate = AttachRate()
+    for minute in range(10_000):
+        rate.note("n1", "n1", 60.0 * minute)
+    for _ in range(BURST_OF_AGENTS - 1):
+        rate.note("n1", "n1", 60.0 * 9_999)
+    with pytest.raises(RpcAbort, match="n1 has attached as a new process 20 times"):
+        rate.note("n1", "n1", 60.0 * 9_999)
+    rate.note("n2", "n2", 60.0 * 9_999)
 
 
 async def _say(*sizes: int) -> AsyncIterator[node_pb2.NodeMessage]:

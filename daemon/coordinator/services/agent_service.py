@@ -24,6 +24,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
+from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -76,6 +77,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._engine = engine
         self._slurm = slurm
         self._lookup = lookup
+        self._attach_rate = AttachRate()
 
     async def Attach(  # type: ignore[override]  # grpc-stubs know no coroutine that writes its stream itself
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: _Context
@@ -88,6 +90,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         try:
             leaf = await self._admit(hello)
             await self._wait_for_earlier_agent(hello)
+            self._limit_new_agents(hello)
             certificate = self._certificate(hello)
         except RpcAbort as error:
             _log.warning("%s: the agent on %s is rejected: %s", hello.gang_id, hello.node, error)
@@ -185,6 +188,18 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 )
             if self._other_stream(hello) is other:
                 return  # the other agent is gone; a cut link left its stream open
+
+    def _limit_new_agents(self, hello: pb.AgentHello) -> None:
+        """Count the agent, unless it is the member that the journal knows.
+
+        Raises:
+            RpcAbort: too many new agents of this gang and node.
+        """
+        gang = self._engine.core.state.gangs.get(hello.gang_id)
+        if gang and _is_known(gang, hello) and gang.members[hello.node].incarnation == hello.incarnation:
+            return
+        what = f"the agent of {hello.gang_id} on {hello.node}"
+        self._attach_rate.note((hello.gang_id, hello.node), what, clock.monotonic())
 
     def _other_stream(self, hello: pb.AgentHello) -> AgentStream | None:
         """The stream of another incarnation of this agent in the same run of the job."""

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsol
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
+from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.shell.engine import Engine
@@ -70,6 +71,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._resolve = resolve
         self._lookup = lookup
         self._policy = policy
+        self._attach_rate = AttachRate()
         self._heartbeat_s = heartbeat_s
         self._streams: dict[str, asyncio.Task[None]] = {}
 
@@ -80,6 +82,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         try:
             hello = await _read_hello(request_iterator, self._stream_limits)
             await self._admit(hello)
+            self._limit_new_registrations(hello)
             certificate = self._certificate(hello)
         except RpcAbort as error:
             _log.warning("a node daemon at %s is rejected: %s", context.peer(), error)
@@ -186,6 +189,16 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def _addresses(self, node: str, found: Node | Gone | Unknown) -> set[str]:
         """The IP addresses of the node, from Slurm's answer `found`."""
         return {address for name in self._host_names(node, found) for address in await self._resolve(name)}
+
+    def _limit_new_registrations(self, hello: pb.NodeHello) -> None:
+        """Count the daemon, unless the journal knows what it says.
+
+        Raises:
+            RpcAbort: the node says something new too often.
+        """
+        node, says = self._engine.core.state.node(hello.node), _attached(hello, current_caller().address)
+        if (node.boot_id, node.probe_address, node.addresses) != (says.boot_id, says.probe_address, says.addresses):
+            self._attach_rate.note(hello.node, f"the daemon of {hello.node}", clock.monotonic())
 
     def _host_names(self, node: str, found: Node | Gone | Unknown) -> set[str]:
         """Host names or addresses of the node, to be resolved."""
