@@ -45,7 +45,7 @@ class Settings:
     Args:
         listen: "host:port", port 0 for any.
         confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
-        stream_limits: what one stream of an agent or a node daemon may send.
+        stream_limits: what one stream may send, and how long its client may leave messages unread.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
         configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for any.
@@ -174,7 +174,9 @@ class Coordinator:
             ),
             server,
         )
-        api_pb2_grpc.add_MusterServicer_to_server(MusterService(engine, lookup, self.roster, settings.rights), server)
+        api_pb2_grpc.add_MusterServicer_to_server(
+            MusterService(engine, lookup, self.roster, settings.rights, settings.stream_limits), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         return server

@@ -37,6 +37,8 @@ class ServerLimits:
         idle_s: seconds without a call after which a connection ends.
         connection_age_s: seconds after which a connection ends, whatever it does; 0: never.
         keepalive: clients may send pings of HTTP/2 every 2 s.
+        ping_s: seconds without a byte after which the server sends such a ping itself. A connection on which it is not
+            answered within as many seconds ends, with its calls. 0: the server sends none.
     """
 
     message_bytes: int
@@ -50,6 +52,7 @@ class ServerLimits:
     idle_s: float = 60.0
     connection_age_s: float = 0.0
     keepalive: bool = False
+    ping_s: float = 0.0
 
     def options(self) -> list[tuple[str, int]]:
         """The limits as gRPC's options, as far as gRPC enforces them."""
@@ -69,6 +72,16 @@ class ServerLimits:
             ("grpc.compression_enabled_algorithms_bitset", 1),
             *(self._age_options() if self.connection_age_s else ()),
             *(_KEEPALIVE_OPTIONS if self.keepalive else ()),
+            *(self._ping_options() if self.ping_s else ()),
+        ]
+
+    def _ping_options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.keepalive_time_ms", round(1000 * self.ping_s)),
+            ("grpc.keepalive_timeout_ms", round(1000 * self.ping_s)),
+            ("grpc.http2.ping_timeout_ms", round(1000 * self.ping_s)),
+            # By default gRPC sends two pings, and then one a minute.
+            ("grpc.http2.max_pings_without_data", 0),
         ]
 
     def _age_options(self) -> list[tuple[str, int]]:
@@ -80,7 +93,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """The limits of one stream of an agent or a node daemon to the coordinator.
+    """The limits of one stream of the coordinator, for the messages of agents and daemons, and for what clients read.
 
     Args:
         messages_per_s: messages that are read in a second, in the long run. An agent sends four statuses a second while
@@ -89,6 +102,7 @@ class StreamLimits:
         bytes_per_message: a message counts as one more for each of these bytes. The largest counts as 512.
         hello_s: seconds in which the first messages must come.
         silent_s: seconds without a message after which the stream ends. Agents and daemons send one each 5 s.
+        unread_s: seconds in which a message must find room at the client, or the stream ends.
     """
 
     messages_per_s: float = 100.0
@@ -96,6 +110,7 @@ class StreamLimits:
     bytes_per_message: int = 8 * KIB
     hello_s: float = 10.0
     silent_s: float = 60.0
+    unread_s: float = 60.0
 
 
 # By default the server closes a connection that sends many keepalive pings.
@@ -129,6 +144,8 @@ COORDINATOR = ServerLimits(
     credential_checks=1024,
     public_calls=64,
     keepalive=True,
+    # A client that follows an idle job sends nothing. If its host vanishes, only a ping shows that.
+    ping_s=30.0,
 )
 
 

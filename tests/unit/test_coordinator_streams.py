@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.state_tables import Phase
 from muster.daemon.coordinator.services.attach_rate import BURST as BURST_OF_AGENTS
 from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
@@ -23,7 +24,7 @@ from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, Scripte
 from muster.daemon.transport.channel import credential_metadata, open_channel
 from muster.daemon.transport.server_limits import COORDINATOR, StreamLimits
 from muster.v1 import agent_pb2 as pb
-from muster.v1 import agent_pb2_grpc, node_pb2, node_pb2_grpc
+from muster.v1 import agent_pb2_grpc, api_pb2, api_pb2_grpc, node_pb2, node_pb2_grpc
 
 BURST = 50
 PAUSED = StreamLimits(messages_per_s=1e-6, burst=BURST)
@@ -207,3 +208,74 @@ async def _hold_open(world: ScriptedWorld, service: str, says_hello: bool) -> No
             await call.write(hello)
         async for _ in call:
             pass
+
+
+def _flood_of_facts(world: ScriptedWorld) -> None:
+    """Write 8 MiB of the job's facts: far more than the buffers of a connection hold."""
+    assert world.coordinator
+    engine = world.coordinator.engine
+    records = engine.journal.append([facts.PhaseChanged("g1", Phase.GATHERING, "x" * 4096)] * 1000, 1e6, "y" * 4096)
+    engine.publish(records)
+
+
+async def _read_to_end(call: Any) -> None:
+    while await call.read():
+        pass
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["history", "live"])
+async def test_a_client_that_reads_no_events_loses_its_stream_and_what_waits_for_it(
+    world: ScriptedWorld, live: bool
+) -> None:
+    """The attack: a client on a real connection asks for events and never reads them."""
+    world.settings["stream_limits"] = StreamLimits(unread_s=0.2)
+    await world.start_coordinator()
+    await world.start_agents(["n1"])
+    await world.wait_for_facts(facts.MemberJoined)
+    assert world.coordinator
+    subscribers = world.coordinator.engine.journal_subscribers
+    if not live:
+        _flood_of_facts(world)
+    async with open_channel(world.address, world.credentials) as channel:
+        stub: Any = api_pb2_grpc.MusterStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Events(api_pb2.EventsRequest(gang=api_pb2.GangRef(slurm_job_id=1), follow=True))
+        async with asyncio.timeout(DEADLINE_S):
+            await call.read()
+            if live:
+                while not (await call.read()).sentinel:
+                    pass
+                _flood_of_facts(world)
+            assert subscribers.count == 1
+            while subscribers.count:  # noqa: ASYNC110  # see below
+                await asyncio.sleep(0)  # one turn of the loop: the coordinator ends the stream in this loop
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _read_to_end(call)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.details() == "no message was read for 0.2 s: open another stream"
+
+
+async def test_an_agent_that_reads_no_orders_loses_its_stream(world: ScriptedWorld) -> None:
+    """The attack: an agent sends statuses on a real connection, and never reads what the coordinator answers."""
+    world.settings["stream_limits"] = StreamLimits(unread_s=0.2)
+    await world.start_coordinator()
+    assert world.coordinator
+    streams = world.coordinator.engine.streams
+    agent = ScriptedAgent("n1", spec(), world.credentials, batch_host=True)
+    await agent.open()
+    async with open_channel(world.address, world.credentials) as channel, asyncio.timeout(DEADLINE_S):
+        stub: Any = agent_pb2_grpc.AgentServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Attach(metadata=await credential_metadata(world.credentials, "/muster.v1.AgentService/Attach"))
+        hello = pb.AgentHello(
+            gang_id="g1", slurm_job_id=1, node="n1", incarnation="a", peer_address=agent.address, spec=spec()
+        )
+        await call.write(pb.AgentMessage(hello=hello))
+        await call.write(pb.AgentMessage(status=pb.AgentStatus()))
+        await call.read()
+        while stream := streams.get("g1", "n1"):
+            stream.put(pb.CoordinatorMessage(order=pb.Order(reason="x" * 32768)))
+            await asyncio.sleep(0)  # one turn of the loop, in which the coordinator sends
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _read_to_end(call)
+    await agent.die()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (caught.value.details() or "").startswith("no message was read for 0.2 s")

@@ -22,7 +22,7 @@ from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.credential_check import CREDENTIAL_KEY, RefuseCaller
 from muster.daemon.transport.identity import Proof, SecretCredentials, current_caller
 from muster.daemon.transport.reachability import Probed, probe
-from muster.daemon.transport.server_limits import KIB, MIB, NODE_DAEMON, ServerLimits, agent_limits
+from muster.daemon.transport.server_limits import COORDINATOR, KIB, MIB, NODE_DAEMON, ServerLimits, agent_limits
 from muster.v1.common_pb2 import PingRequest
 
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -439,3 +439,70 @@ def test_an_agents_limits_grow_with_its_gang() -> None:
     assert large.connections > 12_500
     assert large.calls > 12_500
     assert small.connections < 200
+
+
+class Watched(Receiver):
+    """Its unary call waits, as the watch of an idle job does, and notes its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+        self.go_on.clear()
+
+    async def _unary(self, request: bytes, context: Any) -> bytes:
+        try:
+            return await super()._unary(request, context)
+        finally:
+            self.ended.set()
+
+
+class Link:
+    """A TCP relay on loopback. After `cut`, it forwards no byte, and both its connections stay open."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, self._port = target.rpartition(":")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def open(self) -> str:
+        """Listen. Returns the address."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        self.cut()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._host, int(self._port))
+        self._writers += [writer, back]
+        for source, sink in ((reader, back), (there, writer)):
+            self._tasks.add(asyncio.create_task(self._copy(source, sink)))
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+
+
+async def test_a_watcher_whose_host_has_vanished_is_noticed(munge: Munge) -> None:
+    """A host without power sends no FIN, so the server's kernel keeps its connection. Nothing else ends its calls."""
+    receiver = Watched()
+    async with serving(munge, receiver, replace(COORDINATOR, ping_s=0.2)) as address:
+        link = Link(address)
+        async with _channel(await link.open()) as channel, asyncio.timeout(WAIT_S):
+            waiting = asyncio.ensure_future(_call(channel, "unary_unary", b"", _credential(munge, "unary_unary")))
+            await receiver.entered.wait()
+            link.cut()
+            await receiver.ended.wait()
+            await link.close()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+def test_the_coordinator_pings_its_clients() -> None:
+    assert COORDINATOR.ping_s == 30.0

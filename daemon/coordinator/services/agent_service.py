@@ -33,6 +33,7 @@ from muster.daemon.coordinator.services.rpc_errors import (
     unavailable,
 )
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
+from muster.daemon.coordinator.services.stream_writing import write_message
 from muster.daemon.coordinator.shell.agent_streams import AgentStream
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
@@ -260,7 +261,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         stream = AgentStream(hello.gang_id, hello.node, hello.incarnation, hello.slurm_restart_count)
         self._engine.streams.add(stream)
-        writer = asyncio.create_task(_send(stream, context))
+        writer = asyncio.create_task(_send(stream, context, self._stream_limits.unread_s))
         try:
             self._engine.post(_attached(hello, status, leaf))
             if self._engine.running:
@@ -366,9 +367,9 @@ def _attached(hello: pb.AgentHello, status: events.AgentStatus, leaf: str) -> ev
     )
 
 
-async def _send(stream: AgentStream, context: _Context) -> None:
+async def _send(stream: AgentStream, context: _Context, unread_s: float) -> None:
     while (message := await stream.next_message()) is not None:
-        await context.write(message)
+        await write_message(context, message, unread_s)
 
 
 async def _wait_for_either(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:

@@ -24,16 +24,17 @@ from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     invalid_argument,
     not_found,
     permission_denied,
-    stream_handler,
     unary_handler,
     unavailable,
 )
+from muster.daemon.coordinator.services.stream_writing import stream_handler
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller, current_method
+from muster.daemon.transport.server_limits import StreamLimits
 from muster.slurm.client.types import Gone, Job, Unknown
 from muster.v1 import api_pb2 as pb
 from muster.v1 import api_pb2_grpc
@@ -53,7 +54,10 @@ NODES_PER_LOOP_TURN = 200
 class MusterService(api_pb2_grpc.MusterServicer):
     """The servicer. It reads the engine's durable state and posts the requests of users as events."""
 
-    def __init__(self, engine: Engine, lookup: SlurmLookup, roster: SlurmRoster, rights: Rights) -> None:
+    def __init__(
+        self, engine: Engine, lookup: SlurmLookup, roster: SlurmRoster, rights: Rights, stream_limits: StreamLimits
+    ) -> None:
+        self.stream_limits = stream_limits
         self._engine = engine
         self._lookup = lookup
         self._roster = roster

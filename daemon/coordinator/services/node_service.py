@@ -24,6 +24,7 @@ from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
+from muster.daemon.coordinator.services.stream_writing import write_message
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
@@ -137,7 +138,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             over=over,
             certificate=certificate,
         )
-        await context.write(order)
+        await write_message(context, order, self._stream_limits.unread_s)
 
     def _unneeded_memory(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:
         gangs = self._engine.core.state.gangs

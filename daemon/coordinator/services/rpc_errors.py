@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
@@ -73,23 +72,6 @@ def unary_handler(
     async def wrapped(self: _Self, request: _Request, context: Any) -> _Reply:
         try:
             return await handler(self, request, context)
-        except RpcAbort as error:
-            await error.end_call(context)
-
-    return wrapped
-
-
-def stream_handler(
-    handler: Callable[[_Self, _Request, Any], AsyncIterator[_Reply]],
-) -> Callable[[_Self, _Request, Any], AsyncIterator[_Reply]]:
-    """Decorates a handler with a stream of replies: an RpcAbort that it raises ends the call."""
-
-    @wraps(handler)
-    async def wrapped(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
-        try:
-            async with aclosing(handler(self, request, context)) as replies:  # type: ignore[type-var]
-                async for reply in replies:
-                    yield reply
         except RpcAbort as error:
             await error.end_call(context)
 

@@ -22,6 +22,11 @@ class JournalSubscribers:
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Record | None]] = set()
 
+    @property
+    def count(self) -> int:
+        """How many queues are filled."""
+        return len(self._queues)
+
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[Record | None]]:
         """A queue that gets every record from now on. None in the queue: the reader was too slow and gets no more."""
