@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import cache
 from typing import Final
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 # Control characters, the line ends of Unicode, and what changes the direction of writing.
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL: Final = (
+    *range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A),
+)  # fmt: skip
 _RESET: Final = "\x1b[0m"
 
 
@@ -20,7 +23,7 @@ def plain(text: str, *, keep: str = "") -> str:
     r"""`text` without colours, and with every control character written out ("\x1b", "\n"), except those in `keep`."""
     if text.isprintable():
         return text  # nearly every text, and much faster
-    return _CONTROL.sub(lambda found: _written_out(found[0], keep), _COLOUR.sub("", text))
+    return _COLOUR.sub("", text).translate(_written_out(keep))
 
 
 def plain_but_coloured(line: str) -> str:
@@ -38,8 +41,9 @@ def cut(text: str, most_chars: int, *, keep: str = "") -> str:
     return shown if len(text) <= most_chars and len(shown) <= most_chars else f"{shown[:most_chars]}..."
 
 
-def _written_out(character: str, keep: str) -> str:
-    return character if character in keep else character.encode("unicode_escape").decode()
+@cache
+def _written_out(keep: str) -> dict[int, str]:
+    return {code: chr(code).encode("unicode_escape").decode() for code in _CONTROL if chr(code) not in keep}
 
 
 class PlainFormatter(logging.Formatter):

@@ -99,15 +99,16 @@ class StreamLimits:
         messages_per_s: messages that are read in a second, in the long run. An agent sends four statuses a second while
             its ranks finish steps, however short the steps are, and a ping each 0.25 s during a suspicion.
         burst: messages that are read at once.
-        bytes_per_message: a message counts as one more for each of these bytes. The largest counts as 512.
+        bytes_per_message: a message counts as one more for each of these bytes. The largest counts as 65, and the
+            status of 1,024 ranks, which an agent sends four times a second, as 17 at most.
         hello_s: seconds in which the first messages must come.
         silent_s: seconds without a message after which the stream ends. Agents and daemons send one each 5 s.
         unread_s: seconds in which a message must find room at the client, or the stream ends.
     """
 
     messages_per_s: float = 100.0
-    burst: int = 1000
-    bytes_per_message: int = 8 * KIB
+    burst: int = 400
+    bytes_per_message: int = 64 * KIB
     hello_s: float = 10.0
     silent_s: float = 60.0
     unread_s: float = 60.0

@@ -178,6 +178,30 @@ def test_a_gang_with_short_steps_is_never_slowed() -> None:
     assert MessageRate(StreamLimits(), 0.0).note(COORDINATOR.message_bytes, 0.0) == 0.0
 
 
+def test_a_node_with_hundreds_of_ranks_is_never_slowed() -> None:
+    """The largest status of an honest agent, four times a second: 1,024 ranks, shards, ends of stderr."""
+    rate = MessageRate(StreamLimits(), 0.0)
+    for tick in range(4 * 3600):
+        assert rate.note(1024 * 1024, tick / 4) == 0.0
+        assert rate.note(100, tick / 4) == 0.0
+
+
+def test_a_suspicion_of_a_large_gang_is_never_slowed() -> None:
+    """All probe orders that can wait for an agent are answered at once, and its other messages follow."""
+    rate = MessageRate(StreamLimits(), 0.0)
+    assert [rate.note(100, 0.0) for _ in range(MAX_WAITING_PROBES)] == [0.0] * MAX_WAITING_PROBES
+    assert rate.note(1024 * 1024, 0.0) == 0.0
+
+
+def test_largest_messages_as_fast_as_they_are_read_leave_most_of_a_second_to_others() -> None:
+    """The attack: an owner sends statuses of 1 MiB. One of them takes up to 50 ms to read, check and convert."""
+    rate, now, read = MessageRate(StreamLimits(), 0.0), 0.0, 0
+    while now < 600.0:
+        now += rate.note(1024 * 1024, now)
+        read += 1
+    assert read < 600 * 7
+
+
 @pytest.mark.parametrize("service", ["AgentService", "NodeService"])
 @pytest.mark.parametrize("says_hello", [False, True], ids=["nothing", "hello only"])
 async def test_a_stream_that_says_nothing_ends(world: ScriptedWorld, service: str, says_hello: bool) -> None:
