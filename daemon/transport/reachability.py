@@ -58,12 +58,12 @@ class Reachability(Enum):
 
 
 async def try_connection(address: str, timeout: float = _CONNECT_TIMEOUT_S) -> Reachability:
-    """Try a TCP connection to "host:port" and close it at once."""
-    host, port = split_address(address)
+    """Try a TCP connection to "host:port" and close it at once. Nothing answers at what is no such address."""
     try:
+        host, port = split_address(address)
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
+    except (TimeoutError, ValueError):
         return Reachability.NO_ANSWER
     except OSError as error:
         # An unreachable host (no route, no such host) proves nothing about the process.

@@ -63,6 +63,15 @@ def test_an_overlong_spec_is_rejected() -> None:
         conversion.submitted("g" * 1000, 1, 1000, spec())
 
 
+_NO_ADDRESSES = ("x", "unix:/run/munge/socket:1", "dns:///n1:1", "..:1", "-w:1", "n1:99999", "%41:1", ":1")
+
+
+@pytest.mark.parametrize("address", ["n1:7072", "n1.cluster.example:1", "10.0.0.1:7072", "[fe80::1%eth0]:1", "[::1]:1"])
+def test_an_address_of_a_process_is_accepted(address: str) -> None:
+    conversion.check_hello(agent_pb2.AgentHello(node="n1", gang_id="g", peer_address=address))
+    conversion.check_hello(node_pb2.NodeHello(node="n1", probe_address=address))
+
+
 @pytest.mark.parametrize(
     "hello",
     [
@@ -76,6 +85,8 @@ def test_an_overlong_spec_is_rejected() -> None:
         agent_pb2.AgentHello(node="n1", gang_id="../g"),
         agent_pb2.AgentHello(node="n1", gang_id="g", incarnation="a\nb"),
         agent_pb2.AgentHello(node="n1", gang_id="g", peer_address="n1:1\n"),
+        *(agent_pb2.AgentHello(node="n1", gang_id="g", peer_address=address) for address in _NO_ADDRESSES),
+        *(node_pb2.NodeHello(node="n1", probe_address=address) for address in _NO_ADDRESSES),
     ],
 )
 def test_a_hello_with_what_is_no_name_is_rejected(hello: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:

@@ -167,3 +167,16 @@ async def test_every_witness_probes(agent: ScriptedAgent, credentials: Credentia
         ("musterd", Silence.NO_ANSWER),
     }
     await prober.aclose()
+
+
+@pytest.mark.parametrize("address", ["x", "..:1", "dns:///n1:1", "127.0.0.1:99999"])
+async def test_a_probe_of_what_is_no_address_is_answered(credentials: Credentials, address: str) -> None:
+    """The attack: an agent's address that can't be parsed. A probe without an answer stays open for 60 s."""
+    posted: asyncio.Queue[events.Event] = asyncio.Queue()
+    prober = Prober(credentials, AgentStreams(), 1, posted.put_nowait)
+    prober.start(ProbeRequest(1, "g", "n1", ("agent",), address, "", 0.2))
+    async with asyncio.timeout(30):
+        answer = await posted.get()
+    assert isinstance(answer, events.ProbeAnswered)
+    assert answer.silence is Silence.NO_ANSWER
+    await prober.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Collection, Mapping
 
 from google.protobuf.json_format import MessageToJson
@@ -9,6 +10,7 @@ from google.protobuf.json_format import MessageToJson
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
+from muster.daemon.transport.site_config import split_address
 from muster.slurm.client import names
 from muster.v1 import agent_pb2, common_pb2, node_pb2
 
@@ -174,6 +176,20 @@ def check_hello(message: agent_pb2.AgentHello | node_pb2.NodeHello) -> None:
     for field, word in words:
         check_length(field, word, job_limits.MAX_NAME_CHARS)
         check_name(names.check_word, word)
+        if field in ("peer_address", "probe_address") and word:
+            _check_address(field, word)
+
+
+def _check_address(field: str, address: str) -> None:
+    """Check that a process can listen at `address`. Others would ask gRPC and the resolver for whatever it says."""
+    try:
+        host, _ = split_address(address)
+    except ValueError as error:
+        raise InvalidMessage(f"{field}: {error}") from None
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        check_name(names.check_node, host)
 
 
 def submitted(gang: str, job: int, owner_uid: int, message: common_pb2.JobSpec) -> events.GangSubmitted:
