@@ -38,8 +38,8 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
     "protocol_messages": PlantedBug(
         "A text of an agent goes into the journal at any length.",
         module="muster.daemon.coordinator.services.conversion",
-        code="    return text if len(text) <= job_limits.MAX_TEXT_CHARS else",
-        bug="    return text if len(text) <= job_limits.MAX_SPEC_CHARS else",
+        code="    return cut(text, job_limits.MAX_TEXT_CHARS)\n",
+        bug="    return cut(text, job_limits.MAX_SPEC_CHARS)\n",
     ),
     "memory_requests": PlantedBug(
         "A packet that is not UTF-8 is called a bug of Muster.",

@@ -20,7 +20,7 @@ _STORED: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (ev
 
 
 def _status(data: bytes) -> events.AgentStatus:
-    return conversion.status(agent_pb2.AgentStatus.FromString(data))
+    return conversion.status(agent_pb2.AgentStatus.FromString(data), ("n1", "n2"))
 
 
 def _spec(data: bytes) -> events.GangSubmitted:

@@ -401,8 +401,8 @@ class CountingSlurm(FakeSlurm):
 async def test_who_may_steer_all_jobs_may_steer_none_from_a_node(tmp_path: Path, uid: int) -> None:
     """A coordinator whose site names its management hosts. The calls come from another host: a compute node."""
     async with (
-        _coordinator(tmp_path, ANOTHER_HOST) as (user, (address,)),
-        open_channel(address, user.as_uid(uid)) as channel,
+        _coordinator(tmp_path, ANOTHER_HOST) as (user, (served,)),
+        open_channel(served.address, user.as_uid(uid)) as channel,
     ):
         for attack in (api_pb2_grpc.MusterStub(channel).Cancel(JOB), _events_of_all(channel)):
             with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -146,7 +146,7 @@ async def test_a_process_whose_own_munged_is_down_is_alive(credentials: Credenti
     """Otherwise a node whose munged has stopped is taken for HUNG: it is drained, and its job loses it."""
     without_munged = ScriptedAgent("n1", spec(), NoMunge())
     await without_munged.open()
-    assert await probe(without_munged.address, "n1", credentials, 2.0) is None
+    assert await probe(_probed(without_munged.address, "n1"), credentials, 2.0) is None
     await without_munged.die()
 
 

@@ -288,11 +288,12 @@ async def test_an_agent_that_reads_no_orders_loses_its_stream(world: ScriptedWor
     await agent.open()
     async with open_channel(world.address, world.credentials) as channel, asyncio.timeout(DEADLINE_S):
         stub: Any = agent_pb2_grpc.AgentServiceStub(channel)  # type: ignore[no-untyped-call]
-        call = stub.Attach(metadata=await credential_metadata(world.credentials, "/muster.v1.AgentService/Attach"))
         hello = pb.AgentHello(
             gang_id="g1", slurm_job_id=1, node="n1", incarnation="a", peer_address=agent.address, spec=spec()
         )
-        await call.write(pb.AgentMessage(hello=hello))
+        first = pb.AgentMessage(hello=hello)
+        call = stub.Attach(metadata=await credential_metadata(channel, "/muster.v1.AgentService/Attach", first))
+        await call.write(first)
         await call.write(pb.AgentMessage(status=pb.AgentStatus()))
         await call.read()
         while stream := streams.get("g1", "n1"):

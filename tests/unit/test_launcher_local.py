@@ -163,7 +163,8 @@ def test_a_lost_node_is_replaced_by_the_spare(tmp_path: Path) -> None:
     script = 'echo generation $MUSTER_GENERATION; if [ "$MUSTER_GENERATION" = 1 ]; then exec sleep 600; fi'
     run = Run(tmp_path, script, "--fault", "kill-node@time=0")
     status, out, err = run.end()
-    assert (status, out) == (0, "generation 1\ngeneration 2\n"), err
+    # The fault may come before the first generation has printed.
+    assert (status, out.removeprefix("generation 1\n")) == (0, "generation 2\n"), err
     assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
     assert list(tmp_path.iterdir()) == []
@@ -174,7 +175,8 @@ def test_a_fatal_xid_in_the_kernel_log_moves_the_ranks(tmp_path: Path) -> None:
     script = 'echo generation $MUSTER_GENERATION; if [ "$MUSTER_GENERATION" = 1 ]; then exec sleep 600; fi'
     run = Run(tmp_path, script, "--fault", "xid-node@time=0", umask=0o002)
     status, out, err = run.end()
-    assert (status, out) == (0, "generation 1\ngeneration 2\n"), err
+    # The fault may come before the first generation has printed.
+    assert (status, out.removeprefix("generation 1\n")) == (0, "generation 2\n"), err
     assert "muster: generation 2 starts without a checkpoint, swap; ranks on n0 n2" in err
     assert run.left() == []
 

@@ -17,6 +17,7 @@ from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.port_reservation import PortReservation
 from muster.daemon.node.sensors.sensor import SensorPaths
+from muster.daemon.transport.call_binding import name_of_node_daemon
 from muster.daemon.transport.channel import ListenError, open_channel
 from muster.daemon.transport.identity import SecretCredentials
 from muster.v1 import common_pb2_grpc
@@ -110,7 +111,8 @@ async def _musterd(folder: Path, credentials: SecretCredentials, listen: str, sy
 async def _answers(listen: str, credentials: SecretCredentials, running: asyncio.Task[None]) -> None:
     """Wait until musterd answers a probe. Raises what ended it before."""
     port = listen.rpartition(":")[2]
-    async with asyncio.timeout(DEADLINE_S), open_channel(f"127.0.0.1:{port}", credentials) as channel:
+    address, name = f"127.0.0.1:{port}", name_of_node_daemon("n1")
+    async with asyncio.timeout(DEADLINE_S), open_channel(address, credentials, server=name) as channel:
         while not running.done():
             with contextlib.suppress(grpc.aio.AioRpcError):
                 reply = await common_pb2_grpc.ProbeServiceStub(channel).Ping(PingRequest(nonce="x"))

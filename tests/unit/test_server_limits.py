@@ -496,7 +496,7 @@ async def test_a_watcher_whose_host_has_vanished_is_noticed(munge: Munge) -> Non
     async with serving(munge, receiver, replace(COORDINATOR, ping_s=0.2)) as address:
         link = Link(address)
         async with _channel(await link.open()) as channel, asyncio.timeout(WAIT_S):
-            waiting = asyncio.ensure_future(_call(channel, "unary_unary", b"", _credential(munge, "unary_unary")))
+            waiting = asyncio.ensure_future(_call(channel, "unary_unary", b"x", _credential(munge, "unary_unary")))
             await receiver.entered.wait()
             link.cut()
             await receiver.ended.wait()
