@@ -92,6 +92,10 @@ class LocalRun:
             self._view = view
             if view.phase == "RUNNING" and not self._ran_at:
                 self._ran_at = clock.monotonic()
+        if not self._view.final:
+            # A coordinator that stops ends its streams without an error.
+            last = self._cluster.coordinator.last_log_line if self._cluster.coordinator else ""
+            raise SiteFault(f"the local coordinator stops before the gang has ended: {last}")
 
     async def _faults(self) -> None:
         while True:

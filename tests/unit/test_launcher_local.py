@@ -134,19 +134,25 @@ class Run:
                 return
         raise AssertionError(f"ended without {words!r}: {self.popen.stderr.read()}")
 
+    def pid_of(self, module: str) -> int:
+        """The process that runs `module`."""
+        (pid,) = [pid for pid, words in self._marked().items() if module in words.split("\0")]
+        return pid
+
     def left(self, seconds: float = 5.0) -> list[str]:
         """The processes of this run that still exist after `seconds`. Each has a mark in its environment."""
         deadline = time.monotonic() + seconds
-        while (found := self._marked()) and time.monotonic() < deadline:
+        while (found := list(self._marked().values())) and time.monotonic() < deadline:
             os.sched_yield()
         return found
 
-    def _marked(self) -> list[str]:
-        found = []
+    def _marked(self) -> dict[int, str]:
+        """The command lines by pid; their words end with NUL."""
+        found = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 if self.mark.encode() in (path / "environ").read_bytes():
-                    found.append((path / "cmdline").read_text())
+                    found[int(path.name)] = (path / "cmdline").read_text()
             except OSError:
                 continue
         return found
@@ -212,11 +218,20 @@ def test_a_rank_that_is_stopped_hangs_and_is_restarted(tmp_path: Path) -> None:
 def test_the_exit_code_of_the_script_is_the_exit_code_of_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path, "echo cannot go on >&2; exit 7", "--run-dir", str(tmp_path / "kept"))
     status, _, err = run.end()
-    assert status != 0
+    assert status != 0, err
     assert "exited with 7: cannot go on" in err
     assert "are kept in" in err
     logs = (tmp_path / "kept" / "logs").glob("local-*/g*/rank*.log")
     assert "cannot go on\n" in {log.read_text() for log in logs}
+    assert run.left() == []
+
+
+def test_a_run_whose_coordinator_is_stopped_is_no_success(tmp_path: Path) -> None:
+    run = Run(tmp_path, "echo up; exec sleep 600")
+    run.until("up")
+    os.kill(run.pid_of("muster.daemon.coordinator"), signal.SIGTERM)
+    status, _, err = run.end()
+    assert status in (69, 78), err  # whichever stream ends first
     assert run.left() == []
 
 
