@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import NoReturn, TypeVar
@@ -15,7 +16,7 @@ from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import Trust, is_proof_failure
-from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
+from muster.launcher.errors import Busy, LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
 from muster.v1.common_pb2 import JobSpec
@@ -27,6 +28,10 @@ _MAX_JOB_ID = (1 << 32) - 1
 
 RECONNECT_INTERVAL_S = 0.25
 """Seconds between two attempts to reach the coordinator again."""
+
+BUSY_PAUSE_S = 15.0
+"""Seconds, at most, that a watcher waits before it comes again to a coordinator that has too much to do. The wait is
+random, at least half of it: a thousand watchers must not come at once."""
 
 OnUnavailable = Callable[[str], None]
 """Is called with the reason when the coordinator does not answer at the moment."""
@@ -46,8 +51,11 @@ class CoordinatorClient:
     addresses separated by commas if a standby runs.
     """
 
-    def __init__(self, address: str, credentials: Credentials, trust: Trust | None = None) -> None:
+    def __init__(
+        self, address: str, credentials: Credentials, trust: Trust | None = None, busy_pause_s: float = BUSY_PAUSE_S
+    ) -> None:
         """`trust`: whom to take for a coordinator; None: plain text."""
+        self._busy_pause_s = busy_pause_s
         self.address = address
         self._credentials = credentials
         self._trust = trust
@@ -121,7 +129,7 @@ class CoordinatorClient:
         """
         answered = False
         while True:
-            words = f"the coordinator at {self.address} has stopped"
+            busy, words = False, f"the coordinator at {self.address} has stopped"
             try:
                 async for view in self.watch(ref):
                     answered = True
@@ -131,9 +139,9 @@ class CoordinatorClient:
             except Unavailable as error:
                 if not answered:
                     raise
-                words = error.message
+                words, busy = error.message, isinstance(error, Busy)
             on_unavailable(words)
-            await self._reconnect()
+            await self._come_again(busy)
 
     async def follow_events(
         self, request: pb.EventsRequest, on_unavailable: OnUnavailable
@@ -153,6 +161,14 @@ class CoordinatorClient:
                 if not answered:
                     raise
                 on_unavailable(error.message)
+                busy = isinstance(error, Busy)
+            await self._come_again(busy)
+
+    async def _come_again(self, busy: bool) -> None:
+        """Waits until the call may be made again. A busy coordinator is left alone meanwhile."""
+        if busy:
+            await asyncio.sleep(random.uniform(self._busy_pause_s / 2, self._busy_pause_s))
+        else:
             await self._reconnect()
 
     async def _reconnect(self) -> None:
@@ -183,6 +199,8 @@ class CoordinatorClient:
             async for item in call:
                 yield item
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Busy(error.details() or "the coordinator has too much to do") from None
             self._raise_error(error)
         finally:
             call.cancel()

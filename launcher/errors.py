@@ -40,6 +40,10 @@ class Unavailable(LauncherError):
     status = 69
 
 
+class Busy(Unavailable):
+    """The coordinator has too much to do for those who watch. It may have time later."""
+
+
 class NotAllowed(LauncherError):
     """The caller may not do that."""
 

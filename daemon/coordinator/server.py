@@ -19,6 +19,7 @@ from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
 from muster.daemon.coordinator.services.node_service import NodeService, addresses_of
 from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
@@ -46,6 +47,7 @@ class Settings:
         listen: "host:port", port 0 for any.
         confirm_leadership: is called before the coordinator acts; does not return if another coordinator may act.
         stream_limits: what one stream may send, and how long its client may leave messages unread.
+        shedding: the load at which watchers are given up.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
         configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for any.
@@ -62,6 +64,7 @@ class Settings:
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
+    shedding: SheddingLimits = field(default_factory=SheddingLimits)
     certificate_files: CertificateFiles | None = None
     configured_names: frozenset[str] = frozenset()
 
@@ -93,6 +96,7 @@ class Coordinator:
             trust=Trust(self._issuing_pem) if self._issuing else None,
             limits=settings.policy.limits,
             confirm_leadership=settings.confirm_leadership,
+            shedding=settings.shedding,
         )
         self._watch = SlurmWatch(
             settings.slurm, self.engine.core.state, self.engine.post, lambda: self.engine.clock.ahead_s()

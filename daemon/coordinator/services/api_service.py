@@ -24,11 +24,13 @@ from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     invalid_argument,
     not_found,
     permission_denied,
+    resource_exhausted,
     unary_handler,
     unavailable,
 )
 from muster.daemon.coordinator.services.stream_writing import stream_handler
 from muster.daemon.coordinator.shell.engine import Engine
+from muster.daemon.coordinator.shell.load_shedding import Shedding
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
@@ -113,8 +115,10 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Watch(self, request: pb.GangRef, context: _Context) -> AsyncIterator[pb.GangView]:
         """See api.proto. A view in which only ages differ is not sent."""
         gang, before = self._find(request), b""
+        self._check_may_watch(Shedding.NEW_WATCHERS)
         with self._engine.gang_subscribers.subscribe(gang.id) as changed:
             while True:
+                self._check_may_watch(Shedding.ALL_WATCHERS)
                 view = self._view(gang)
                 if (now := _without_ages(view)) != before:
                     before = now
@@ -134,6 +138,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Events(self, request: pb.EventsRequest, context: _Context) -> AsyncIterator[pb.EventRecord]:
         """See api.proto. The live events of one gang end when no more can follow."""
         id, position = self._whose_events(request.gang), request.after
+        if request.follow:
+            self._check_may_watch(Shedding.NEW_WATCHERS)
         gang = self._engine.core.state.gangs.get(id)
         with self._engine.journal_subscribers.subscribe() as live:
             while page := self._history(id, position):
@@ -144,10 +150,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
             while request.follow and not self._has_no_more_events(id, live):
                 fresh = await live.get()
                 if fresh is None:
-                    raise RpcAbort(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        f"too slow: ask again for the events after position {position}",
-                    )
+                    self._check_may_watch(Shedding.ALL_WATCHERS)
+                    raise resource_exhausted(f"too slow: ask again for the events after position {position}")
                 if fresh.position > position and _concerns(fresh, gang):
                     position = fresh.position
                     yield _record_message(fresh)
@@ -261,6 +265,11 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 raise not_found(f"Slurm has no job {job}")
             case Job() if not self._allows(found.user_id):
                 raise permission_denied(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
+
+    def _check_may_watch(self, refused_at: Shedding) -> None:
+        """End the call of a watcher if the load has reached the level `refused_at`."""
+        if self._engine.shedding.level >= refused_at:
+            raise resource_exhausted("the coordinator has too much to do for watchers: try again in some seconds")
 
     def _post(self, event: events.Event) -> None:
         self._engine.post(event)

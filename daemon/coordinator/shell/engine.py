@@ -26,6 +26,7 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.event_processing import process_event
+from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
 from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.shell.subscriptions import GangSubscribers, JournalSubscribers
@@ -45,6 +46,13 @@ SUSPENDED_S = 1.0
 against the agents."""
 
 
+_SHEDDING_WORDS = {
+    Shedding.NOTHING: "the load is over: watchers are admitted again",
+    Shedding.NEW_WATCHERS: "too much to do: no new watchers are admitted",
+    Shedding.ALL_WATCHERS: "too much to do: all watchers end, and no new ones are admitted",
+}
+
+
 class Engine:
     """The running coordinator, without its servers."""
 
@@ -58,6 +66,7 @@ class Engine:
         limits: Limits | None = None,
         confirm_leadership: Callable[[], object] = no_lease,
         trust: Trust | None = None,
+        shedding: SheddingLimits | None = None,
     ) -> None:
         """`state` is the replay of `journal`. `confirm_leadership` is called after writing and before acting; it does
         not return if another coordinator may act. `trust`: whom to take for a node's daemon or an agent; None: plain
@@ -72,6 +81,7 @@ class Engine:
         self.journal_subscribers = JournalSubscribers()
         self.gang_subscribers = GangSubscribers()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.shedding = LoadShedding(shedding or SheddingLimits())
         self._confirm_leadership = confirm_leadership
         self._owed_calls = OwedCalls(slurm, self.post)
         self._prober = Prober(credentials, self.streams, journal.term, self.post, trust)
@@ -188,8 +198,20 @@ class Engine:
 
     async def _check_for_suspension(self) -> None:
         while True:
+            before = self.clock.now()
             await asyncio.sleep(SUSPENSION_CHECK_S)
-            self._note_running(self.clock.now())
+            now = self.clock.now()
+            self._note_running(now)
+            self.note_lag(now - before - SUSPENSION_CHECK_S)
+
+    def note_lag(self, lag_s: float) -> None:
+        """Note by how many seconds a timer of the event loop came late. Above the limits, watchers are given up."""
+        if not self.shedding.note(lag_s):
+            return
+        _log.warning("%s; the event loop is %.2f s late", _SHEDDING_WORDS[self.shedding.level], lag_s)
+        if self.shedding.level is Shedding.ALL_WATCHERS:
+            self.gang_subscribers.notify("")
+            self.journal_subscribers.end_all()
 
     def _note_running(self, now: float) -> None:
         """Note that this process runs. After a suspension, earlier contacts no longer count as recent."""

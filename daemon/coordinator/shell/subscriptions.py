@@ -29,7 +29,8 @@ class JournalSubscribers:
 
     @contextmanager
     def subscribe(self) -> Iterator[asyncio.Queue[Record | None]]:
-        """A queue that gets every record from now on. None in the queue: the reader was too slow and gets no more."""
+        """A queue that gets every record from now on. None in the queue: the reader gets no more,
+        because it was too slow or `end_all` was called."""
         queue: asyncio.Queue[Record | None] = asyncio.Queue(MAX_BACKLOG + 1)
         self._queues.add(queue)
         try:
@@ -45,6 +46,12 @@ class JournalSubscribers:
                 queue.put_nowait(None)
             else:
                 queue.put_nowait(record)
+
+    def end_all(self) -> None:
+        """Put None into every queue: no reader gets more."""
+        for queue in self._queues:
+            queue.put_nowait(None)
+        self._queues.clear()
 
 
 class GangSubscribers:
