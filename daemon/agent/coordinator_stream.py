@@ -23,7 +23,12 @@ import grpc.aio
 from muster.daemon.agent.failure_detector import silence_rules
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
-from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
+from muster.daemon.transport.channel import (
+    RECONNECT_TIMEOUT_S,
+    credential_metadata,
+    open_first_ready_channel,
+    raise_if_cancelled,
+)
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
@@ -137,7 +142,11 @@ class AgentStream:
         """Run one stream from its opening to its end; return the seconds to wait before the next."""
         addresses = split_addresses(self._address)
         async with await open_first_ready_channel(
-            addresses, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES
+            addresses,
+            self._credentials,
+            trust=self._trust,
+            receive_bytes=ORDER_BYTES,
+            deadline_s=RECONNECT_TIMEOUT_S,
         ) as channel:
             self._closed_because = ""
             try:

@@ -22,7 +22,12 @@ from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensors.sensor import Observation
-from muster.daemon.transport.channel import credential_metadata, open_first_ready_channel, raise_if_cancelled
+from muster.daemon.transport.channel import (
+    RECONNECT_TIMEOUT_S,
+    credential_metadata,
+    open_first_ready_channel,
+    raise_if_cancelled,
+)
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import RENEW_AFTER_S, Trust
@@ -34,9 +39,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
-    """Timeouts and backoff, in seconds. The answer to hello may wait for Slurm; every other answer is immediate."""
+    """Timeouts and backoff, in seconds. The answer to hello may wait for Slurm, and for the hellos of all other nodes;
+    every other answer is immediate."""
 
-    hello_timeout_s: float = 30.0
+    hello_timeout_s: float = 60.0
     answer_timeout_s: float = 5.0
     first_backoff_s: float = 0.1
     max_backoff_s: float = 2.0
@@ -117,7 +123,10 @@ class NodeStream:
             try:
                 hello = await self._hello()
                 async with await open_first_ready_channel(
-                    split_addresses(self._coordinator), self._credentials, trust=self._trust
+                    split_addresses(self._coordinator),
+                    self._credentials,
+                    trust=self._trust,
+                    deadline_s=RECONNECT_TIMEOUT_S,
                 ) as channel:
                     async for _ in self._stream(channel, hello):
                         waits = self._timeouts.backoffs()

@@ -44,6 +44,10 @@ from muster.daemon.transport.tls import Trust
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds that each of several coordinators has to answer a connection."""
+RECONNECT_TIMEOUT_S = 20.0
+"""The same for agents and node daemons. After a restart thousands of them connect at once, and a coordinator needs a
+millisecond for each. Whoever gives up early and connects again adds to that work: with 1 s and 3,000 nodes, most of it
+was for connections that had been given up (measured)."""
 
 IDENTITY_DEADLINE_S = 5.0
 # munged answers in about 0.2 ms (measured). The threads are needed when it does not.
@@ -52,7 +56,6 @@ _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
 _CLIENT_OPTIONS: list[tuple[str, int]] = [
     # Find a restarted daemon within 2 s, not within gRPC's default of 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # A new channel starts without the backoff of an older channel to the same address.
     ("grpc.use_local_subchannel_pool", 1),
@@ -81,6 +84,7 @@ def open_channel(
     server: str = "",
     receive_bytes: int = SMALL_MESSAGE_BYTES,
     identity_deadline_s: float = IDENTITY_DEADLINE_S,
+    connect_s: float = 1.0,
     keepalive: bool = False,
 ) -> grpc.aio.Channel:
     """Return a channel to `address` ("host:port") whose calls carry credentials. Nothing is sent before the first call.
@@ -88,7 +92,8 @@ def open_channel(
     With `trust` the connection uses TLS, and the server must prove that it is `server`. None: plain text. `server` is
     also the server for which the credentials are made; empty: the host of the address.
 
-    A call ends with RESOURCE_EXHAUSTED if the server answers with a message larger than `receive_bytes`.
+    A call ends with RESOURCE_EXHAUSTED if the server answers with a message larger than `receive_bytes`. An attempt to
+    connect ends after `connect_s`.
 
     A bidirectional streaming call needs `credential_metadata` as its metadata. With `keepalive`, a call to a host that
     has become silent ends within 8 s. If no credential can be made within `identity_deadline_s`, the call ends with
@@ -101,7 +106,9 @@ def open_channel(
         _StreamUnary(proofs),
     ]
     received = ("grpc.max_receive_message_length", receive_bytes)
-    options = [*_CLIENT_OPTIONS, received, *(_KEEPALIVE_OPTIONS if keepalive else ())]
+    # In spite of its name, gRPC's limit for one attempt to connect.
+    connecting = ("grpc.min_reconnect_backoff_ms", round(1000 * connect_s))
+    options = [*_CLIENT_OPTIONS, received, connecting, *(_KEEPALIVE_OPTIONS if keepalive else ())]
     if trust is None:
         channel = grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
     else:
@@ -126,7 +133,9 @@ async def open_first_ready_channel(
     call then shows the error.
     """
     channels = [
-        open_channel(address, credentials, trust=trust, receive_bytes=receive_bytes, keepalive=keepalive)
+        open_channel(
+            address, credentials, trust=trust, receive_bytes=receive_bytes, connect_s=deadline_s, keepalive=keepalive
+        )
         for address in addresses
     ]
     if len(channels) == 1:

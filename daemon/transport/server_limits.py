@@ -33,6 +33,9 @@ class ServerLimits:
         calls: calls at the same time of callers with a valid credential; streams count while they are open.
         credential_checks: credentials that are checked or wait for their check at the same time.
         public_calls: calls at the same time of methods that need no credential.
+        waiting_calls: calls that wait for the server to begin with them. gRPC ends further ones without a status of the
+            server: the caller sees CANCELLED, and connects again.
+        waiting_s: seconds that a call waits for the server to begin with it.
         handshake_s: seconds in which a new connection must speak HTTP/2.
         idle_s: seconds without a call after which a connection ends.
         connection_age_s: seconds after which a connection ends, whatever it does; 0: never.
@@ -48,6 +51,8 @@ class ServerLimits:
     credential_checks: int
     public_calls: int = 0
     unread_bytes: int = 64 * KIB
+    waiting_calls: int = 1000
+    waiting_s: float = 30.0
     handshake_s: float = 5.0
     idle_s: float = 60.0
     connection_age_s: float = 0.0
@@ -66,6 +71,10 @@ class ServerLimits:
             # Both limits: between them gRPC refuses by chance.
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+            # Both limits: between them gRPC ends calls by chance.
+            ("grpc.server.max_pending_requests", self.waiting_calls),
+            ("grpc.server.max_pending_requests_hard_limit", self.waiting_calls),
+            ("grpc.server_max_unrequested_time_in_server", round(self.waiting_s)),
             ("grpc.server_handshake_timeout_ms", round(1000 * self.handshake_s)),
             ("grpc.max_connection_idle_ms", round(1000 * self.idle_s)),
             # No process of Muster compresses its messages, so no server spends time to unpack any.
@@ -141,8 +150,12 @@ COORDINATOR = ServerLimits(
     connections=50_000,
     calls_per_connection=32,
     calls=50_000,
-    # A restart brings all nodes back at once. munged checks thousands of credentials a second.
-    credential_checks=1024,
+    # A restart brings all nodes back at once: the last of 12,500 waits for the handshakes of all others.
+    handshake_s=60.0,
+    waiting_calls=50_000,
+    waiting_s=60.0,
+    # munged checks thousands of credentials a second. A node that finds no place connects again, which costs more.
+    credential_checks=16_384,
     public_calls=64,
     keepalive=True,
     # A client that follows an idle job sends nothing. If its host vanishes, only a ping shows that.

@@ -31,6 +31,8 @@ UNREADABLE = b"\x0a\xff"
 """A field whose length is missing."""
 WAIT_S = 60.0
 """Ends a wait that would never end."""
+SIMULTANEOUS_CALLS = 3500
+"""More than gRPC lets wait by default, for certain: 3,000."""
 
 
 class Receiver:
@@ -506,3 +508,18 @@ async def test_a_watcher_whose_host_has_vanished_is_noticed(munge: Munge) -> Non
 
 def test_the_coordinator_pings_its_clients() -> None:
     assert COORDINATOR.ping_s == 30.0
+
+
+@pytest.mark.parametrize("waiting", [COORDINATOR.waiting_calls, 100])
+async def test_all_of_thousands_of_simultaneous_calls_are_answered_where_so_many_may_wait(
+    munge: Munge, waiting: int
+) -> None:
+    """A coordinator that restarts is called by all nodes at once. gRPC drops what is above its own limit, 1000."""
+    limits = replace(LIMITS, waiting_calls=waiting, calls_per_connection=SIMULTANEOUS_CALLS)
+    async with serving(munge, Receiver(), limits) as address, _channel(address) as channel:
+        method = channel.unary_unary("/test.Receiver/unary_unary")
+        calls = [method(b"") for _ in range(SIMULTANEOUS_CALLS)]
+        async with asyncio.timeout(WAIT_S):
+            codes = await asyncio.gather(*(call.code() for call in calls))
+    answered = codes.count(grpc.StatusCode.UNAUTHENTICATED)
+    assert (answered == SIMULTANEOUS_CALLS) == (waiting >= SIMULTANEOUS_CALLS)
