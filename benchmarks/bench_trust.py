@@ -5,6 +5,8 @@
 - Anonymous callers: 64 of them, in a process of their own, send as much as they can to a real musterd, which meanwhile
   sends heartbeats to a scripted coordinator in this process. Measured: by how much musterd's memory grows, at its peak
   and at the end, and the heartbeats that it misses.
+- A restart of the coordinator of 12,500 nodes (`benchmarks.bench_reconnect`).
+- What TLS costs a recovery is measured by `make bench-tls`; its last figure is repeated here, null if there is none.
 
 The output is a table of all figures. The last line is a JSON object with the main figures. Names contain the units.
 """
@@ -25,6 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bench_reconnect import NODES, PROCESSES, reconnect
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import bind, make_server
 from muster.daemon.transport.identity import SecretCredentials
@@ -39,10 +42,11 @@ HEARTBEAT_S = 1.0
 SETTLE_S = 3.0
 """Seconds before the attack, in which musterd finishes its start."""
 
-REPORTED_FIGURES = ("anonymous_rss_mib", "heartbeats_missed")
-"""The figures of the last line."""
+REPORTED_FIGURES = ("anonymous_rss_mib", "reconnect_12500_s", "verdict_p99_ms", "tls_overhead_percent", "evicted")
+"""The figures of the last line; null: not measured. Nothing measures verdict_p99_ms yet."""
+TLS_OVERHEAD = ROOT / "build/tls_overhead.json"
 
-Figures = dict[str, float]
+Figures = dict[str, float | str]
 
 
 class ScriptedCoordinator(node_pb2_grpc.NodeServiceServicer):
@@ -138,12 +142,25 @@ async def anonymous_callers(folder: Path, attack_s: float) -> Figures:
 
 
 Measurement = Callable[[Path, float], Awaitable[Figures]]
-MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers,)
+
+
+async def all_nodes_reconnect(folder: Path, _: float) -> Figures:
+    """Seconds until all nodes are attached again to a restarted coordinator."""
+    folder.chmod(0o755)  # munged wants a folder that it can trust
+    return await reconnect(folder, NODES, PROCESSES)
+
+
+def tls_overhead(file: Path = TLS_OVERHEAD) -> Figures:
+    """By how many percent recoveries take longer with TLS, as `make bench-tls` measured last; empty: never."""
+    return {"tls_overhead_percent": json.loads(file.read_text())["tls_overhead_percent"]} if file.exists() else {}
+
+
+MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers, all_nodes_reconnect)
 """Each measurement gets an empty folder of its own, and the seconds of an attack."""
 
 
 async def _measure(attack_s: float) -> Figures:
-    figures: Figures = {}
+    figures: Figures = tls_overhead()
     for measurement in MEASUREMENTS:
         with tempfile.TemporaryDirectory() as folder:
             figures |= await measurement(Path(folder), attack_s)
@@ -153,9 +170,9 @@ async def _measure(attack_s: float) -> Figures:
 def _print(figures: Figures) -> None:
     table = Table("figure", "value")
     for name, value in figures.items():
-        table.add_row(name, f"{value:,g}")
+        table.add_row(name, value if isinstance(value, str) else f"{value:,g}")
     Console(width=100).print(table)
-    print(json.dumps({name: figures[name] for name in REPORTED_FIGURES}))
+    print(json.dumps({name: figures.get(name) for name in REPORTED_FIGURES}))
 
 
 def main() -> None:
