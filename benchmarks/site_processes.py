@@ -48,7 +48,11 @@ class Process:
         """Start `python -m benchmarks.MODULE`."""
         pipe = asyncio.subprocess.PIPE
         command = (sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments))
-        return cls(await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, limit=LINE_BYTES))
+        started = cls(
+            await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, limit=LINE_BYTES)
+        )
+        _started.append(started)
+        return started
 
     async def _read(self) -> None:
         assert self._process.stdout
@@ -77,8 +81,9 @@ class Process:
         self._process.stdin.write(f"{line}\n".encode())
 
     async def kill(self) -> None:
-        """End the process as a crash does."""
-        self._process.kill()
+        """End the process as a crash does. One that has ended is left alone."""
+        if self._process.returncode is None:
+            self._process.kill()
         await self._process.wait()
         await self._reading
 
@@ -90,12 +95,20 @@ class Process:
         await self._reading
 
 
+_started: list[Process] = []
+
+
 @asynccontextmanager
 async def made_site(folder: Path) -> AsyncIterator[tuple[site.Site, int]]:
-    """A new site, and the process id of its munged (0: none)."""
+    """A new site, and the process id of its munged (0: none). At the end, all its processes end."""
     found = site.Site.create(folder)
     with private_munged.private_munged(folder / "munge") if private_munged.MUNGED else nullcontext(None) as munged:
-        yield found, munged[1] if munged else 0
+        try:
+            yield found, munged[1] if munged else 0
+        finally:
+            for process in _started:
+                await process.kill()
+            _started.clear()
 
 
 def count_evicted(folder: Path) -> int:
