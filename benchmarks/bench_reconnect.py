@@ -81,7 +81,7 @@ async def reconnect(folder: Path, nodes: int, processes: int) -> Figures:
         served_cpu_s = cpu_s(second.pid)
         answered = await wait_attached(load, nodes, restarted)
         figures: Figures = {
-            "reconnect_12500_s": round(answered - restarted, 1),
+            f"reconnect_{nodes}_s": round(answered - restarted, 1),
             "start_s": round(serving - restarted, 1),
             "coordinator_cpu_s": round(cpu_s(second.pid), 1),
             "coordinator_start_cpu_s": round(served_cpu_s, 1),
