@@ -17,8 +17,8 @@ COORDINATOR_BUGS: dict[str, PlantedBug] = {
     "forget-removed-nodes": PlantedBug(
         "A restarted coordinator treats removed nodes as spares.",
         module=f"{_ROOM}.journal.journal",
-        code="                _replay_record(state, Record(*row), position, crc)",
-        bug="                _replay_record(state, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
+        code="                replay_record(state, Record(*row), position, crc)",
+        bug="                replay_record(state, Record(*row), position, crc) if row[4] != 'MemberOut' else None",
     ),
     "snapshot-too-far": PlantedBug(
         "A journal snapshot claims a fact that it does not hold.",
