@@ -25,6 +25,7 @@ from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.attach_rate import AttachRate
+from muster.daemon.coordinator.services.certificates import issue_certificate
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -45,7 +46,6 @@ from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
-from muster.daemon.transport.tls import TlsError, certificate_name
 from muster.slurm.client import names
 from muster.slurm.client.types import Gone, Job, Slurm, Unknown
 from muster.v1 import agent_pb2 as pb
@@ -147,11 +147,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """
         if self._issuing is None:
             return None
-        name = certificate_name(call_binding.name_of_agent(hello.gang_id, hello.node))
-        try:
-            issued = self._issuing.issue(hello.public_key, [name])
-        except TlsError as error:
-            raise invalid_argument(f"hello.public_key: {error}") from None
+        name = call_binding.name_of_agent(hello.gang_id, hello.node)
+        issued = issue_certificate(self._issuing, name, hello.public_key)
         return pb.Certificate(certificate=issued, authorities=self._issuing.pem)
 
     def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:

@@ -15,7 +15,8 @@ BURST = 20
 INTERVAL_S = 60.0
 """Seconds after which one more is allowed."""
 SWEEP_AT = 1024
-"""Entries from which on those that count nothing any more are removed."""
+"""Entries from which on those that count nothing any more are removed: again when twice as many as were left are there,
+so that a site whose nodes all attach at once does not look through all of them for each."""
 
 
 class AttachRate:
@@ -23,6 +24,7 @@ class AttachRate:
 
     def __init__(self) -> None:
         self._free_at: dict[Hashable, float] = {}  # when all that was counted is forgotten (seconds)
+        self._sweep_at = SWEEP_AT
 
     def note(self, identity: Hashable, what: str, now: float) -> None:
         """Note that `identity` attaches as somebody new. `what`: that identity in words.
@@ -30,8 +32,9 @@ class AttachRate:
         Raises:
             RpcAbort: it has done so too often.
         """
-        if len(self._free_at) >= SWEEP_AT:
+        if len(self._free_at) >= self._sweep_at:
             self._free_at = {key: at for key, at in self._free_at.items() if at > now}
+            self._sweep_at = max(SWEEP_AT, 2 * len(self._free_at))
         free_at = max(self._free_at.get(identity, now), now) + INTERVAL_S
         if free_at - now > BURST * INTERVAL_S:
             raise resource_exhausted(

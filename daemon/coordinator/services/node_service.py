@@ -22,6 +22,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attach_rate import AttachRate
+from muster.daemon.coordinator.services.certificates import issue_certificate
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.services.stream_writing import write_message
@@ -35,7 +36,6 @@ from muster.daemon.transport.channel import raise_unexpected_error
 from muster.daemon.transport.identity import current_caller, current_method
 from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits
-from muster.daemon.transport.tls import TlsError, certificate_name
 from muster.slurm.client.types import Gone, Node, Unknown
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
@@ -167,11 +167,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """
         if self._issuing is None:
             return b""
-        name = certificate_name(call_binding.name_of_node_daemon(hello.node))
-        try:
-            return self._issuing.issue(hello.public_key, [name])
-        except TlsError as error:
-            raise invalid_argument(f"hello.public_key: {error}") from None
+        return issue_certificate(self._issuing, call_binding.name_of_node_daemon(hello.node), hello.public_key)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()
