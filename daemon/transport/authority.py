@@ -19,11 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from muster.daemon.host import clock, private_file
-from muster.daemon.transport.tls import ISSUED_DAYS, TlsError
+from muster.daemon.transport.tls import AUTHORITY_DAYS, ISSUED_DAYS, TlsError
 
 Key = ec.EllipticCurvePrivateKey
 
-AUTHORITY_DAYS = 3650
 CLOCKS_DIFFER = datetime.timedelta(days=1)
 """A certificate is valid from this time before it was made: the clocks of two hosts may differ."""
 _MAX_COMMON_NAME = 64

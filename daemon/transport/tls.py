@@ -32,6 +32,8 @@ _DAY_S = 86400.0
 WARN_DAYS = 30
 """Days before its certificate expires, from which on a coordinator says so once a day."""
 
+AUTHORITY_DAYS = 3650
+"""How long the certificates of Muster's own authorities are valid."""
 ISSUED_DAYS = 14
 """How long certificates of node daemons and agents are valid."""
 RENEW_AFTER_S = ISSUED_DAYS * 86400 / 2

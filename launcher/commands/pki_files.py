@@ -1,0 +1,92 @@
+"""The files that `muster pki` makes and shows. A module of its own: no other command waits for the import of
+cryptography."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from muster.daemon.host import clock, private_file
+from muster.daemon.transport import authority
+from muster.daemon.transport.authority import Authority
+from muster.daemon.transport.site_config import TLS_FOLDER
+from muster.launcher.errors import WrongInput
+
+_AUTHORITY, _AUTHORITY_KEY = "authority.pem", "authority.key"
+_CERTIFICATE, _KEY = "coordinator.pem", "coordinator.key"
+
+
+def make_files(folder: Path, hosts: list[str], days: int) -> None:
+    """Makes an authority, and a certificate for each host. Makes the whole folder, or nothing.
+
+    Raises:
+        WrongInput: a name can't be right, or the folder exists.
+        OSError: the files can't be written.
+    """
+    names = [_names(host) for host in hosts]
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise WrongInput(
+            f"{folder} exists", "give a new folder, or renew certificates with `muster pki renew`"
+        ) from None
+    try:
+        made = Authority.create("Muster: coordinators")
+        private_file.create(folder / _AUTHORITY_KEY, authority.pem_of_key(made.key).decode())
+        (folder / _AUTHORITY).write_bytes(made.pem)
+        for listed in names:
+            _issue(made, folder, listed, days)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    print(_next_steps(folder, [listed[0] for listed in names]), flush=True)
+
+
+def renew_files(folder: Path, hosts: list[str], days: int) -> None:
+    """Makes new certificates with the authority in `folder`.
+
+    Raises:
+        WrongInput: a name can't be right.
+        TlsError: the folder holds no authority.
+        OSError: the files can't be written.
+    """
+    issuing = Authority.load(folder / _AUTHORITY, folder / _AUTHORITY_KEY)
+    for listed in [_names(host) for host in hosts]:
+        _issue(issuing, folder, listed, days)
+        print(f"{folder / listed[0] / _CERTIFICATE} is new; copy both files of its folder to {listed[0]}", flush=True)
+
+
+def _names(host: str) -> list[str]:
+    names = host.split(",")
+    if not all(name and name.isprintable() and not set(name) & set(" /") for name in names):
+        raise WrongInput(f"{host!r} must be HOST[,NAME...], for example mgmt1,mgmt1.cluster.example,10.0.0.1")
+    return names
+
+
+def _issue(issuing: Authority, folder: Path, names: list[str], days: int) -> None:
+    """Writes the files of one host."""
+    key = authority.make_key()
+    issued = issuing.issue(authority.bytes_of_public_key(key), names, days)
+    of_host = folder / names[0]
+    of_host.mkdir(mode=0o700, exist_ok=True)
+    private_file.replace(of_host / _KEY, authority.pem_of_key(key).decode())
+    (of_host / _CERTIFICATE).write_bytes(issued)
+
+
+def _next_steps(folder: Path, hosts: list[str]) -> str:
+    lines = [f"Copy {folder / _AUTHORITY} to {TLS_FOLDER / _AUTHORITY} of every host, readable by all."]
+    for host in hosts:
+        lines.append(
+            f"Copy {folder / host / _CERTIFICATE} and {_KEY} to {TLS_FOLDER} of {host}, readable by Slurm's user only."
+        )
+    lines.append(f"Keep {folder / _AUTHORITY_KEY} off the cluster: who has it can act as a coordinator.")
+    return "\n".join(lines)
+
+
+def description(file: Path) -> str:
+    """One line: whom the certificate in `file` names, and when it expires. Raises TlsError: it holds none."""
+    certificate = authority.read_certificate(file)
+    names = ", ".join(sorted(authority.names_in_certificate(certificate))) or "an authority"
+    left = (authority.expires_at(certificate) - clock.wall()) / 86400
+    expiry = f"expires in {left:.0f} days" if left > 0 else f"expired {-left:.0f} days ago"
+    return f"{file}: {names}; {expiry}"
