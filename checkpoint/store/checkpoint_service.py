@@ -20,7 +20,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, I
 from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -41,9 +41,6 @@ from muster.checkpoint.store.replication.replica_receiver import ReplicaReceiver
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

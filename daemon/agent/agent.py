@@ -12,15 +12,15 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from muster.checkpoint.store.replication.dial import at_port
 from muster.daemon.agent import memory_handover
+from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
 from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
 from muster.daemon.agent.failure_detector.peers import (
-    AgentIdentity,
     PeerChannels,
     PeerService,
     ShardService,
@@ -29,15 +29,15 @@ from muster.daemon.agent.failure_detector.peers import (
 from muster.daemon.agent.memory_handover import MemoryHandover
 from muster.daemon.agent.pool_jobs import PoolRequests
 from muster.daemon.agent.ranks import reconcile
-from muster.daemon.agent.ranks.rank_supervisor import NodeJob, RankSupervisor
+from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind
-from muster.daemon.transport.identity import Credentials, IdentityUnavailable
+from muster.daemon.transport.identity import IdentityUnavailable
 from muster.daemon.transport.reachability import Probed, Reachability, probe
 from muster.daemon.transport.server_limits import agent_limits
-from muster.daemon.transport.tls import ServerKey, Trust
+from muster.daemon.transport.tls import ServerKey
 from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
@@ -53,7 +53,7 @@ from muster.v1.agent_pb2 import (
     ShardStatus,
     Silence,
 )
-from muster.v1.common_pb2 import JobSpec, Version
+from muster.v1.common_pb2 import Version
 
 log = logging.getLogger(__name__)
 
@@ -87,38 +87,6 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str) -> None: ...
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """What an agent is started with.
-
-    listen: "host:port".
-    host: the address at which other processes reach this agent.
-    notice_s: seconds for which the agent waits for an order after SIGTERM.
-    """
-
-    identity: AgentIdentity
-    job: NodeJob
-    spec: JobSpec
-    coordinator: str
-    credentials: Credentials
-    listen: str
-    host: str
-    notice_s: float
-    slurm_job_id: int = 0
-    slurm_restart_count: int = 0
-    batch_host: bool = False
-    pool_serial: int = 0
-    """The pool request for which this agent was started; 0: the agent belongs to the gang's own job."""
-    memory_socket: str = ""
-    """The socket of musterd's kept memory; empty: memory is not kept over a requeue."""
-    trust: Trust | None = None
-    """Whom to take for a coordinator; None: all connections are plain text."""
-    encrypt_checkpoints: bool = False
-    """Whether the pieces of shards go over TLS, too. Their digests always do."""
-    failure: str = ""
-    """Why the job can't run on this node, for the user; empty: the job can run."""
 
 
 MakeCheckpointService = Callable[[PeerChannels, Callable[[], None]], CheckpointService]
@@ -172,7 +140,7 @@ class Agent:
         server = make_agent_server(self._settings.credentials, limits, identity, self._service, tls=bool(key))
         port = bind(server, listen, key.certificates() if key else None)
         if key and not self._settings.encrypt_checkpoints:
-            self._service.plain_port = bind(server, f"{listen.rpartition(':')[0]}:0")
+            self._service.plain_port = bind(server, at_port(listen, 0))
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)

@@ -17,7 +17,8 @@ from google.protobuf import json_format
 
 from muster.checkpoint.store.checkpoint_service import CheckpointService
 from muster.daemon.agent import agent_log, durable_dir_check
-from muster.daemon.agent.agent import Agent, AgentSettings
+from muster.daemon.agent.agent import Agent
+from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.batch.batch_process import RemoteCoordinator, run_batch
 from muster.daemon.agent.batch.srun import Allocation
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels

@@ -162,7 +162,7 @@ def make_server(
     credentials: Credentials,
     limits: ServerLimits,
     *,
-    server_names: ServerNames = call_binding.names_of_this_host,
+    server_names: ServerNames | None = None,
     plain_methods: Collection[str] | None = None,
     refuse: RefuseCaller | None = None,
     share_port: bool = False,
@@ -171,7 +171,8 @@ def make_server(
     """Return a server that checks the credential of every call before it reads the call's message. Register the
     servicers, call `bind`, then start the server.
 
-    `server_names`: a credential must be made for one of these names (`muster.daemon.transport.call_binding`).
+    `server_names`: a credential must be made for one of these names (`muster.daemon.transport.call_binding`); None: the
+    names that this host has now.
     `plain_methods`: the methods that may be called on a port without TLS; None: all.
 
     A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
@@ -184,7 +185,10 @@ def make_server(
     async def check(token: str) -> Proof:
         return await _call_munge(lambda: credentials.check(token), identity_deadline_s)
 
-    interceptor = CredentialCheck(check, server_names, limits, refuse or Rights(frozenset()).refusal, plain_methods)
+    own_names = call_binding.names_of_this_host() if server_names is None else frozenset()
+    interceptor = CredentialCheck(
+        check, server_names or (lambda: own_names), limits, refuse or Rights(frozenset()).refusal, plain_methods
+    )
     # Two daemons on one port are a mistake: report it instead of sharing the load.
     reuse = ("grpc.so_reuseport", int(share_port))
     return grpc.aio.server(interceptors=[interceptor], options=[reuse, *limits.options()])

@@ -1,0 +1,43 @@
+"""What an agent is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.daemon.agent.failure_detector.peers import AgentIdentity
+from muster.daemon.agent.ranks.rank_supervisor import NodeJob
+from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.tls import Trust
+from muster.v1.common_pb2 import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent is started with.
+
+    listen: "host:port".
+    host: the address at which other processes reach this agent.
+    notice_s: seconds for which the agent waits for an order after SIGTERM.
+    """
+
+    identity: AgentIdentity
+    job: NodeJob
+    spec: JobSpec
+    coordinator: str
+    credentials: Credentials
+    listen: str
+    host: str
+    notice_s: float
+    slurm_job_id: int = 0
+    slurm_restart_count: int = 0
+    batch_host: bool = False
+    pool_serial: int = 0
+    """The pool request for which this agent was started; 0: the agent belongs to the gang's own job."""
+    memory_socket: str = ""
+    """The socket of musterd's kept memory; empty: memory is not kept over a requeue."""
+    trust: Trust | None = None
+    """Whom to take for a coordinator; None: all connections are plain text."""
+    encrypt_checkpoints: bool = False
+    """Whether the pieces of shards go over TLS, too. Their digests always do."""
+    failure: str = ""
+    """Why the job can't run on this node, for the user; empty: the job can run."""
