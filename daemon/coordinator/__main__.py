@@ -41,6 +41,7 @@ from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import ListenError, check_listen_address
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.management_hosts import ManagementHosts
+from muster.daemon.transport.tls import TlsError
 from muster.slurm.client.backends.open import open_slurm
 from muster.slurm.client.backends.run_command import LIFETIME_TOOLS, can_limit_lifetime
 from muster.slurm.client.errors import SlurmUnavailable
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ListenError as error:
         # Status 69 makes systemd start a standby again: a standby that is down would be noticed too late.
         _die(EXIT_UNAVAILABLE if flags.shared_state else site_config.EXIT_CONFIG, str(error))
-    except (site_config.SiteError, IdentityError, PolicyError, SlurmUnavailable) as error:
+    except (site_config.SiteError, IdentityError, TlsError, PolicyError, SlurmUnavailable) as error:
         _die(site_config.EXIT_CONFIG, str(error))
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")

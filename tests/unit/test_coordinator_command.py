@@ -15,6 +15,7 @@ import pytest
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, spec
+from muster.daemon.transport.authority import Authority, bytes_of_public_key, make_key, pem_of_key
 from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.client.states import JobState
 
@@ -84,6 +85,27 @@ async def test_a_wrong_setting_is_an_error_in_one_line(
     await _wait_for_line(process, words)
     async with asyncio.timeout(DEADLINE_S):
         assert await process.wait() == status
+
+
+async def test_a_damaged_issuing_authority_is_an_error_in_one_line(tmp_path: Path) -> None:
+    SecretCredentials.create(tmp_path / "secret")
+    issuing, key = Authority.create("site"), make_key()
+    (tmp_path / "c.pem").write_bytes(issuing.issue(bytes_of_public_key(key), ["mgmt1"]))
+    (tmp_path / "c.key").write_bytes(pem_of_key(key))
+    config = tmp_path / "muster.toml"
+    config.write_text(
+        f'coordinator = "mgmt1:7070"\ntls_certificate = "{tmp_path}/c.pem"\ntls_key = "{tmp_path}/c.key"\n'
+    )
+    (tmp_path / "state").mkdir()
+    damaged = tmp_path / "state" / "issuing-authority.pem"
+    damaged.write_text("half a file")
+    process = await _start(
+        "--listen", "127.0.0.1:0", "--auth", f"secret:{tmp_path / 'secret'}", "--config", config,
+        "--state-dir", tmp_path / "state",
+    )  # fmt: skip
+    _, told = await process.communicate()
+    lines = told.decode().splitlines()
+    assert (process.returncode, lines[-1]) == (78, f"muster-coordinator: {damaged} holds no certificate (PEM)")
 
 
 async def test_on_a_full_disk_the_coordinator_ends_with_the_reason(tmp_path: Path) -> None:
