@@ -37,7 +37,7 @@ from muster.checkpoint.store.recall import Recall
 from muster.checkpoint.store.replication import transfer
 from muster.checkpoint.store.replication.dial import Dial
 from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
-from muster.checkpoint.store.replication.replica_receiver import ReplicaReceiver
+from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
 from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
@@ -67,6 +67,7 @@ class CheckpointService:
         dial: returns a stub for the agent on a node.
         on_change: called when `shards`, `committed`, `progress` or `phases` return something new.
         slots_refused: why no rank gets slots; empty if ranks get slots.
+        slot_wait_s: seconds that an offer waits for slots of this node.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class CheckpointService:
         dial: Dial,
         on_change: Callable[[], None],
         slots_refused: str = "",
+        slot_wait_s: float = LOCAL_SLOT_WAIT_S,
     ) -> None:
         self._gang_id = gang_id
         self._slots_refused = slots_refused
@@ -91,7 +93,7 @@ class CheckpointService:
             gang_id, node, store, dial, self._spawn, self._on_decision, self._passed_step
         )
         self._replica_receiver = ReplicaReceiver(
-            gang_id, store, self._replica_builder, commit.stale_reason, self._awaits_slot
+            gang_id, store, self._replica_builder, commit.stale_reason, self._awaits_slot, slot_wait_s
         )
         self._flusher = Flusher(gang_id, node, store, lambda: commit.committed, run_in_thread)
         self._recall = Recall(gang_id, node, store, self._slots, dial, run_in_thread)

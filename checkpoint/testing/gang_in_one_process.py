@@ -13,6 +13,7 @@ import grpc
 from muster.checkpoint.format import layout
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.checkpoint_service import CheckpointService
+from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2, peer_pb2_grpc
 
@@ -173,6 +174,7 @@ class InProcessGang:
         self.gang_id = gang_id
         self.nodes: dict[str, InProcessNode] = {}
         self.generation = 0
+        self.slot_wait_s = LOCAL_SLOT_WAIT_S
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def dial(self, node: str, address: str, *, plain: bool = False) -> Any:
@@ -184,7 +186,9 @@ class InProcessGang:
     async def add(self, *names: str) -> None:
         """Start nodes."""
         for name in names:
-            checkpoint_service = CheckpointService(self.gang_id, name, self.dial, lambda: None)
+            checkpoint_service = CheckpointService(
+                self.gang_id, name, self.dial, lambda: None, slot_wait_s=self.slot_wait_s
+            )
             peer_service, server = _PeerService(checkpoint_service), grpc.aio.server()
             peer_pb2_grpc.add_PeerServiceServicer_to_server(peer_service, server)
             port = server.add_insecure_port("127.0.0.1:0")

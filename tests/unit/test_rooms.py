@@ -33,7 +33,12 @@ ROOMS: dict[str, set[str]] = {
     },
     "checkpoint/training": {"checkpoint/format"},
     "checkpoint": {"checkpoint/format", "checkpoint/training"},
-    "checkpoint/testing": {"checkpoint/format", "checkpoint/store", "checkpoint/training"},
+    "checkpoint/testing": {
+        "checkpoint/format",
+        "checkpoint/store",
+        "checkpoint/store/replication",
+        "checkpoint/training",
+    },
     "slurm": set(),
     "slurm/client": set(),
     "slurm/client/parsing": {"slurm/client"},

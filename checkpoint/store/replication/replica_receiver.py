@@ -31,6 +31,7 @@ class ReplicaReceiver:
         replica_builder: builds the replicas.
         stale_reason: returns why a version is refused; empty if it is not.
         awaits_slot: returns whether a rank of this node may still fill a slot with a version.
+        slot_wait_s: seconds that an offer waits for such slots.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class ReplicaReceiver:
         replica_builder: ReplicaBuilder,
         stale_reason: Callable[[Version], str],
         awaits_slot: Callable[[Version], bool],
+        slot_wait_s: float = LOCAL_SLOT_WAIT_S,
     ) -> None:
+        self._slot_wait_s = slot_wait_s
         self._gang_id = gang_id
         self._shard_store = shard_store
         self._replica_builder = replica_builder
@@ -146,7 +149,7 @@ class ReplicaReceiver:
         return reason
 
     async def _wait_for_slots(self, version: Version) -> None:
-        deadline = asyncio.get_running_loop().time() + LOCAL_SLOT_WAIT_S
+        deadline = asyncio.get_running_loop().time() + self._slot_wait_s
         while self._awaits_slot(version):
             remaining_s = deadline - asyncio.get_running_loop().time()
             try:
