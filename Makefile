@@ -87,7 +87,7 @@ demo: ## a training job outlives a dead node, on one screen
 	@$(BIN)/python -m muster.slurm.cluster.demo
 
 # The image is built beside the unit tests: it mostly waits for packages. The cluster tests mostly wait for Slurm, so the
-# simulated worlds and the PyTorch tests run beside them, with the time that they leave.
+# simulated worlds and the PyTorch tests run beside them, with the time that they leave. What failed is printed last.
 test: setup ## everything that is promised: unit tests, simulated worlds, PyTorch inside the image, a real Slurm
 	@$(MAKE) --no-print-directory image >$(VENV)/image.log 2>&1 & image=$$!; \
 	    trap 'kill $$image 2>/dev/null' INT TERM; \
@@ -95,8 +95,11 @@ test: setup ## everything that is promised: unit tests, simulated worlds, PyTorc
 	    wait $$image || { cat $(VENV)/image.log; exit 1; }; exit $$unit
 	@nice -n 19 $(MAKE) --no-print-directory beside-cluster >$(VENV)/beside.log 2>&1 & beside=$$!; \
 	    trap 'kill $$beside 2>/dev/null' INT TERM; \
-	    $(PYTEST) --budget 500 -n 3 --dist worksteal tests/cluster; cluster=$$?; \
-	    wait $$beside; beside=$$?; cat $(VENV)/beside.log; exit $$((cluster | beside))
+	    { $(PYTEST) --budget 500 -n 3 --dist worksteal tests/cluster; echo $$? >$(VENV)/cluster.status; } | tee $(VENV)/cluster.log; \
+	    wait $$beside; beside=$$?; cat $(VENV)/beside.log; \
+	    read cluster <$(VENV)/cluster.status; \
+	    [ $$cluster = 0 ] || sed -n '/^=* short test summary/,$$p' $(VENV)/cluster.log; \
+	    exit $$((cluster | beside))
 
 beside-cluster:
 	@$(TORCH)

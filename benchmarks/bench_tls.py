@@ -2,8 +2,9 @@
 
 Two container clusters, one with TLS and one with plain text, take turns: one job with one fault on the first, then the
 same on the second, and the other way round in the next pair. Nothing else differs. The output has each pair, and for
-each fault the medians and the pairs' differences beside the spread of the plain runs. The last line is a JSON object,
-which is also written to build/tls_overhead.json: `tls_overhead_percent` is the median of all pairs' differences.
+each fault the medians, the pairs' differences beside the spread of the plain runs, and how much longer each phase
+took. The last line is a JSON object, which is also written to build/tls_overhead.json: `tls_overhead_percent` is the
+median of all pairs' differences.
 
 The state of the ranks is small, so that connections and control messages are measured, not the bytes of shards. Those
 go in plain text by default. `--shards` measures them: one stream of pieces over loopback, with and without TLS.
@@ -28,7 +29,7 @@ from typing import Any
 import grpc.aio
 from rich.console import Console
 
-from benchmarks.bench_recovery import FAULTS, Fault, Figures, measure_fault
+from benchmarks.bench_recovery import FAULTS, PHASES, Fault, Figures, measure_fault
 from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChannels, PeerService, make_agent_server
 from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.channel import bind
@@ -45,12 +46,26 @@ MESSAGE_BYTES = 512 << 10
 """As muster.checkpoint.store.replication.transfer sends them."""
 
 
+Recovery = dict[str, float]
+"""Seconds of each phase of a recovery, by its name in PHASES."""
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Seconds from the fault to the first step, with TLS and in plain text."""
+    """One recovery with TLS and one in plain text."""
 
-    tls_s: float
-    plain_s: float
+    tls: Recovery
+    plain: Recovery
+
+    @property
+    def tls_s(self) -> float:
+        """Seconds from the fault to the first step."""
+        return sum(self.tls.values())
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds from the fault to the first step."""
+        return sum(self.plain.values())
 
     @property
     def difference_percent(self) -> float:
@@ -62,22 +77,22 @@ def measure_pairs(clusters: dict[str, Cluster], fault: Fault, count: int, consol
     """`count` pairs of one fault."""
     pairs = []
     for number in range(count):
-        seconds = {}
+        found = {}
         for kind in ("tls", "plain") if number % 2 else ("plain", "tls"):
-            seconds[kind] = _one(clusters[kind], fault, f"{fault.name}-{number}")
-        pairs.append(Pair(seconds["tls"], seconds["plain"]))
+            found[kind] = _one(clusters[kind], fault, f"{fault.name}-{number}")
+        pairs.append(Pair(found["tls"], found["plain"]))
         console.print(f"{fault.name}: {pairs[-1].tls_s:.2f} s with TLS, {pairs[-1].plain_s:.2f} s in plain text")
     return pairs
 
 
-def _one(cluster: Cluster, fault: Fault, name: str) -> float:
+def _one(cluster: Cluster, fault: Fault, name: str) -> Recovery:
     cluster.restore_all()
     figures = Figures()
     with Training(cluster, TrainingSpec(name)) as training:
         training.submit()
         measure_fault(cluster, training, fault, figures)
         training.cancel()
-    return figures.total[0]
+    return {phase: seconds[0] for phase, seconds in figures.phases.items()}
 
 
 def summary(pairs: dict[str, list[Pair]]) -> dict[str, Any]:
@@ -89,6 +104,10 @@ def summary(pairs: dict[str, list[Pair]]) -> dict[str, Any]:
             "plain_median_s": round(statistics.median(pair.plain_s for pair in of_fault), 3),
             "difference_percent": sorted(round(pair.difference_percent, 1) for pair in of_fault),
             "plain_spread_s": round(max(p.plain_s for p in of_fault) - min(p.plain_s for p in of_fault), 3),
+            "longer_by_s": {
+                phase: round(statistics.median(pair.tls[phase] - pair.plain[phase] for pair in of_fault), 3)
+                for phase in PHASES
+            },
         }
         for name, of_fault in pairs.items()
     }
