@@ -88,7 +88,7 @@ def marks(gang: Gang, generation: int) -> dict[str, list[float]]:
 
 
 async def all_ranks_reach(gang: Gang, generation: int, words: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while len(marks(gang, generation).get(words, [])) < len(gang.nodes):  # noqa: ASYNC110 - files tell nobody
             await asyncio.sleep(0.02)
 
