@@ -54,6 +54,7 @@ class LoadedNode:
     ) -> None:
         """`probe`: the address at which probes of the node are answered."""
         self._counts = counts
+        self._key = key
         self._attached = False
         self._hello_message = node_pb2.NodeHello(
             node=name, boot_id="boot", probe_address=probe, incarnation=f"{name}-1", addresses=LOOPBACK,
@@ -67,13 +68,14 @@ class LoadedNode:
             self,
             addresses=lambda: LOOPBACK,
             trust=trust,
-            use_certificate=key.use,
+            key=key,
         )
 
     async def _hello(self) -> node_pb2.NodeHello:
         self._counts.hellos += 1
         self._counts.attached -= self._attached
         self._attached = False
+        self._hello_message.certified_by = self._key.certified_by
         return self._hello_message
 
     def kept(self) -> list[tuple[str, int]]:
@@ -107,9 +109,10 @@ async def read_signals(nodes: dict[str, LoadedNode]) -> None:
 
 
 async def _run(found: site.Site, port: int, names: list[str]) -> None:
-    counts, key, trust, credentials = Counts(), ServerKey(), found.trust(), found.credentials()
+    counts, trust, credentials = Counts(), found.trust(), found.credentials()
     address = f"127.0.0.1:{port}"
-    nodes = {name: LoadedNode(name, address, credentials, trust, key, counts, "127.0.0.1:9") for name in names}
+    probe = "127.0.0.1:9"
+    nodes = {name: LoadedNode(name, address, credentials, trust, ServerKey(), counts, probe) for name in names}
     running = [asyncio.create_task(tell_counts(counts))]
     running += [asyncio.create_task(node.stream.run()) for node in nodes.values()]
     await read_signals(nodes)

@@ -339,7 +339,21 @@ class Agent:
 
     def _attach(self, port: int) -> AgentStream:
         settings = self._settings
-        hello = AgentHello(
+        handlers = StreamHandlers(
+            hello=partial(self._hello, port),
+            status=self._status,
+            attached=self._peer_monitor.repeat_accusations,
+            certificate_due=lambda: self._key is not None and self._key.renewal_due,
+            certificate=self._use_certificate,
+            order=self._handle_order,
+            probe=self._handle_probe,
+            dismissed=self._dismissed,
+        )
+        return AgentStream(settings.coordinator, settings.credentials, handlers, settings.trust)
+
+    def _hello(self, port: int) -> AgentHello:
+        settings = self._settings
+        return AgentHello(
             gang_id=settings.identity.gang,
             slurm_job_id=settings.slurm_job_id,
             slurm_restart_count=settings.slurm_restart_count,
@@ -350,17 +364,8 @@ class Agent:
             batch_host=settings.batch_host,
             pool_serial=settings.pool_serial,
             public_key=self._key.public_key if self._key else b"",
+            certified_by=self._key.certified_by if self._key else b"",
         )
-        handlers = StreamHandlers(
-            hello=hello,
-            status=self._status,
-            attached=self._peer_monitor.repeat_accusations,
-            certificate=self._use_certificate,
-            order=self._handle_order,
-            probe=self._handle_probe,
-            dismissed=self._dismissed,
-        )
-        return AgentStream(settings.coordinator, settings.credentials, handlers, settings.trust)
 
     def _use_certificate(self, message: Certificate) -> None:
         """From now on, prove this agent's name to others, and ask them for theirs."""

@@ -32,7 +32,7 @@ from muster.daemon.transport.channel import (
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
-from muster.daemon.transport.tls import RENEW_AFTER_S, Trust
+from muster.daemon.transport.tls import Trust
 from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
@@ -68,15 +68,17 @@ _REFUSALS = (
 class StreamHandlers:
     """What the stream calls.
 
-    hello: the first message of each stream.
+    hello: returns the first message of a stream.
     status: returns the agent's whole status.
     attached: a new stream is open. Its coordinator may not know what was sent before.
+    certificate_due: a new certificate is due, so the stream is to be reopened.
     certificate, order, probe, dismissed: a message of this kind has arrived.
     """
 
-    hello: AgentHello
+    hello: Callable[[], AgentHello]
     status: Callable[[], AgentStatus]
     attached: Callable[[], None]
+    certificate_due: Callable[[], bool]
     certificate: Callable[[Certificate], None]
     order: Callable[[Order], None]
     probe: Callable[[ProbeOrder], None]
@@ -150,8 +152,9 @@ class AgentStream:
         ) as channel:
             self._closed_because = ""
             try:
-                metadata = await credential_metadata(channel, _ATTACH, self._hello())
-                await self._exchange(AgentServiceStub(channel).Attach(metadata=metadata))  # type: ignore[call-arg]
+                hello = AgentMessage(hello=self._handlers.hello())
+                metadata = await credential_metadata(channel, _ATTACH, hello)
+                await self._exchange(AgentServiceStub(channel).Attach(metadata=metadata), hello)  # type: ignore[call-arg]
                 return self._log_and_back_off("the coordinator has ended the stream")
             except asyncio.CancelledError:
                 if not self._closed_because:
@@ -163,8 +166,8 @@ class AgentStream:
                     return _REFUSED_RETRY_S
                 return self._log_and_back_off(f"{error.code().name}: {error.details()}")
 
-    async def _exchange(self, call: Any) -> None:
-        writing = asyncio.ensure_future(self._write(call))
+    async def _exchange(self, call: Any, hello: AgentMessage) -> None:
+        writing = asyncio.ensure_future(self._write(call, hello))
         writing.add_done_callback(lambda _: self._on_writer_done(call, writing))
         try:
             async for message in call:
@@ -194,12 +197,12 @@ class AgentStream:
         self._backoff = min(2 * self._backoff, _BACKOFF_S[1])
         return wait
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, call: Any, hello: AgentMessage) -> None:
         self._pings_sent.clear()
         started = clock.monotonic()
         pinged = float("-inf")
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            await call.write(self._hello())
+            await call.write(hello)
             self._outbox.clear()
             self._handlers.attached()
             self._status_due = started
@@ -212,13 +215,10 @@ class AgentStream:
                 if self._pings_sent and now - max(started, self.last_contact) > self._answer_timeout_s:
                     self._close(call, f"no answer for {self._answer_timeout_s:g} s")
                     return
-                if self._trust and now - started > RENEW_AFTER_S:
+                if self._handlers.certificate_due():
                     self._close(call, "a new certificate is due")
                     return
                 await self._sleep_until(min(pinged + self._period, self._status_due))
-
-    def _hello(self) -> AgentMessage:
-        return AgentMessage(hello=self._handlers.hello)
 
     async def _flush(self, call: Any) -> None:
         self._wake.clear()

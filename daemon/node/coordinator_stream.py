@@ -30,7 +30,7 @@ from muster.daemon.transport.channel import (
 )
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
-from muster.daemon.transport.tls import RENEW_AFTER_S, Trust
+from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
 
@@ -82,8 +82,8 @@ class NodeStream:
     `addresses` returns the IP addresses of this node, as `hello` names them. When they change, the stream is reopened,
     so that the coordinator knows them: it compares an agent's address with them.
 
-    `trust`: whom to take for a coordinator; None: plain text. `use_certificate` takes each certificate that the
-    coordinator sends for this daemon's server. The stream is reopened for a new one.
+    `trust`: whom to take for a coordinator; None: plain text. `key`: of this daemon's server. It gets each certificate
+    that the coordinator sends. The stream is reopened when a new one is due.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class NodeStream:
         timeouts: StreamTimeouts = StreamTimeouts(),  # frozen
         addresses: Callable[[], tuple[str, ...]] = own_addresses,
         trust: Trust | None = None,
-        use_certificate: Callable[[bytes], None] | None = None,
+        key: ServerKey | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
@@ -106,7 +106,7 @@ class NodeStream:
         self._timeouts = timeouts
         self._addresses = addresses
         self._trust = trust
-        self._use_certificate = use_certificate
+        self._key = key
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
@@ -176,7 +176,6 @@ class NodeStream:
         yield hello
         await state.welcomed.wait()  # gRPC shows a refusal only to a caller that is not writing
         next_heartbeat_at = loop.time()
-        renew_at = loop.time() + RENEW_AFTER_S
         while not state.over:
             if observation := self._outbox.next_unsent():
                 state.unanswered.append(observation)
@@ -184,7 +183,7 @@ class NodeStream:
             elif addresses != self._addresses():
                 _log.info("the IP addresses of this node have changed: attaching again with the new ones")
                 return
-            elif self._trust and loop.time() >= renew_at:
+            elif self._key and self._key.renewal_due:
                 _log.info("a new certificate is due: attaching again")
                 return
             elif loop.time() >= next_heartbeat_at:
@@ -207,8 +206,8 @@ class NodeStream:
                 " running (if its journal was begun anew, restart musterd)"
             )
         self._term = order.term
-        if order.certificate and self._use_certificate:
-            self._use_certificate(order.certificate)
+        if order.certificate and self._key:
+            self._key.use(order.certificate)
         state.welcomed.set()
         if state.unanswered and (observation := state.unanswered.popleft()):
             self._outbox.confirm(observation)

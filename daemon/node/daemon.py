@@ -82,7 +82,7 @@ class NodeDaemon:
             settings.heartbeat_s,
             self._kept_memory,
             trust=settings.trust,
-            use_certificate=self._key.use if self._key else None,
+            key=self._key,
         )
 
     async def run(self) -> None:
@@ -141,6 +141,7 @@ class NodeDaemon:
             incarnation=self._incarnation,
             addresses=own_addresses(),
             public_key=self._key.public_key if self._key else b"",
+            certified_by=self._key.certified_by if self._key else b"",
         )
 
 

@@ -57,6 +57,11 @@ class Authority:
         """The certificate."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
+    @property
+    def identifier(self) -> bytes:
+        """The subject key identifier, as `issuer_of` finds it in what this authority issued."""
+        return x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()).digest
+
     def issue(self, public_key: bytes, names: Iterable[str], days: float = ISSUED_DAYS) -> bytes:
         """A certificate (PEM) that proves these names to clients.
 
@@ -159,6 +164,15 @@ def names_in_certificate(certificate: bytes) -> frozenset[str]:
 def expires_at(certificate: bytes) -> float:
     """When a certificate (PEM) expires, in seconds since the epoch."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
+def issuer_of(certificate: bytes) -> bytes:
+    """The subject key identifier of the authority that issued a certificate (PEM); empty: it names none."""
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate).extensions
+        return extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier or b""
+    except (ValueError, x509.ExtensionNotFound):
+        return b""
 
 
 def _read(path: Path) -> bytes:

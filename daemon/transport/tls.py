@@ -37,7 +37,7 @@ AUTHORITY_DAYS = 3650
 ISSUED_DAYS = 14
 """How long certificates of node daemons and agents are valid."""
 RENEW_AFTER_S = ISSUED_DAYS * 86400 / 2
-"""Seconds after which a node's daemon or an agent attaches again for a new certificate."""
+"""The age of its certificate, in seconds, at which a node's daemon or an agent attaches again for a new one."""
 
 
 class TlsError(Exception):
@@ -108,10 +108,12 @@ _PROOF_FAILURES = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check fai
 class ServerKey:
     """The key of a process that gets its certificate from the coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
         # Imported here: a program without TLS does not wait for the import.
         from muster.daemon.transport import authority
 
+        self._now = now
+        self._certified_at, self._issuer = now(), b""
         self._key = authority.make_key()
         self._pem = authority.pem_of_key(self._key)
         self.public_key = authority.bytes_of_public_key(self._key)
@@ -121,7 +123,21 @@ class ServerKey:
 
     def use(self, certificate: bytes) -> None:
         """Prove the name in this certificate (PEM), which belongs to this key, to callers from now on."""
+        from muster.daemon.transport import authority
+
         self._configuration = self._configuration_of(certificate)
+        self._certified_at, self._issuer = self._now(), authority.issuer_of(certificate)
+
+    @property
+    def renewal_due(self) -> bool:
+        """Whether it is time to attach again for a new certificate."""
+        return self._now() - self._certified_at > RENEW_AFTER_S
+
+    @property
+    def certified_by(self) -> bytes:
+        """The authority that issued the certificate in use (its subject key identifier); empty: a new certificate is
+        needed."""
+        return b"" if self.renewal_due else self._issuer
 
     def certificates(self) -> grpc.ServerCredentials:
         """For `muster.daemon.transport.channel.bind`."""

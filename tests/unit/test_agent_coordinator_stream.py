@@ -32,9 +32,17 @@ def _attachment(address: str, credentials: SecretCredentials, faults: int = 0) -
         pass
 
     hello = AgentHello(gang_id="g", node="n0", incarnation="a", peer_address="127.0.0.1:1")
-    return AgentStream(
-        address, credentials, StreamHandlers(hello, Statuses(faults), nothing, nothing, nothing, nothing, nothing)
+    handlers = StreamHandlers(
+        hello=lambda: hello,
+        status=Statuses(faults),
+        attached=nothing,
+        certificate_due=lambda: False,
+        certificate=nothing,
+        order=nothing,
+        probe=nothing,
+        dismissed=nothing,
     )
+    return AgentStream(address, credentials, handlers)
 
 
 async def test_a_status_that_can_not_be_told_costs_its_stream_and_is_logged(

@@ -31,6 +31,7 @@ from muster.daemon.transport.identity import Proof, SecretCredentials
 from muster.daemon.transport.reachability import Probed, Reachability, probe
 from muster.daemon.transport.server_limits import COORDINATOR, agent_limits
 from muster.daemon.transport.tls import (
+    RENEW_AFTER_S,
     CertificateFiles,
     ServerKey,
     TlsError,
@@ -292,6 +293,39 @@ async def test_a_restarted_coordinator_knows_agents_by_the_certificates_that_the
     assert await probe(probed, scripted.credentials, DEADLINE_S, trust) is None
 
 
+async def test_an_agent_that_has_a_certificate_of_the_coordinators_authority_gets_no_other_one(world: TlsWorld) -> None:
+    """After a restart all agents and daemons of a site attach at once: each new certificate would cost time."""
+    scripted = world.scripted
+    await scripted.start_agents(["n1"])
+    agent = scripted.agents["n1"]
+    for _ in range(2):
+        async with asyncio.timeout(DEADLINE_S):
+            await agent.wait_until(lambda: bool(agent.orders))
+        received = agent.certificate.certificate
+        await scripted.stop_coordinator()
+        agent.certificate.Clear()
+        agent.orders.clear()
+        await scripted.start_coordinator()
+    assert not received
+
+
+async def test_a_coordinator_with_another_authority_issues_new_certificates(world: TlsWorld) -> None:
+    scripted = world.scripted
+    await scripted.start_agents(["n1"])
+    agent = scripted.agents["n1"]
+    async with asyncio.timeout(DEADLINE_S):
+        await agent.wait_until(lambda: bool(agent.orders))
+    await scripted.stop_coordinator()
+    for path in scripted.folder.glob("issuing-authority.*"):
+        path.unlink()
+    agent.certificate.Clear()
+    agent.orders.clear()
+    await scripted.start_coordinator()
+    async with asyncio.timeout(DEADLINE_S):
+        await agent.wait_until(lambda: bool(agent.orders))
+    assert authority.issuer_of(agent.certificate.certificate) == authority.issuing_authority(scripted.folder).identifier
+
+
 async def test_a_caller_of_the_coordinator_that_trusts_another_authority_says_so(world: TlsWorld) -> None:
     other = trust_in(Authority.create("other"))
     async with open_channel(world.scripted.address, world.scripted.credentials, trust=other) as channel:
@@ -364,6 +398,22 @@ def test_a_coordinator_says_once_a_day_that_its_certificate_expires_soon(
         ask()
         assert len(caplog.records) == count
         assert words in caplog.text
+
+
+def test_a_certificate_is_renewed_halfway_through_its_life_whenever_its_owner_attaches(site: Authority) -> None:
+    now = 0.0
+    key = ServerKey(now=lambda: now)
+    assert not key.certified_by
+    key.use(site.issue(key.public_key, [certificate_name("musterd/n1")]))
+    now = RENEW_AFTER_S
+    assert (key.certified_by, key.renewal_due) == (site.identifier, False)
+    now += 1
+    assert (key.certified_by, key.renewal_due) == (b"", True)
+
+
+def test_a_certificate_that_names_no_authority_is_asked_for_again() -> None:
+    assert authority.issuer_of(b"none") == b""
+    assert authority.issuer_of(authority.self_signed(authority.make_key())) == b""
 
 
 def test_a_key_of_a_server_proves_nothing_before_it_has_a_certificate(site: Authority) -> None:

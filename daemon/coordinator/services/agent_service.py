@@ -25,7 +25,7 @@ from muster.daemon.coordinator.core.state.durable_state import Gang, Node
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.attach_rate import AttachRate
-from muster.daemon.coordinator.services.certificates import issue_certificate
+from muster.daemon.coordinator.services.certificates import CertificateIssuer
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -72,7 +72,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         issuing: Authority | None = None,
     ) -> None:
         """`issuing` issues the certificates of agents; None: connections are plain text."""
-        self._issuing = issuing
+        self._certificates = CertificateIssuer(issuing)
         self._stream_limits = stream_limits
         self._rights = rights
         self._engine = engine
@@ -140,16 +140,13 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return leaf
 
     def _certificate(self, hello: pb.AgentHello) -> pb.Certificate | None:
-        """What the agent's server proves itself with; None: connections are plain text.
+        """What the agent's server proves itself with; None: connections are plain text, or it has that already.
 
         Raises:
             RpcAbort: hello has no usable key.
         """
-        if self._issuing is None:
-            return None
-        name = call_binding.name_of_agent(hello.gang_id, hello.node)
-        issued = issue_certificate(self._issuing, name, hello.public_key)
-        return pb.Certificate(certificate=issued, authorities=self._issuing.pem)
+        issued = self._certificates.issue(call_binding.name_of_agent(hello.gang_id, hello.node), hello)
+        return pb.Certificate(certificate=issued, authorities=self._certificates.authorities) if issued else None
 
     def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
         if not self._rights.allows(current_method(), caller, owner_uid=owner_uid):

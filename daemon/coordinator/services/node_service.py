@@ -22,7 +22,7 @@ from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attach_rate import AttachRate
-from muster.daemon.coordinator.services.certificates import issue_certificate
+from muster.daemon.coordinator.services.certificates import CertificateIssuer
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, invalid_argument, permission_denied, unavailable
 from muster.daemon.coordinator.services.stream_reading import first_message, read_messages
 from muster.daemon.coordinator.services.stream_writing import write_message
@@ -64,7 +64,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         issuing: Authority | None = None,
     ) -> None:
         """`issuing` issues the certificates of node daemons; None: connections are plain text."""
-        self._issuing = issuing
+        self._certificates = CertificateIssuer(issuing)
         self._rights = rights
         silent_s = max(stream_limits.silent_s, SILENT_HEARTBEATS * heartbeat_s)
         self._stream_limits = replace(stream_limits, silent_s=silent_s)
@@ -84,7 +84,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             hello = await _read_hello(request_iterator, self._stream_limits)
             await self._admit(hello)
             self._limit_new_registrations(hello)
-            certificate = self._certificate(hello)
+            certificate = self._certificates.issue(call_binding.name_of_node_daemon(hello.node), hello)
         except RpcAbort as error:
             _log.warning("a node daemon at %s is rejected: %s", context.peer(), error)
             await error.end_call(context)
@@ -158,16 +158,6 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         where = f" on {signal.device}" if signal.device else ""
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
         return events.NodeSignalled(node, decision.action, decision.reason + where, signal.text)
-
-    def _certificate(self, hello: pb.NodeHello) -> bytes:
-        """What the daemon's server proves itself with; empty: connections are plain text.
-
-        Raises:
-            RpcAbort: hello has no usable key.
-        """
-        if self._issuing is None:
-            return b""
-        return issue_certificate(self._issuing, call_binding.name_of_node_daemon(hello.node), hello.public_key)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

@@ -84,6 +84,7 @@ class ScriptedAgent:
         async with open_channel(
             coordinator, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES
         ) as channel:
+            self.hello.certified_by = self._key.certified_by if self._key else b""
             first = pb.AgentMessage(hello=self.hello)
             metadata = await credential_metadata(channel, "/muster.v1.AgentService/Attach", first)
             stub: Any = agent_pb2_grpc.AgentServiceStub(channel)

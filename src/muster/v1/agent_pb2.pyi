@@ -135,6 +135,7 @@ class AgentHello(_message.Message):
     BATCH_HOST_FIELD_NUMBER: _builtins.int
     POOL_SERIAL_FIELD_NUMBER: _builtins.int
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    CERTIFIED_BY_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     slurm_job_id: _builtins.int
     slurm_restart_count: _builtins.int
@@ -150,6 +151,10 @@ class AgentHello(_message.Message):
     """
     public_key: _builtins.bytes
     """The public key of this agent's server (DER, SubjectPublicKeyInfo); empty: the agent uses plain text."""
+    certified_by: _builtins.bytes
+    """Which authority issued the certificate that this agent has for that key (its subject key identifier). The same
+    authority then issues no other one. Empty: the agent has no certificate, or is due for a new one.
+    """
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec:
         """Registers the gang if `muster submit` could not reach the coordinator."""
@@ -167,10 +172,11 @@ class AgentHello(_message.Message):
         batch_host: _builtins.bool = ...,
         pool_serial: _builtins.int = ...,
         public_key: _builtins.bytes = ...,
+        certified_by: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_host", b"batch_host", "certified_by", b"certified_by", "gang_id", b"gang_id", "incarnation", b"incarnation", "node", b"node", "peer_address", b"peer_address", "pool_serial", b"pool_serial", "public_key", b"public_key", "slurm_job_id", b"slurm_job_id", "slurm_restart_count", b"slurm_restart_count", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,7 +184,9 @@ Global___AgentHello: _TypeAlias = AgentHello  # noqa: Y015
 
 @_typing.final
 class Certificate(_message.Message):
-    """What an agent's server proves itself with. It comes before the first order. Absent in plain text."""
+    """What an agent's server proves itself with. It comes before the first order. Absent in plain text, and if hello names
+    this coordinator's authority in certified_by.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/node.proto\x12\tmuster.v1\"\x8e\x01\n\tNodeHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x15\n\rprobe_address\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\x12\n\npublic_key\x18\x07 \x01(\x0c\"/\n\x08KeptGang\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\";\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12!\n\x04kept\x18\x02 \x03(\x0b\x32\x13.muster.v1.KeptGang\"V\n\x06Signal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nobserved_s\x18\x05 \x01(\x01\"\x8c\x01\n\x0bNodeMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.muster.v1.NodeHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.muster.v1.HeartbeatH\x00\x12#\n\x06signal\x18\x03 \x01(\x0b\x32\x11.muster.v1.SignalH\x00\x42\x06\n\x04\x62ody\"s\n\tNodeOrder\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x01\x12!\n\x04over\x18\x04 \x03(\x0b\x32\x13.muster.v1.KeptGang\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x32I\n\x0bNodeService\x12:\n\x06\x41ttach\x12\x16.muster.v1.NodeMessage\x1a\x14.muster.v1.NodeOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/node.proto\x12\tmuster.v1\"\xa4\x01\n\tNodeHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x15\n\rprobe_address\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x11\n\taddresses\x18\x06 \x03(\t\x12\x12\n\npublic_key\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63\x65rtified_by\x18\x08 \x01(\x0c\"/\n\x08KeptGang\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\";\n\tHeartbeat\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12!\n\x04kept\x18\x02 \x03(\x0b\x32\x13.muster.v1.KeptGang\"V\n\x06Signal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x12\n\nobserved_s\x18\x05 \x01(\x01\"\x8c\x01\n\x0bNodeMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.muster.v1.NodeHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.muster.v1.HeartbeatH\x00\x12#\n\x06signal\x18\x03 \x01(\x0b\x32\x11.muster.v1.SignalH\x00\x42\x06\n\x04\x62ody\"s\n\tNodeOrder\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x03 \x01(\x01\x12!\n\x04over\x18\x04 \x03(\x0b\x32\x13.muster.v1.KeptGang\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x32I\n\x0bNodeService\x12:\n\x06\x41ttach\x12\x16.muster.v1.NodeMessage\x1a\x14.muster.v1.NodeOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.node_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODEHELLO']._serialized_start=36
-  _globals['_NODEHELLO']._serialized_end=178
-  _globals['_KEPTGANG']._serialized_start=180
-  _globals['_KEPTGANG']._serialized_end=227
-  _globals['_HEARTBEAT']._serialized_start=229
-  _globals['_HEARTBEAT']._serialized_end=288
-  _globals['_SIGNAL']._serialized_start=290
-  _globals['_SIGNAL']._serialized_end=376
-  _globals['_NODEMESSAGE']._serialized_start=379
-  _globals['_NODEMESSAGE']._serialized_end=519
-  _globals['_NODEORDER']._serialized_start=521
-  _globals['_NODEORDER']._serialized_end=636
-  _globals['_NODESERVICE']._serialized_start=638
-  _globals['_NODESERVICE']._serialized_end=711
+  _globals['_NODEHELLO']._serialized_end=200
+  _globals['_KEPTGANG']._serialized_start=202
+  _globals['_KEPTGANG']._serialized_end=249
+  _globals['_HEARTBEAT']._serialized_start=251
+  _globals['_HEARTBEAT']._serialized_end=310
+  _globals['_SIGNAL']._serialized_start=312
+  _globals['_SIGNAL']._serialized_end=398
+  _globals['_NODEMESSAGE']._serialized_start=401
+  _globals['_NODEMESSAGE']._serialized_end=541
+  _globals['_NODEORDER']._serialized_start=543
+  _globals['_NODEORDER']._serialized_end=658
+  _globals['_NODESERVICE']._serialized_start=660
+  _globals['_NODESERVICE']._serialized_end=733
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class NodeHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    CERTIFIED_BY_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot_id: _builtins.str
     """/proc/sys/kernel/random/boot_id: distinguishes a reboot from a restart of the daemon."""
@@ -38,6 +39,10 @@ class NodeHello(_message.Message):
     incarnation: _builtins.str
     public_key: _builtins.bytes
     """The public key of this daemon's server (DER, SubjectPublicKeyInfo); empty: the daemon uses plain text."""
+    certified_by: _builtins.bytes
+    """Which authority issued the certificate that this daemon has for that key (its subject key identifier). The same
+    authority then issues no other one. Empty: the daemon has no certificate, or is due for a new one.
+    """
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The IP addresses of this node's interfaces, without loopback and link-local addresses. An agent of this node calls
@@ -54,10 +59,11 @@ class NodeHello(_message.Message):
         incarnation: _builtins.str = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         public_key: _builtins.bytes = ...,
+        certified_by: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "boot_id", b"boot_id", "certified_by", b"certified_by", "incarnation", b"incarnation", "node", b"node", "probe_address", b"probe_address", "public_key", b"public_key", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,7 +203,7 @@ class NodeOrder(_message.Message):
     """The interval between heartbeats, in seconds; 0: no change."""
     certificate: _builtins.bytes
     """In the answer to hello: the certificate of this daemon's server (PEM), for the public key of hello. Empty in plain
-    text.
+    text, and if hello names this coordinator's authority in certified_by.
     """
     @_builtins.property
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
