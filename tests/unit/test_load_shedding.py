@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.shell.load_shedding import LoadShedding, Shedding, SheddingLimits
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
 from muster.daemon.transport.channel import open_channel
@@ -129,3 +129,19 @@ async def test_a_watcher_that_was_given_up_comes_again(world: ScriptedWorld) -> 
         await asyncio.gather(following, return_exceptions=True)
     assert "too much to do" in told[0]
     assert views[-1].gang_id == "g1"
+
+
+async def test_a_watcher_is_woken_for_the_nodes_of_its_gang_only(world: ScriptedWorld) -> None:
+    """All nodes of a site may attach at once: each would otherwise cost a view for every watcher."""
+    assert world.coordinator
+    engine = world.coordinator.engine
+    with engine.gang_subscribers.subscribe("g1") as woken:
+        for node, wakes in (("elsewhere", False), ("n1", True)):
+            for event in (
+                events.NodeAttached(node, "b", "i", "127.0.0.1:1", ()),
+                events.NodeDisconnected(node, "i"),
+                events.NodeSignalled(node, "unfit", "a fault", "NVRM: Xid"),
+            ):
+                woken.clear()
+                engine.post(event)
+                assert woken.is_set() is wakes, event

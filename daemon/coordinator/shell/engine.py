@@ -141,8 +141,25 @@ class Engine:
         now = self.clock.now()
         self._note_running(now)
         process_event(self.core, self.journal, self, event, now, events.stored_text)
-        if not isinstance(event, events.AgentHeartbeat | events.BatchHeartbeat | events.NodeHeartbeat):
-            self.gang_subscribers.notify(getattr(event, "gang", ""))
+        self._notify_watchers(event)
+
+    def _notify_watchers(self, event: events.Event) -> None:
+        """Wake the watchers of the gangs whose views the event may have changed: those of all gangs only if need be,
+        because all nodes of a site may attach at once."""
+        match event:
+            case events.AgentHeartbeat() | events.BatchHeartbeat() | events.NodeHeartbeat():
+                pass
+            case events.NodeAttached() | events.NodeDisconnected() | events.NodeSignalled():
+                self._notify_watchers_of_node(event.node)
+            case _:
+                self.gang_subscribers.notify(getattr(event, "gang", ""))
+
+    def _notify_watchers_of_node(self, node: str) -> None:
+        """Wake the watchers of the gangs that have `node`, or whose job has it: no other view shows it."""
+        for id in self.gang_subscribers.watched():
+            gang = self.core.state.gangs.get(id)
+            if gang and (node in gang.members or node in gang.job_nodes):
+                self.gang_subscribers.notify(id)
 
     # -- event_processing.Executor --
 
@@ -154,6 +171,8 @@ class Engine:
         """See event_processing.Executor."""
         for record in records:
             self.journal_subscribers.publish(record)
+            if record.gang:
+                self.gang_subscribers.notify(record.gang)
             _facts_log.info("%s%s", f"{record.gang}: " if record.gang else "", record.text)
 
     def send_orders(self, decided: Sequence[facts.Fact]) -> None:

@@ -72,6 +72,10 @@ class GangSubscribers:
             if not self._flags[gang]:
                 del self._flags[gang]
 
+    def watched(self) -> list[str]:
+        """The gangs that somebody watches."""
+        return list(self._flags)
+
     def notify(self, gang: str) -> None:
         """Set the flags of `gang` (empty: of all gangs): its view may have changed."""
         changed = [self._flags.get(gang, set())] if gang else list(self._flags.values())
