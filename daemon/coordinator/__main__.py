@@ -36,6 +36,7 @@ from muster.daemon.coordinator.leadership.writable_folder import wait_until_writ
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
+from muster.daemon.host.garbage_collection import collect_seldom
 from muster.daemon.transport import site_config
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import ListenError, check_listen_address
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The entry point `muster-coordinator`."""
     flags = _parser().parse_args(argv)
     site_config.start_logging(flags.log_level)
+    collect_seldom()
     try:
         asyncio.run(_run(flags))
     except ListenError as error:
