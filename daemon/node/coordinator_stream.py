@@ -1,8 +1,10 @@
 """The node's stream to the coordinator: hello, then heartbeats and signals, each answered in turn.
 
-When the stream ends or falls silent, it is reopened after a pause of 100 ms that doubles up to 2 s. The pause is random
-within limits, so that a thousand nodes do not return at once. Signals wait in the outbox until they are answered. An
-answer with a lower term than an earlier one comes from a replaced coordinator: the stream is closed.
+When the stream ends or falls silent, it is reopened after a pause of 100 ms that doubles up to 2 s. The coordinator
+of a large site asks for longer pauses: thousands of nodes that return at the same moment would all wait for each
+other, give up, and begin again. Each pause is random within limits. Signals wait in the outbox until they are
+answered; a node with a signal waits no longer than on a small site. An answer with a lower term than an earlier one
+comes from a replaced coordinator: the stream is closed.
 """
 
 from __future__ import annotations
@@ -46,12 +48,15 @@ class StreamTimeouts:
     answer_timeout_s: float = 5.0
     first_backoff_s: float = 0.1
     max_backoff_s: float = 2.0
+    max_return_s: float = 60.0
+    """The longest time within which a coordinator may ask this node to return."""
+    uniform: Callable[[float, float], float] = random.uniform
 
     def backoffs(self) -> Iterator[float]:
         """Yield the wait before each further try: it doubles, and each is random between half and all of it."""
         pause = self.first_backoff_s
         while True:
-            yield random.uniform(pause / 2, pause)
+            yield self.uniform(pause / 2, pause)
             pause = min(2 * pause, self.max_backoff_s)
 
 
@@ -110,6 +115,7 @@ class NodeStream:
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
+        self._return_within_s = 0.0
         self._detached = LastingProblem(_log, f"attached to {coordinator} again")
 
     def report(self, observation: Observation) -> None:
@@ -133,7 +139,15 @@ class NodeStream:
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
                 self._detached.meet(f"not attached to {self._coordinator}, trying again: {_describe(error)}")
-                await asyncio.sleep(next(waits))
+                await self._pause(next(waits))
+
+    async def _pause(self, backoff_s: float) -> None:
+        """Wait before the next attempt: `backoff_s`, and the coordinator's wish if there is no signal to report."""
+        now = asyncio.get_running_loop().time()
+        self._outbox.changed.clear()
+        await asyncio.sleep(backoff_s)
+        if not len(self._outbox):
+            await _wait_until(self._outbox.changed, now + self._timeouts.uniform(0.0, self._return_within_s))
 
     async def _stream(self, channel: grpc.aio.Channel, hello: pb.NodeHello) -> AsyncIterator[pb.NodeOrder]:
         """Run one stream: yield each answer after it is accepted.
@@ -213,6 +227,7 @@ class NodeStream:
             self._outbox.confirm(observation)
         for gang in order.over:
             self._memory.mark_obsolete(gang.gang_id, gang.generation)
+        self._return_within_s = min(order.return_within_s, self._timeouts.max_return_s)
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s
             self._outbox.changed.set()

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.callers: asyncio.Queue[Caller] = asyncio.Queue()
         self.term = 1
-        self.heartbeat_s = 0.0
+        self.heartbeat_s = self.return_within_s = 0.0
         self.over: list[pb.KeptGang] = []
         self.mute = False
         self.refuse = ""
@@ -57,7 +58,10 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
                 self.heard.put_nowait(message)
                 if not self.mute:
                     seq = message.heartbeat.seq
-                    yield pb.NodeOrder(term=self.term, seq=seq, heartbeat_s=self.heartbeat_s, over=self.over)
+                    yield pb.NodeOrder(
+                        term=self.term, seq=seq, heartbeat_s=self.heartbeat_s, over=self.over,
+                        return_within_s=self.return_within_s,
+                    )  # fmt: skip
         finally:
             self.ended.put_nowait("ended")
 
@@ -278,6 +282,33 @@ async def test_a_refusal_is_told_once_and_tried_again(
         coordinator.refuse = ""
         await coordinator.next("heartbeat")
     assert caplog.text.count("PERMISSION_DENIED: n1 has 10.0.0.1 in Slurm") == 1
+
+
+async def test_a_node_of_a_large_site_returns_when_it_was_asked_to_and_at_once_with_a_signal(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    chosen, asked = [], asyncio.Event()
+
+    def latest(_: float, high: float) -> float:
+        if high > FAST.max_backoff_s:
+            chosen.append(high)
+            asked.set()
+        return high
+
+    coordinator.return_within_s = 7200.0
+    attachment = _attachment(coordinator, credentials, 0.02, replace(FAST, uniform=latest, max_return_s=3600.0))
+    async with Running(attachment):
+        await coordinator.next("heartbeat")
+        await coordinator.next("heartbeat")
+        await coordinator.stop()
+        coordinator.forget()
+        await coordinator.start()
+        async with asyncio.timeout(120):
+            await asked.wait()
+        assert coordinator.heard.empty()
+        attachment.report(_seen(79))
+        assert (await coordinator.next("signal")).signal.code == 79
+    assert chosen == [3600.0]
 
 
 def test_pauses_double_up_to_their_longest_with_jitter() -> None:

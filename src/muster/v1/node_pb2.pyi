@@ -196,6 +196,7 @@ class NodeOrder(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    RETURN_WITHIN_S_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """The seq of the last heartbeat: the coordinator has received it."""
@@ -204,6 +205,10 @@ class NodeOrder(_message.Message):
     certificate: _builtins.bytes
     """In the answer to hello: the certificate of this daemon's server (PEM), for the public key of hello. Empty in plain
     text, and if hello names this coordinator's authority in certified_by.
+    """
+    return_within_s: _builtins.float
+    """When this stream ends, attach again at a random moment within so many seconds. It grows with the number of nodes, so
+    that not all of them return at the same moment. A node with a signal to report attaches at once. 0: no wait.
     """
     @_builtins.property
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
@@ -217,10 +222,11 @@ class NodeOrder(_message.Message):
         heartbeat_s: _builtins.float = ...,
         over: _abc.Iterable[Global___KeptGang] | None = ...,
         certificate: _builtins.bytes = ...,
+        return_within_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "seq", b"seq", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "return_within_s", b"return_within_s", "seq", b"seq", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
