@@ -103,18 +103,32 @@ async def test_an_agent_of_another_gang_of_the_job_is_dismissed(world: ScriptedW
     assert len(await world.wait_for_facts(facts.GangRegistered)) == 1
 
 
-def test_a_pool_job_belongs_to_the_gang_that_asked_for_it() -> None:
+def _gang_with_pool_job(owner_uid: int, pool_job: int) -> DurableState:
+    """Gang g1 of this user, in job 2. An agent of the gang has said that `pool_job` is its pool job."""
     state = DurableState()
     for fact in (
-        facts.GangRegistered("g1", 2, 1000, "train", events.GangSpec(1, 0), "{}"),
+        facts.GangRegistered("g1", 2, owner_uid, "train", events.GangSpec(1, 0), "{}"),
         facts.PoolNodeRequested("g1", 1, "n1", ()),
-        facts.PoolJobQueued("g1", 1, 3),
+        facts.PoolJobQueued("g1", 1, pool_job),
     ):
         apply(state, fact, 1.0)
+    return state
+
+
+def test_a_pool_job_belongs_to_the_gang_that_asked_for_it() -> None:
+    gangs = _gang_with_pool_job(1000, 3).gangs.values()
     with pytest.raises(RpcAbort, match=r"^job 3 runs gang g1"):
-        check_job_is_free(state.gangs.values(), "g2", 3)
-    check_job_is_free(state.gangs.values(), "g1", 3)
-    check_job_is_free(state.gangs.values(), "g2", 4)
+        check_job_is_free(gangs, "g2", 3, 1000)
+    check_job_is_free(gangs, "g1", 3, 1000)
+    check_job_is_free(gangs, "g2", 4, 1000)
+
+
+def test_an_agent_that_names_another_users_job_as_its_pool_job_keeps_it_from_nobody() -> None:
+    """The attack: the pool job that a user's own agent reports is the job that another user has just submitted."""
+    gangs = _gang_with_pool_job(1000, 3).gangs.values()
+    check_job_is_free(gangs, "g2", 3, 1001)
+    with pytest.raises(RpcAbort, match=r"^job 2 runs gang g1"):
+        check_job_is_free(gangs, "g2", 2, 1001)
 
 
 async def test_a_user_has_a_budget_of_gangs(world: ScriptedWorld, api: Any) -> None:

@@ -71,9 +71,9 @@ class Owing:
         apply(self.state, facts.SlurmCallSettled(event.gang, event.call, event.error or ""), 1.0)
         self.answers.put_nowait(event)
 
-    async def answer(self, verb: facts.SlurmVerb, node: str = "", **more: object) -> str | None:
+    async def answer(self, verb: facts.SlurmVerb, node: str = "", job: int = 1, **more: object) -> str | None:
         """Owe this call and wait until it is settled. Returns the error, or None."""
-        call = facts.SlurmCallOwed("g", self.state.last_call + 1, verb, 1, node, "muster: why", **more)  # type: ignore[arg-type]
+        call = facts.SlurmCallOwed("g", self.state.last_call + 1, verb, job, node, "muster: why", **more)  # type: ignore[arg-type]
         apply(self.state, call, 1.0)
         self.calls.start_owed(self.state)
         self.calls.start_owed(self.state)  # a call that is under way is not started twice
@@ -100,6 +100,17 @@ async def test_every_verb_makes_its_call(slurm: FakeSlurm) -> None:
     assert (cluster.jobs()[1].state, cluster.jobs()[1].exit_code) == (JobState.FAILED, 3)
     assert await owing.answer("cancel") is None
     assert owing.answers.empty()
+
+
+async def test_a_pool_job_is_cancelled_if_it_is_the_gang_users(slurm: FakeSlurm) -> None:
+    """The attack: an agent of the gang (uid 0) says that another user's job is its pool job, and gives it up."""
+    owing, cluster = Owing(slurm), slurm.cluster
+    own, other = (cluster.submit(JobRequest(nodes=1), user) for user in ((0, "root"), (1001, "bob")))
+    refusal = f"Slurm refused to cancel job {other}: the job does not belong to the gang's user"
+    assert await owing.answer("cancel", job=other) == refusal
+    assert not cluster.jobs()[other].state.ended
+    assert await owing.answer("cancel", job=own) is None
+    assert cluster.jobs()[own].state is JobState.CANCELLED
 
 
 async def test_a_refusal_is_settled_with_slurms_error(slurm: FakeSlurm) -> None:

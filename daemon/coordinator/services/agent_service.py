@@ -128,7 +128,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             self._check_gang(caller, gang, hello)
         else:
-            self._check_job_is_free(hello)
+            self._check_job_is_free(hello, caller.uid)
         self._check_address(caller, self._engine.core.state.node(hello.node))
         _check_pool(gang, hello)
         _check_node_in_service(self._engine.core.state.node(hello.node), hello)
@@ -212,7 +212,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         gangs = self._engine.core.state.gangs
         if hello.gang_id in gangs:
             return
-        self._check_job_is_free(hello)
+        self._check_job_is_free(hello, uid)
         try:
             event = conversion.submitted(hello.gang_id, hello.slurm_job_id, uid, hello.spec)
         except conversion.InvalidMessage as error:
@@ -221,9 +221,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         registration.check_budget(gangs.values(), uid, len(event.spec_json), limits, now)
         self._engine.post(event)
 
-    def _check_job_is_free(self, hello: pb.AgentHello) -> None:
+    def _check_job_is_free(self, hello: pb.AgentHello, uid: int) -> None:
+        gangs = self._engine.core.state.gangs.values()
         try:
-            registration.check_job_is_free(self._engine.core.state.gangs.values(), hello.gang_id, hello.slurm_job_id)
+            registration.check_job_is_free(gangs, hello.gang_id, hello.slurm_job_id, uid)
         except RpcAbort as error:
             raise AgentDismissed(str(error)) from None
 

@@ -83,7 +83,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
             raise already_exists(
                 f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: use another id for the new gang"
             )
-        registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id)
+        registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id, caller.uid)
         try:
             event = conversion.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)
         except conversion.InvalidMessage as error:

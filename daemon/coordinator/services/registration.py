@@ -17,15 +17,21 @@ BUDGET_WINDOW_S = 86400.0
 CHARS_PER_MIB = 1024 * 1024
 
 
-def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int) -> None:
+def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int, uid: int) -> None:
     """Check that no other gang than `gang_id` is live in `job`. A pool job belongs to the gang that asked for it.
+
+    The ids of pool jobs are the word of an agent. So they count for the gangs of the agent's user only: a user must not
+    keep the jobs of others from Muster.
+
+    Args:
+        uid: the user who wants to use the job.
 
     Raises:
         RpcAbort: another gang is.
     """
     for gang in gangs:
-        jobs = {gang.job, *(request.job for request in gang.pool.values())}
-        if gang.id != gang_id and not gang.final and job in jobs:
+        pool_jobs = (request.job for request in gang.pool.values()) if gang.owner_uid == uid else ()
+        if gang.id != gang_id and not gang.final and job in {gang.job, *pool_jobs}:
             raise already_exists(
                 f"job {job} runs gang {gang.id}, which is {gang.phase}: a job has one gang at a time. "
                 f"Submit another job for gang {gang_id}"
