@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ Key = ec.EllipticCurvePrivateKey
 CLOCKS_DIFFER = datetime.timedelta(days=1)
 """A certificate is valid from this time before it was made: the clocks of two hosts may differ."""
 _MAX_COMMON_NAME = 64
+_OPEN_TO_OTHERS = 0o027
+"""Bits of the mode of a key's file. A site may have a group that reads keys, and no group that writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,10 @@ def read_certificate_files(certificate: Path, key: Path) -> tuple[bytes, bytes]:
     """Certificate and key as they are in their files (PEM). Further certificates may follow the first.
 
     Raises:
-        TlsError: a file can't be read, holds something else, or the key belongs to another certificate.
+        TlsError: a file can't be read, holds something else, the key belongs to another certificate, or others can read
+            the key.
     """
-    certificate_pem, key_pem = read_certificate(certificate), _read(key)
+    certificate_pem, (key_pem, mode) = read_certificate(certificate), _read_with_mode(key)
     public_key = x509.load_pem_x509_certificate(certificate_pem).public_key()
     try:
         own = serialization.load_pem_private_key(key_pem, None).public_key()
@@ -137,6 +141,8 @@ def read_certificate_files(certificate: Path, key: Path) -> tuple[bytes, bytes]:
         raise TlsError(f"{key} holds no key (PEM, without a password)") from None
     if own != public_key:
         raise TlsError(f"{key} is not the key of {certificate}")
+    if mode & _OPEN_TO_OTHERS:
+        raise TlsError(f"{key} has mode {mode:04o}: others can use it. Set 0600, or 0640 for a group that reads keys")
     return certificate_pem, key_pem
 
 
@@ -176,8 +182,13 @@ def issuer_of(certificate: bytes) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    return _read_with_mode(path)[0]
+
+
+def _read_with_mode(path: Path) -> tuple[bytes, int]:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mode & 0o777
     except OSError as error:
         raise TlsError(f"{path} can't be read: {error.strerror}") from None
 

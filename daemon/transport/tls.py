@@ -208,7 +208,7 @@ class CertificateFiles:
             _log.error("the certificate %s has expired: callers refuse it until it is replaced", self._paths[0])
 
     def _stamp(self) -> tuple[tuple[int, int], ...]:
-        """What changes when a file is replaced or written."""
+        """What changes when a file is replaced or written, or gets another mode or owner."""
         found = []
         for path in self._paths:
             try:
@@ -216,7 +216,7 @@ class CertificateFiles:
             except OSError:
                 found.append((0, 0))
             else:
-                found.append((status.st_ino, status.st_mtime_ns))
+                found.append((status.st_ino, status.st_ctime_ns))
         return tuple(found)
 
     def _read(self) -> tuple[grpc.ServerCertificateConfiguration, frozenset[str], float]:

@@ -15,6 +15,7 @@ import pytest
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, spec
+from muster.daemon.host import private_file
 from muster.daemon.transport.authority import Authority, bytes_of_public_key, make_key, pem_of_key
 from muster.daemon.transport.identity import SecretCredentials
 from muster.slurm.client.states import JobState
@@ -91,7 +92,7 @@ async def test_a_damaged_issuing_authority_is_an_error_in_one_line(tmp_path: Pat
     SecretCredentials.create(tmp_path / "secret")
     issuing, key = Authority.create("site"), make_key()
     (tmp_path / "c.pem").write_bytes(issuing.issue(bytes_of_public_key(key), ["mgmt1"]))
-    (tmp_path / "c.key").write_bytes(pem_of_key(key))
+    private_file.create(tmp_path / "c.key", pem_of_key(key).decode())
     config = tmp_path / "muster.toml"
     config.write_text(
         f'coordinator = "mgmt1:7070"\ntls_certificate = "{tmp_path}/c.pem"\ntls_key = "{tmp_path}/c.key"\n'

@@ -21,7 +21,7 @@ from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerChanne
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
-from muster.daemon.host import clock
+from muster.daemon.host import clock, private_file
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings
 from muster.daemon.node.sensors.sensor import SensorPaths
 from muster.daemon.transport import authority, call_binding
@@ -70,7 +70,7 @@ def write_files(folder: Path, issuing: Authority, *names: str, days: float = 1) 
     """The certificate and the key of a coordinator with these names, in `folder`."""
     folder.mkdir(exist_ok=True)
     key = authority.make_key()
-    (folder / "c.key").write_bytes(authority.pem_of_key(key))
+    private_file.replace(folder / "c.key", authority.pem_of_key(key).decode())
     (folder / "c.pem").write_bytes(issuing.issue(authority.bytes_of_public_key(key), names, days))
     return folder / "c.pem", folder / "c.key"
 
@@ -216,6 +216,34 @@ def test_files_that_can_not_be_used_are_refused(tmp_path: Path, site: Authority)
     for path in (key, tmp_path / "none"):
         with pytest.raises(TlsError):
             trust_in_file(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "used"), [(0o600, True), (0o640, True), (0o644, False), (0o660, False), (0o602, False)]
+)
+def test_a_key_that_others_can_use_is_refused(tmp_path: Path, site: Authority, mode: int, used: bool) -> None:
+    """The attack: a user of the coordinator's host reads its key, and acts as the coordinator."""
+    certificate, key = write_files(tmp_path / "tls", site, LOOPBACK)
+    key.chmod(mode)
+    if used:
+        assert CertificateFiles(certificate, key).names == {LOOPBACK}
+        return
+    with pytest.raises(TlsError, match=rf"^{key} has mode {mode:04o}: others can use it"):
+        CertificateFiles(certificate, key)
+
+
+def test_a_new_key_is_used_once_it_is_private(
+    tmp_path: Path, site: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = CertificateFiles(*write_files(tmp_path / "tls", site, LOOPBACK))
+    _, key = write_files(tmp_path / "tls", site, "mgmt1")
+    key.chmod(0o644)
+    files.current()
+    assert files.names == {LOOPBACK}
+    assert "others can use it. Set 0600" in caplog.text
+    key.chmod(0o600)
+    files.current()
+    assert files.names == {"mgmt1"}
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 91, ec.generate_private_key(ec.SECP384R1())])
