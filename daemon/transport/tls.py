@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,12 @@ def trust_in_file(path: Path) -> Trust:
     Raises:
         TlsError: the file can't be read now, or holds no certificate.
     """
-    last = _read_authorities(path)
+    last = _read_authorities(path, None)
 
     def authorities() -> bytes:
         nonlocal last
         try:
-            last = _read_authorities(path)
+            last = _read_authorities(path, last)
         except TlsError as error:
             _log.error("%s: the certificates that were read before are used", error)
         return last
@@ -87,14 +88,24 @@ def trust_in_file(path: Path) -> Trust:
     return Trust(authorities)
 
 
-def _read_authorities(path: Path) -> bytes:
+def _read_authorities(path: Path, known: bytes | None) -> bytes:
+    """`known`: certificates that were read before; None: none were."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise TlsError(f"the authority's certificate {path} can't be read: {error.strerror}") from None
-    if b"-----BEGIN CERTIFICATE-----" not in text:
-        raise TlsError(f"{path} holds no certificate (PEM)")
+    if text != known:
+        _check_certificates(path, text)
     return text
+
+
+def _check_certificates(path: Path, text: bytes) -> None:
+    """Raises TlsError: there is no certificate, or one is damaged."""
+    try:
+        # Of the standard library: a program that makes no certificate does not wait for the import of cryptography.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError):
+        raise TlsError(f"{path} holds no certificate (PEM), or a damaged one") from None
 
 
 def is_proof_failure(details: str) -> bool:

@@ -202,6 +202,23 @@ def test_the_authoritys_file_is_read_again_and_its_loss_changes_nothing(
     assert "can't be read: No such file or directory: the certificates that were read before are used" in caplog.text
 
 
+@pytest.mark.parametrize("damage", ["half a file", "half a second certificate", "no base64", "empty"])
+def test_a_damaged_file_of_the_authority_is_not_used(
+    tmp_path: Path, site: Authority, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the file is copied, a node must not take a half for the whole: it would know no coordinator."""
+    path, half = tmp_path / "authority.pem", site.pem[: len(site.pem) // 2]
+    path.write_bytes(b"# of the site \xc3\xa4\n" + site.pem)
+    trust = trust_in_file(path)
+    no_base64 = b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"
+    kinds = {"half a file": half, "half a second certificate": site.pem + half, "no base64": no_base64, "empty": b""}
+    path.write_bytes(kinds[damage])
+    assert trust.authorities() == b"# of the site \xc3\xa4\n" + site.pem
+    assert "or a damaged one: the certificates that were read before are used" in caplog.text
+    with pytest.raises(TlsError):
+        trust_in_file(path)
+
+
 def test_files_that_can_not_be_used_are_refused(tmp_path: Path, site: Authority) -> None:
     certificate, key = write_files(tmp_path / "a", site, LOOPBACK)
     _, other = write_files(tmp_path / "b", site, LOOPBACK)
@@ -553,8 +570,7 @@ async def _link(peer: Peer) -> None:
     peer.channels.trust = None
     ping = peer_pb2.LinkPing(gang_id="g1", node="n2")
     call = await peer.channels.open_link("n1", peer.plain_address, ping)
-    await call.write(ping)
-    await call.read()
+    await call.read()  # a write that finds the call ended would report an internal error in place of the status
 
 
 async def _ping(peer: Peer) -> None:
