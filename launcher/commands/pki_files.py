@@ -9,6 +9,7 @@ from pathlib import Path
 from muster.daemon.host import clock, private_file
 from muster.daemon.transport import authority
 from muster.daemon.transport.authority import Authority
+from muster.daemon.transport.management_hosts import check_host
 from muster.daemon.transport.site_config import TLS_FOLDER
 from muster.launcher.errors import WrongInput
 
@@ -57,10 +58,10 @@ def renew_files(folder: Path, hosts: list[str], days: int) -> None:
 
 
 def _names(host: str) -> list[str]:
-    names = host.split(",")
-    if not all(name and name.isprintable() and not set(name) & set(" /") for name in names):
-        raise WrongInput(f"{host!r} must be HOST[,NAME...], for example mgmt1,mgmt1.cluster.example,10.0.0.1")
-    return names
+    try:
+        return [check_host(name) for name in host.split(",")]
+    except ValueError as error:
+        raise WrongInput(f"{error}; {host!r} must be HOST[,NAME...], without a port") from None
 
 
 def _issue(issuing: Authority, folder: Path, names: list[str], days: int) -> None:

@@ -32,12 +32,14 @@ def test_keys_are_private(tmp_path: Path) -> None:
         assert key.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_left_of_a_folder_that_can_not_be_finished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _init(tmp_path / "pki", "mgmt1", "two words") == 64
-    assert not (tmp_path / "pki").exists()
-    assert "'two words' must be HOST[,NAME...]" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "name", ["two words", "mgmt1:7070", "..", "m\u00fcnchen", "*.site", "", "a/b", "-x", "x" * 300, "10.0.0.300"]
+)
+def test_nothing_is_made_for_what_is_no_host(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    for host in (name, f"mgmt2,{name}"):
+        assert main(["pki", "init", str(tmp_path / "pki"), "mgmt1", "--", host]) == 64
+        assert [*tmp_path.iterdir()] == []
+        assert f"{host!r} must be HOST[,NAME...], without a port" in capsys.readouterr().err
 
 
 def test_an_authority_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
