@@ -82,6 +82,8 @@ def measure_pairs(clusters: dict[str, Cluster], fault: Fault, count: int, consol
             found[kind] = _one(clusters[kind], fault, f"{fault.name}-{number}")
         pairs.append(Pair(found["tls"], found["plain"]))
         console.print(f"{fault.name}: {pairs[-1].tls_s:.2f} s with TLS, {pairs[-1].plain_s:.2f} s in plain text")
+        for phase in PHASES:
+            console.print(f"    {phase}: {found['tls'][phase]:.3f} s, {found['plain'][phase]:.3f} s")
     return pairs
 
 
