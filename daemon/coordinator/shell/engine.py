@@ -23,6 +23,7 @@ from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.journal.history import Record
 from muster.daemon.coordinator.journal.journal import Journal
+from muster.daemon.coordinator.journal.timed_journal import TimedJournal
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
 from muster.daemon.coordinator.shell.agent_streams import AgentStream, AgentStreams
 from muster.daemon.coordinator.shell.event_processing import process_event
@@ -84,7 +85,12 @@ class Engine:
         self.shedding = LoadShedding(shedding or SheddingLimits())
         self._confirm_leadership = confirm_leadership
         self._owed_calls = OwedCalls(slurm, self.post)
-        self._prober = Prober(credentials, self.streams, journal.term, self.post, trust)
+        self._timed_journal = TimedJournal(journal, lambda: self.clock.now())
+        self._unread_write_s = 0.0
+        """Seconds of writes since the event loop last read messages."""
+        self._prober = Prober(
+            credentials, self.streams, journal.term, self.post, trust, lambda: self._timed_journal.total_s
+        )
         self._queue: deque[events.Event] = deque()
         self._processing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -100,6 +106,7 @@ class Engine:
     def start(self) -> None:
         """Start to process events, and carry out what was owed before the restart."""
         self._last_ran_at = self.clock.now()
+        self._timed_journal.start()
         self._suspension_check = asyncio.create_task(self._check_for_suspension())
         self._owed_calls.start_owed(self.core.state)
         self.post(events.Tick())
@@ -110,6 +117,7 @@ class Engine:
             self.failed.set_result(None)
         self.failed.exception()  # marks the exception as retrieved: the caller has read it
         self._orders.close()
+        self._timed_journal.stop()
         if self._timer:
             self._timer.cancel()
         if self._suspension_check:
@@ -140,7 +148,9 @@ class Engine:
     def _process(self, event: events.Event) -> None:
         now = self.clock.now()
         self._note_running(now)
-        process_event(self.core, self.journal, self, event, now, events.stored_text)
+        written_s = self._timed_journal.total_s
+        process_event(self.core, self._timed_journal, self, event, now, events.stored_text)
+        self._note_writes(self._timed_journal.total_s - written_s)
         self._notify_watchers(event)
 
     def _notify_watchers(self, event: events.Event) -> None:
@@ -221,7 +231,9 @@ class Engine:
             await asyncio.sleep(SUSPENSION_CHECK_S)
             now = self.clock.now()
             self._note_running(now)
-            self.note_lag(now - before - SUSPENSION_CHECK_S)
+            self._timed_journal.note_calm()
+            self.note_lag(now - before - SUSPENSION_CHECK_S - self._unread_write_s)  # no watcher makes a disk slow
+            self._unread_write_s = 0.0
 
     def note_lag(self, lag_s: float) -> None:
         """Note by how many seconds a timer of the event loop came late. Above the limits, watchers are given up."""
@@ -240,6 +252,14 @@ class Engine:
             )
             self.core.observed.observing_since = now
         self._last_ran_at = now
+
+    def _note_writes(self, took_s: float) -> None:
+        """Note that the journal was written for `took_s`. Messages that arrived meanwhile are not read yet, so after
+        long writes earlier contacts no longer count as recent."""
+        self._last_ran_at += took_s
+        self._unread_write_s += took_s
+        if self._unread_write_s > SUSPENDED_S:
+            self.core.observed.observing_since = self.clock.now()
 
     def _fail(self, error: BaseException) -> None:
         self._orders.close()

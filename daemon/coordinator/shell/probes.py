@@ -1,6 +1,7 @@
 """Probes of a silent node: the coordinator's own two probes, and the orders to other agents to probe the node.
 
-An agent that was asked to probe and does not answer the coordinator is no evidence: nothing is posted for it.
+An agent that was asked to probe and does not answer the coordinator is no evidence: nothing is posted for it. Nor is
+the silence that the coordinator found in a time in which it mostly wrote its journal, and read no answers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ _SILENCES = {
     Reachability.REFUSED: Silence.CLOSED,
     Reachability.NO_ANSWER: Silence.NO_ANSWER,
 }
+_UNHEARD = (Reachability.ACCEPTED, Reachability.NO_ANSWER)
+"""Results that an answer would have changed."""
+OWN_SHARE = 0.5
+"""Share of a probe's deadline that this process may spend in writes. A process answers within milliseconds, so the
+other half is enough to hear it."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,10 +46,13 @@ class Prober:
         term: int,
         post: Callable[[events.Event], None],
         trust: Trust | None = None,
+        written_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`trust`: whom to take for a node's daemon or an agent; None: plain text."""
+        """`trust`: whom to take for a node's daemon or an agent; None: plain text. `written_s`: seconds that this
+        process has spent in writes until now."""
         self._credentials = credentials
         self._trust = trust
+        self._written_s = written_s
         self._streams = streams
         self._term = term
         self._post = post
@@ -67,12 +76,16 @@ class Prober:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _probe_from_here(self, request: ProbeRequest, witness: str) -> None:
+        written_before_s = self._written_s()
         try:
             found = await probe(_probed(request, witness), self._credentials, request.deadline_s, self._trust)
         except IdentityUnavailable as error:
             self._without_credentials.meet(f"can't probe {witness} on {request.node}: {error}")
             return
         self._without_credentials.end()
+        wrote_s = self._written_s() - written_before_s
+        if found in _UNHEARD and wrote_s > OWN_SHARE * request.deadline_s:
+            return  # the core repeats the round
         self._post(events.ProbeAnswered(request.gang, request.probe, witness, request.node, _SILENCES[found]))
 
 
