@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,10 @@ millisecond for each. Whoever gives up early and connects again adds to that wor
 was for connections that had been given up (measured)."""
 
 IDENTITY_DEADLINE_S = 5.0
+PING_IDENTITY_DEADLINE_S = 0.2
+"""Seconds that a Ping waits for munged. A refusal after that time still says that this process is alive. Without one,
+a node whose munged hangs would be silent to every probe (which take 0.4 s at least), and be taken for HUNG."""
+_PING = "/muster.v1.ProbeService/Ping"
 # munged answers in about 0.2 ms (measured). The threads are needed when it does not.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="identity")
 
@@ -177,13 +182,15 @@ def make_server(
 
     A caller that may not call a method gets PERMISSION_DENIED, also before its message is read. `refuse` decides that;
     None: the table of `muster.daemon.transport.authority_table`, for a server that knows no operators but root and its
-    own user. If a credential can't be checked within `identity_deadline_s`, the call ends with UNAVAILABLE.
+    own user. If a credential can't be checked within `identity_deadline_s`, or that of a Ping within
+    `PING_IDENTITY_DEADLINE_S`, the call ends with UNAVAILABLE.
 
     With `share_port`, `bind` succeeds beside another socket of the same user that shares the port as well.
     """
 
-    async def check(token: str) -> Proof:
-        return await _call_munge(lambda: credentials.check(token), identity_deadline_s)
+    async def check(token: str, method: str) -> Proof:
+        deadline_s = min(identity_deadline_s, PING_IDENTITY_DEADLINE_S) if method == _PING else identity_deadline_s
+        return await _call_munge(lambda: credentials.check(token), deadline_s)
 
     own_names = call_binding.names_of_this_host() if server_names is None else frozenset()
     interceptor = CredentialCheck(
@@ -287,7 +294,10 @@ async def _call_munge(what: Callable[[], _T], deadline_s: float) -> _T:
         async with asyncio.timeout(deadline_s):
             return await call
     except TimeoutError:
-        raise IdentityUnavailable(f"munged has not answered for {deadline_s:g} s") from None
+        where = os.uname().nodename
+        raise IdentityUnavailable(
+            f"munged has not answered for {deadline_s:g} s on {where}: if it hangs, restart it"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ LINGER_S = 0.2
 MAX_LINGERING = 32
 """Refused streams that stay open at the same time. Others end at once."""
 
-CheckCredential = Callable[[str], Awaitable[Proof]]
-"""Returns what a credential proves. Raises CredentialRefused, IdentityUnavailable."""
+CheckCredential = Callable[[str, str], Awaitable[Proof]]
+"""Returns what a credential proves that came with a call of a method. Raises CredentialRefused, IdentityUnavailable."""
 RefuseCaller = Callable[[str, int], str]
 """Returns why a uid may not call a method; empty: it may, as far as the method's name tells."""
 
@@ -107,7 +107,7 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise _CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{method} needs a credential ({CREDENTIAL_KEY})")
         with self._checks.one():
             try:
-                proof = await self._check(str(token))
+                proof = await self._check(str(token), method)
                 digest = call_binding.check_call(proof.payload, method, self._server_names())
             except OtherServer as error:
                 raise _CallRefused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error

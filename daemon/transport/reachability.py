@@ -27,6 +27,9 @@ from muster.v1.common_pb2_grpc import ProbeServiceStub
 
 _RETRY_S = 0.1
 _CONNECT_TIMEOUT_S = 0.25
+OWN_IDENTITY_SHARE = 0.5
+"""Share of a probe's deadline that this host's munged may take. munged answers within a millisecond. One that hangs
+must fail before the deadline: otherwise the other process would seem to be silent."""
 _REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
 # FAILED_PRECONDITION: another process than the one that was meant has this address now.
 _SILENT_CODES = frozenset(
@@ -122,7 +125,10 @@ async def probe(
 async def _ping(probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None) -> bool:
     """Ping on a new channel, so that no earlier backoff delays it."""
     nonce = secrets.token_hex(8)
-    async with open_channel(probed.address, credentials, trust=trust, server=probed.server) as channel:
+    identity_s = OWN_IDENTITY_SHARE * deadline_s
+    async with open_channel(
+        probed.address, credentials, trust=trust, server=probed.server, identity_deadline_s=identity_s
+    ) as channel:
         try:
             reply = await ProbeServiceStub(channel).Ping(PingRequest(nonce=nonce), timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
