@@ -26,7 +26,7 @@ from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch
 from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
-from muster.daemon.transport.channel import bind, make_server
+from muster.daemon.transport.channel import bind, make_server, stop_server
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits
@@ -144,7 +144,7 @@ class Coordinator:
         if self._watch_task:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
-        await self._server.stop(GRACE_S)
+        await stop_server(self._server, GRACE_S)
         self._journal.close()
 
     async def _watch_slurm(self) -> None:

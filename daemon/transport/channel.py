@@ -50,6 +50,11 @@ RECONNECT_TIMEOUT_S = 20.0
 millisecond for each. Whoever gives up early and connects again adds to that work: with 1 s and 3,000 nodes, most of it
 was for connections that had been given up (measured)."""
 
+HANDLERS_END_S = 5.0
+"""Seconds that the handlers of cancelled calls get to end. Thousands of them need a second."""
+TURNS_AFTER_A_CALL = 3
+"""Turns of the event loop in which gRPC ends its own tasks of a call whose handler has ended."""
+
 IDENTITY_DEADLINE_S = 5.0
 PING_IDENTITY_DEADLINE_S = 0.2
 """Seconds that a Ping waits for munged. A refusal after that time still says that this process is alive. Without one,
@@ -198,7 +203,21 @@ def make_server(
     )
     # Two daemons on one port are a mistake: report it instead of sharing the load.
     reuse = ("grpc.so_reuseport", int(share_port))
-    return grpc.aio.server(interceptors=[interceptor], options=[reuse, *limits.options()])
+    server = grpc.aio.server(interceptors=[interceptor], options=[reuse, *limits.options()])
+    _interceptor_of[server] = interceptor
+    return server
+
+
+async def stop_server(server: grpc.aio.Server, grace_s: float) -> None:
+    """Stop a server of `make_server`. Calls under way get `grace_s` seconds to end; then they are cancelled.
+
+    Returns when their handlers have ended, too. gRPC does not wait for them, and logs a traceback for each one that the
+    end of the event loop ends.
+    """
+    await server.stop(grace_s)
+    await _interceptor_of[server].wait_for_calls(HANDLERS_END_S)
+    for _ in range(TURNS_AFTER_A_CALL):
+        await asyncio.sleep(0)
 
 
 def bind(server: grpc.aio.Server, address: str, certificates: grpc.ServerCredentials | None = None) -> int:
@@ -278,6 +297,8 @@ def raise_unexpected_error(task: asyncio.Task[Any]) -> None:
 
 
 _EXPECTED_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+_interceptor_of: WeakKeyDictionary[grpc.aio.Server, CredentialCheck] = WeakKeyDictionary()
 
 _T = TypeVar("_T")
 _Details = Any  # grpc.aio.ClientCallDetails, a named tuple; its stubs know neither _replace nor Metadata

@@ -82,6 +82,11 @@ class CredentialCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._public_calls = _Places(limits.public_calls, "calls without a credential")
         self._lingering = _Places(MAX_LINGERING, "refused streams")
 
+    async def wait_for_calls(self, timeout_s: float) -> None:
+        """Wait until the handlers of all calls have ended, for `timeout_s` at most."""
+        if under_way := [*self._calls.tasks, *self._public_calls.tasks]:
+            await asyncio.wait(under_way, timeout=timeout_s)
+
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -141,9 +146,11 @@ class _CallRefused(Exception):
 
 
 class _Places:
-    """Counts what happens at the same time. `what`: for the message to a caller who finds no place."""
+    """Counts what happens at the same time. `what`: for the message to a caller who finds no place. `tasks`: those that
+    handle the calls that have a place."""
 
     def __init__(self, most: int, what: str) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
         self._most = self.free = most
         self._what = what
 
@@ -161,6 +168,7 @@ class _Places:
         self._take()
         task = asyncio.current_task()
         assert task is not None, "gRPC handles each call in a task of its own"
+        self.tasks.add(task)
         task.add_done_callback(self._give_back)
 
     def _take(self) -> None:
@@ -170,7 +178,8 @@ class _Places:
             )
         self.free -= 1
 
-    def _give_back(self, _: object) -> None:
+    def _give_back(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
         self.free += 1
 
 

@@ -23,6 +23,7 @@ from muster.daemon.transport.channel import (
     open_channel,
     open_first_ready_channel,
     raise_unexpected_error,
+    stop_server,
 )
 from muster.daemon.transport.credential_check import CREDENTIAL_KEY, address_of
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof, SecretCredentials, current_caller
@@ -412,3 +413,40 @@ async def test_of_what_ends_a_streams_task_bugs_alone_are_raised(error: BaseExce
     await asyncio.wait({task})
     with pytest.raises(KeyError) if raised else contextlib.nullcontext():
         raise_unexpected_error(task)
+
+
+class SlowToEnd(Peer):
+    """Its streams need many turns of the event loop to end, as they do where thousands of them end at once."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+
+    async def Link(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[peer_pb2.LinkPing], context: Any
+    ) -> None:
+        self.under_way += 1
+        try:
+            await super().Link(request_iterator, context)
+        finally:
+            for _ in range(20_000):
+                with contextlib.suppress(asyncio.CancelledError):  # gRPC cancels a call twice
+                    await asyncio.sleep(0)
+            self.under_way -= 1
+
+
+async def test_a_server_has_stopped_when_the_handlers_of_its_calls_have_ended(tmp_path: Path) -> None:
+    """gRPC does not wait for them. An event loop that ends before they do logs a traceback for each."""
+    credentials, servicer = SecretCredentials.create(tmp_path / "secret"), SlowToEnd()
+    server = make_server(credentials, COORDINATOR)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(servicer, server)
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}", credentials) as channel:
+        for _ in range(3):
+            metadata = await credential_metadata(channel, LINK, FIRST_PING)
+            call: Any = peer_pb2_grpc.PeerServiceStub(channel).Link(metadata=metadata)
+            await call.write(FIRST_PING)
+            await call.read()
+        assert servicer.under_way == 3
+        await stop_server(server, 0.0)
+        assert servicer.under_way == 0
