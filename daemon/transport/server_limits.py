@@ -150,8 +150,8 @@ COORDINATOR = ServerLimits(
     connections=50_000,
     calls_per_connection=32,
     calls=50_000,
-    # A restart brings all nodes back at once: the last of 12,500 waits for the handshakes of all others.
-    handshake_s=60.0,
+    # Agents and node daemons give up a connection after as long (channel.RECONNECT_TIMEOUT_S).
+    handshake_s=20.0,
     waiting_calls=50_000,
     waiting_s=60.0,
     # munged checks thousands of credentials a second. A node that finds no place connects again, which costs more.
