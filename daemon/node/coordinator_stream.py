@@ -1,5 +1,8 @@
 """The node's stream to the coordinator: hello, then heartbeats and signals, each answered in turn.
 
+A heartbeat waits until the one before it is answered. A coordinator with too much to do gets fewer heartbeats for that
+reason, and a signal waits behind one of them at most.
+
 When the stream ends or falls silent, it is reopened after a pause of 100 ms that doubles up to 2 s. The coordinator
 of a large site asks for longer pauses: thousands of nodes that return at the same moment would all wait for each
 other, give up, and begin again. Each pause is random within limits. Signals wait in the outbox until they are
@@ -73,10 +76,11 @@ class StreamLost(Exception):
 
 @dataclass(slots=True)
 class _StreamState:
-    """One stream: what was sent and not answered yet (None: not a signal), whether hello was answered, whether it
-    closed."""
+    """One stream: what was sent and not answered yet (None: not a signal), whether a heartbeat waits for that, whether
+    hello was answered, whether it closed."""
 
     unanswered: deque[Observation | None] = field(default_factory=deque)
+    heartbeat_waits: bool = False
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
@@ -200,6 +204,9 @@ class NodeStream:
             elif self._key and self._key.renewal_due:
                 _log.info("a new certificate is due: attaching again")
                 return
+            elif loop.time() >= next_heartbeat_at and None in state.unanswered:
+                state.heartbeat_waits = True
+                await self._outbox.changed.wait()
             elif loop.time() >= next_heartbeat_at:
                 next_heartbeat_at = loop.time() + self._heartbeat_s
                 self._seq += 1
@@ -227,6 +234,9 @@ class NodeStream:
             self._outbox.confirm(observation)
         for gang in order.over:
             self._memory.mark_obsolete(gang.gang_id, gang.generation)
+        if state.heartbeat_waits:
+            state.heartbeat_waits = False
+            self._outbox.changed.set()
         self._return_within_s = min(order.return_within_s, self._timeouts.max_return_s)
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s

@@ -208,6 +208,25 @@ async def test_a_signal_goes_between_heartbeats(coordinator: Coordinator, creden
     assert sent == pb.Signal(kind="xid", code=79, device="0000:3b:00", text="Xid 79", observed_s=1.5)
 
 
+async def test_no_heartbeat_is_sent_before_the_last_one_is_answered(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    """A coordinator with too much to do would else read a signal after all the heartbeats that were sent before it."""
+    attachment = _attachment(coordinator, credentials, 0.0001)
+    async with Running(attachment):
+        await coordinator.next("heartbeat")
+        coordinator.mute = True
+        attachment.report(_seen(0))
+        await coordinator.next("signal")
+        coordinator.forget()
+        seen = []
+        for code in range(1, 20):
+            attachment.report(_seen(code))
+            async with asyncio.timeout(120):
+                seen.append((await coordinator.heard.get()).WhichOneof("body"))
+    assert seen.count("heartbeat") <= 1
+
+
 async def test_what_was_not_answered_is_sent_again_and_nothing_else(
     coordinator: Coordinator, credentials: SecretCredentials
 ) -> None:
