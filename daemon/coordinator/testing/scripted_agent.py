@@ -15,7 +15,13 @@ import grpc
 import grpc.aio
 
 from muster.daemon.transport import call_binding
-from muster.daemon.transport.channel import bind, credential_metadata, make_server, open_channel
+from muster.daemon.transport.channel import (
+    RECONNECT_TIMEOUT_S,
+    bind,
+    credential_metadata,
+    make_server,
+    open_channel,
+)
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES, agent_limits
 from muster.daemon.transport.tls import ServerKey, Trust
@@ -82,7 +88,11 @@ class ScriptedAgent:
     async def attach(self, coordinator: str) -> None:
         """Run one stream, from hello to its end. Raises grpc.aio.AioRpcError if the coordinator aborts it."""
         async with open_channel(
-            coordinator, self._credentials, trust=self._trust, receive_bytes=ORDER_BYTES
+            coordinator,
+            self._credentials,
+            trust=self._trust,
+            receive_bytes=ORDER_BYTES,
+            connect_s=RECONNECT_TIMEOUT_S,
         ) as channel:
             self.hello.certified_by = self._key.certified_by if self._key else b""
             first = pb.AgentMessage(hello=self.hello)
