@@ -1,11 +1,13 @@
 """`make bench-trust`: measures what callers without rights cost.
 
-    python -m benchmarks.bench_trust [--seconds S]
+    python -m benchmarks.bench_trust [--seconds S] [--nodes N]
 
 - Anonymous callers: 64 of them, in a process of their own, send as much as they can to a real musterd, which meanwhile
   sends heartbeats to a scripted coordinator in this process. Measured: by how much musterd's memory grows, at its peak
   and at the end, and the heartbeats that it misses.
 - A restart of the coordinator of 12,500 nodes (`benchmarks.bench_reconnect`).
+- The time of a verdict under ten times the heartbeats and 1,000 watchers (`benchmarks.bench_verdicts`).
+- Anonymous connections to a coordinator that make no call (`benchmarks.bench_idle_connections`).
 - What TLS costs a recovery is measured by `make bench-tls`; its last figure is repeated here, null if there is none.
 
 The output is a table of all figures. The last line is a JSON object with the main figures. Names contain the units.
@@ -20,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import bench_idle_connections, bench_verdicts
 from benchmarks.bench_reconnect import DEADLINE_S, NODES, PROCESSES, reconnect
 from muster.daemon.host import clock
 from muster.daemon.transport.channel import bind, make_server
@@ -43,7 +47,8 @@ SETTLE_S = 3.0
 """Seconds before the attack, in which musterd finishes its start."""
 
 REPORTED_FIGURES = ("anonymous_rss_mib", "reconnect_12500_s", "verdict_p99_ms", "tls_overhead_percent", "evicted")
-"""The figures of the last line; null: not measured. Nothing measures verdict_p99_ms yet."""
+"""The figures of the last line; null: not measured. `evicted` counts the nodes that were removed or judged without a
+fault, in all measurements."""
 TLS_OVERHEAD = ROOT / "build/tls_overhead.json"
 
 Figures = dict[str, float | str]
@@ -144,14 +149,25 @@ async def anonymous_callers(folder: Path, attack_s: float) -> Figures:
 Measurement = Callable[[Path, float], Awaitable[Figures]]
 
 
-async def all_nodes_reconnect(folder: Path, _: float) -> Figures:
+async def all_nodes_reconnect(nodes: int, folder: Path, _: float) -> Figures:
     """Seconds until all nodes are attached again to a restarted coordinator; empty: it took too long."""
-    folder.chmod(0o755)  # munged wants a folder that it can trust
     try:
-        return await reconnect(folder, NODES, PROCESSES)
+        return await reconnect(folder, nodes, PROCESSES)
     except TimeoutError:
-        print(f"{NODES} nodes were not attached within {DEADLINE_S:g} s", flush=True)
+        print(f"{nodes} nodes were not attached within {DEADLINE_S:g} s", flush=True)
         return {}
+
+
+async def verdicts_under_load(folder: Path, _: float) -> Figures:
+    """How long verdicts take while the coordinator has much to do."""
+    return await bench_verdicts.measure_verdicts(
+        folder, bench_verdicts.NODES, bench_verdicts.HEARTBEAT_S, bench_verdicts.WATCHERS
+    )
+
+
+async def connections_without_a_call(folder: Path, _: float) -> Figures:
+    """What idle anonymous connections cost a coordinator."""
+    return await bench_idle_connections.idle_connections(folder, bench_idle_connections.CONNECTIONS)
 
 
 def tls_overhead(file: Path = TLS_OVERHEAD) -> Figures:
@@ -159,16 +175,19 @@ def tls_overhead(file: Path = TLS_OVERHEAD) -> Figures:
     return {"tls_overhead_percent": json.loads(file.read_text())["tls_overhead_percent"]} if file.exists() else {}
 
 
-MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers, all_nodes_reconnect)
+MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers, connections_without_a_call, verdicts_under_load)
 """Each measurement gets an empty folder of its own, and the seconds of an attack."""
 
 
-async def _measure(attack_s: float) -> Figures:
+async def _measure(attack_s: float, nodes: int) -> Figures:
     figures: Figures = tls_overhead()
-    for measurement in MEASUREMENTS:
-        with tempfile.TemporaryDirectory() as folder:
-            figures |= await measurement(Path(folder), attack_s)
-    return figures
+    for measurement in (*MEASUREMENTS, partial(all_nodes_reconnect, nodes)):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            folder.chmod(0o755)  # munged wants a folder that it can trust
+            figures |= await measurement(folder, attack_s)
+    counted = [float(figures[name]) for name in ("evicted_reconnect", "evicted_under_load") if name in figures]
+    return figures | ({"evicted": sum(counted)} if counted else {})
 
 
 def _print(figures: Figures) -> None:
@@ -183,7 +202,9 @@ def main() -> None:
     """The entry point of `make bench-trust`."""
     parser = argparse.ArgumentParser(description="measures what callers without rights cost")
     parser.add_argument("--seconds", type=float, default=ATTACK_S, help="seconds of each attack; default %(default)g")
-    _print(asyncio.run(_measure(parser.parse_args().seconds)))
+    parser.add_argument("--nodes", type=int, default=NODES, help="nodes that reconnect; default %(default)s")
+    options = parser.parse_args()
+    _print(asyncio.run(_measure(options.seconds, options.nodes)))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,17 @@ are munge's where munge is installed, and of a secret file elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
+
+import grpc
 
 from muster.daemon.host import clock, private_file
 from muster.daemon.transport import authority
@@ -25,6 +30,8 @@ NODES_PER_GANG = 8
 NODES_PER_JOB = 125
 """Nodes of each job that is not of Muster. They hold the other nodes."""
 OTHER_JOBS = 100_000
+LAG_SAMPLE_S = 0.02
+LAG_TOLD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,26 @@ class Site:
         return MungeCredentials(socket) if socket.exists() else SecretCredentials(self.folder / "secret")
 
     def trust(self) -> Trust:
-        """Whom to take for the coordinator."""
-        return trust_in_file(self.folder / "authority.pem")
+        """Whom to take for the coordinator. The connections of one process share what gRPC makes of the file. Each real
+        daemon makes that once. Here it would be most of the load's cost."""
+        return SharedTrust(trust_in_file(self.folder / "authority.pem").authorities)
 
     def certificate_files(self) -> CertificateFiles:
         """What the coordinator proves itself with."""
         return CertificateFiles(self.folder / "certificate.pem", self.folder / "key.pem")
+
+
+class SharedTrust(Trust):
+    """Makes gRPC's credentials once for all channels. Each connection has a full handshake: no session is resumed."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """See Trust.credentials."""
+        return _channel_credentials(self.authorities())
+
+
+@cache
+def _channel_credentials(authorities: bytes) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(authorities)
 
 
 def gang_node(gang: int, number: int) -> str:
@@ -88,6 +109,17 @@ def cluster(others: int, uid: int) -> FakeCluster:
 def tell(**figures: object) -> None:
     """Print one line for the process that started this one."""
     print(json.dumps(figures), flush=True)
+
+
+async def tell_lag() -> NoReturn:
+    """Tell by how many milliseconds timers of this process's event loop come late: the worst of each LAG_TOLD_S."""
+    loop = asyncio.get_running_loop()
+    while True:
+        ends, worst = loop.time() + LAG_TOLD_S, 0.0
+        while (begun := loop.time()) < ends:
+            await asyncio.sleep(LAG_SAMPLE_S)
+            worst = max(worst, loop.time() - begun - LAG_SAMPLE_S)
+        tell(lag_ms=round(1000 * worst, 1))
 
 
 def sample(names: Sequence[str], count: int) -> list[str]:

@@ -3,7 +3,7 @@
     python -m benchmarks.site_coordinator FOLDER PORT OTHER_NODES HEARTBEAT_S
 
 Each line of its output is a JSON object: {"port": …} when it serves, {"judged": NODE, "at": S} at once after a verdict
-is in the journal (seconds of the monotonic clock). It ends when its standard input ends.
+is in the journal (seconds of the monotonic clock), {"lag_ms": …} twice a second. It ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ async def _serve(found: site.Site, port: int, others: int, heartbeat_s: float) -
     coordinator = await Coordinator.open(settings)
     await coordinator.start()
     site.tell(port=coordinator.port)
+    telling = asyncio.create_task(site.tell_lag())
     await asyncio.to_thread(sys.stdin.read)
+    telling.cancel()
     await coordinator.stop()
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks import site
 from muster.daemon.host import clock
@@ -26,6 +28,8 @@ from muster.v1 import node_pb2
 
 TOLD_S = 0.5
 """Seconds between two lines of the output."""
+START_INTERVAL_S = 0.015
+"""Seconds between the first attaches of two nodes of this process."""
 LOOPBACK = ("127.0.0.1",)
 XID = 79
 """The GPU has fallen off the bus: the node is UNFIT."""
@@ -108,13 +112,20 @@ async def read_signals(nodes: dict[str, LoadedNode]) -> None:
         nodes[line].stream.report(Observation("xid", XID, "", "NVRM: Xid 79: a measurement", clock.wall()))
 
 
+async def _start(nodes: Iterable[LoadedNode], running: list[asyncio.Task[Any]]) -> None:
+    """Start the nodes one after another, as those of a site do: nobody has told them yet when to attach."""
+    for node in nodes:
+        running.append(asyncio.create_task(node.stream.run()))
+        await asyncio.sleep(START_INTERVAL_S)
+
+
 async def _run(found: site.Site, port: int, names: list[str]) -> None:
     counts, trust, credentials = Counts(), found.trust(), found.credentials()
     address = f"127.0.0.1:{port}"
     probe = "127.0.0.1:9"
     nodes = {name: LoadedNode(name, address, credentials, trust, ServerKey(), counts, probe) for name in names}
-    running = [asyncio.create_task(tell_counts(counts))]
-    running += [asyncio.create_task(node.stream.run()) for node in nodes.values()]
+    running = [asyncio.create_task(tell_counts(counts)), asyncio.create_task(site.tell_lag())]
+    running.append(asyncio.create_task(_start(nodes.values(), running)))
     await read_signals(nodes)
     os._exit(0)  # to close thousands of connections in order takes long, and proves nothing
 

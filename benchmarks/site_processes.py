@@ -32,6 +32,9 @@ def memory_mib(pid: int, field: str) -> float:
     return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) / 1024
 
 
+_KEPT = ("signal", "judged", "lag_ms")
+
+
 class Process:
     """One process of the site. `told`: the newest value of each key that it told. `lines`: all else that it told."""
 
@@ -58,7 +61,7 @@ class Process:
         assert self._process.stdout
         while line := await self._process.stdout.readline():
             found = json.loads(line)
-            if "signal" in found or "judged" in found:
+            if not found.keys().isdisjoint(_KEPT):
                 self.lines.append(found)
             else:
                 for key, value in found.items():
