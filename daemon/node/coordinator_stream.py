@@ -42,6 +42,10 @@ from muster.v1 import node_pb2_grpc
 _log = logging.getLogger(__name__)
 
 
+MAX_CROWDING = 4
+"""The time within which the nodes return doubles up to this factor, while their attempts find too many others there."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
     """Timeouts and backoff, in seconds. The answer to hello may wait for Slurm, and for the hellos of all other nodes;
@@ -53,6 +57,8 @@ class StreamTimeouts:
     max_backoff_s: float = 2.0
     max_return_s: float = 60.0
     """The longest time within which a coordinator may ask this node to return."""
+    crowded_s: float = 10.0
+    """An attempt that failed after so long has found a coordinator with too many others before it."""
     uniform: Callable[[float, float], float] = random.uniform
 
     def backoffs(self) -> Iterator[float]:
@@ -120,6 +126,9 @@ class NodeStream:
         self._seq = 0
         self._term = 0
         self._return_within_s = 0.0
+        self._crowding = 1
+        self._tried = False
+        self._attempt_began_at = float("inf")
         self._detached = LastingProblem(_log, f"attached to {coordinator} again")
 
     def report(self, observation: Observation) -> None:
@@ -128,8 +137,9 @@ class NodeStream:
 
     async def run(self) -> None:
         """Stay attached until cancelled."""
-        waits = self._timeouts.backoffs()
+        waits, loop = self._timeouts.backoffs(), asyncio.get_running_loop()
         while True:
+            self._attempt_began_at = loop.time()
             try:
                 hello = await self._hello()
                 async with await open_first_ready_channel(
@@ -143,6 +153,8 @@ class NodeStream:
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
                 self._detached.meet(f"not attached to {self._coordinator}, trying again: {_describe(error)}")
+                if loop.time() - self._attempt_began_at > self._timeouts.crowded_s:
+                    self._crowding = min(2 * self._crowding, MAX_CROWDING)
                 await self._pause(next(waits))
 
     async def _pause(self, backoff_s: float) -> None:
@@ -151,7 +163,12 @@ class NodeStream:
         self._outbox.changed.clear()
         await asyncio.sleep(backoff_s)
         if not len(self._outbox):
-            await _wait_until(self._outbox.changed, now + self._timeouts.uniform(0.0, self._return_within_s))
+            longest = self._crowding * self._return_within_s
+            # Each node has its own moment in the time that all have: whoever was refused comes a whole time later. With
+            # a random wait each time, the nodes would come at twice the rate.
+            shortest = longest if self._tried else 0.0
+            self._tried = True
+            await _wait_until(self._outbox.changed, now + self._timeouts.uniform(shortest, longest))
 
     async def _stream(self, channel: grpc.aio.Channel, hello: pb.NodeHello) -> AsyncIterator[pb.NodeOrder]:
         """Run one stream: yield each answer after it is accepted.
@@ -237,6 +254,7 @@ class NodeStream:
         if state.heartbeat_waits:
             state.heartbeat_waits = False
             self._outbox.changed.set()
+        self._crowding, self._attempt_began_at, self._tried = 1, float("inf"), False
         self._return_within_s = min(order.return_within_s, self._timeouts.max_return_s)
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s

@@ -330,6 +330,29 @@ async def test_a_node_of_a_large_site_returns_when_it_was_asked_to_and_at_once_w
     assert chosen == [3600.0]
 
 
+async def test_nodes_take_more_time_to_return_while_a_coordinator_has_too_many_of_them(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    """If they came again at the same rate, a coordinator that is too slow for it would never have them all."""
+    chosen, asked_four_times = [], asyncio.Event()
+
+    def at_once(low: float, high: float) -> float:
+        if high > IMPATIENT.max_backoff_s:
+            chosen.append((low, high))
+        if len(chosen) == 4:
+            asked_four_times.set()
+        return 0.0
+
+    coordinator.return_within_s = 50.0
+    patience = replace(IMPATIENT, uniform=at_once, crowded_s=0.1)
+    async with Running(_attachment(coordinator, credentials, 0.02, patience)):
+        await coordinator.next("heartbeat")
+        coordinator.mute = True
+        async with asyncio.timeout(120):
+            await asked_four_times.wait()
+    assert chosen == [(0.0, 50.0), (100.0, 100.0), (200.0, 200.0), (200.0, 200.0)]
+
+
 def test_pauses_double_up_to_their_longest_with_jitter() -> None:
     pauses = StreamTimeouts().backoffs()
     for whole in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
