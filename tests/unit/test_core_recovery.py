@@ -341,6 +341,15 @@ def test_cancel_ends_the_gang_and_its_job() -> None:
     world.run_until(lambda: not any(world.agent(node).alive for node in world.machines), 1)
 
 
+def test_repeated_requests_to_cancel_a_job_owe_slurm_one_call() -> None:
+    """The attack: an owner asks again and again, while the gang is final and Slurm has not answered."""
+    world = Scenario(3, 0, absent=["n1"], gather_timeout_s=20.0)
+    world.run_until(lambda: world.gang.final)
+    for _ in range(10):
+        world.post_event(events.CancelRequested("g", "uid 1000"))
+    assert [fact.verb for fact in world.facts(facts.SlurmCallOwed)] == ["cancel"]
+
+
 def fail(world: Scenario, *nodes: str, words: str = "no space left on /shared") -> None:
     """Agents report an error that no order mends."""
     for node in nodes:

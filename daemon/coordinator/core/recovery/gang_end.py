@@ -78,15 +78,20 @@ def batch_host_dead(gang: Gang) -> bool:
     return host is None or left or host.gone
 
 
+def _is_cancel_owed(gang_turn: GangTurn) -> bool:
+    """Slurm is asked to cancel the job already. A user may ask as often as they like."""
+    gang = gang_turn.gang
+    wanted = ("cancel", gang.id, gang.job)
+    return any((call.verb, call.gang, call.job) == wanted for call in gang_turn.turn.state.owed.values())
+
+
 def complete_job(gang_turn: GangTurn) -> None:
     """End the job of a final gang. Its batch script normally does; if that does not happen, the script's host is
     dead."""
     gang = gang_turn.gang
-    if gang_turn.observed.cancel_requested_by and not gang.job_over:
-        gang_turn.turn.owe(
-            "cancel", gang.id, gang.job, f"muster: cancelled by {gang_turn.observed.cancel_requested_by}"
-        )
-        gang_turn.observed.cancel_requested_by = ""
+    asked_by, gang_turn.observed.cancel_requested_by = gang_turn.observed.cancel_requested_by, ""
+    if asked_by and not gang.job_over and not _is_cancel_owed(gang_turn):
+        gang_turn.turn.owe("cancel", gang.id, gang.job, f"muster: cancelled by {asked_by}")
     over = gang.job_over or gang.completion_owed or gang.phase is Phase.CANCELLED
     if over and not gang.pool:
         return
