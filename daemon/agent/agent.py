@@ -32,6 +32,7 @@ from muster.daemon.agent.ranks import reconcile
 from muster.daemon.agent.ranks.rank_supervisor import RankSupervisor
 from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.status_limits import limit_stderr
+from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import IdentityUnavailable
@@ -102,6 +103,7 @@ class Agent:
         self._settings = settings
         self._stream: AgentStream | None = None
         self._key = ServerKey() if settings.trust else None
+        self._names = NameResolver()
         self._channels = PeerChannels(settings.credentials, settings.identity.gang)
         self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)
         identity = settings.identity
@@ -402,9 +404,9 @@ class Agent:
             server = call_binding.name_of_agent(self._settings.identity.gang, order.node)
             probed = Probed(order.peer_address, order.node, server)
             reachability = await probe(
-                probed, self._settings.credentials, order.deadline_ms / 1000, self._channels.trust
+                probed, self._settings.credentials, order.deadline_ms / 1000, self._channels.trust, self._names
             )
-        except IdentityUnavailable as error:
+        except (IdentityUnavailable, NameUnresolved) as error:
             log.error("can't probe %s: %s", order.node, error)
             return
         if reachability is Reachability.NO_ANSWER and self._peer_monitor.closed_by_peer(order.node):

@@ -17,13 +17,14 @@ from muster.daemon.coordinator.journal.journal import Journal
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.agent_service import AgentService
 from muster.daemon.coordinator.services.api_service import MusterService
-from muster.daemon.coordinator.services.node_service import NodeService, addresses_of
+from muster.daemon.coordinator.services.node_service import NodeService
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.shell.load_shedding import SheddingLimits
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.coordinator.slurm.lookup import ROSTER_VALID_S, SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.coordinator.slurm.watch import SlurmWatch
+from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server, stop_server
@@ -60,7 +61,7 @@ class Settings:
     rights: Rights
     policy: Policy = field(default_factory=Policy.load)
     heartbeat_s: float = 5.0
-    resolve: Resolve = addresses_of
+    resolve: Resolve = field(default_factory=NameResolver)
     confirm_leadership: Callable[[], object] = no_lease
     lease_term: int = 0
     stream_limits: StreamLimits = field(default_factory=StreamLimits)

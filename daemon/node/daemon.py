@@ -14,6 +14,7 @@ from pathlib import Path
 
 from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
+from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
@@ -31,6 +32,8 @@ from muster.v1 import node_pb2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
+# Seconds for the name of the coordinator's host. After that the log names DNS, and the next try follows.
+RESOLVE_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +72,7 @@ class NodeDaemon:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
+        self._names = NameResolver()
         self._incarnation = secrets.token_hex(8)
         self._port = 0
         store, stored = FdStore(settings.systemd.notify), settings.systemd.stored
@@ -131,7 +135,9 @@ class NodeDaemon:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""
         listen, _ = split_address(self._settings.listen)
         host = (
-            listen if listen not in ALL_ADDRESSES else await own_address(split_addresses(self._settings.coordinator)[0])
+            listen
+            if listen not in ALL_ADDRESSES
+            else await own_address(split_addresses(self._settings.coordinator)[0], self._names)
         )
         return node_pb2.NodeHello(
             node=self._settings.node,
@@ -145,13 +151,14 @@ class NodeDaemon:
         )
 
 
-async def own_address(peer: str) -> str:
+async def own_address(peer: str, names: NameResolver) -> str:
     """This host's IP address on the route to `peer` ("host:port"), without DNS: other processes reach this host there.
 
     Raises:
         OSError: `peer` has no address, or there is no route to it.
     """
     host, port = split_address(peer)
+    await names.ask(host, RESOLVE_TIMEOUT_S)  # before a look-up that could hold a thread for half a minute
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:

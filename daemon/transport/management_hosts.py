@@ -1,7 +1,8 @@
 """From which hosts the rights of an operator count: `management_hosts` of the site's settings.
 
-A name has the addresses that this host resolves it to. It is resolved when `run` begins, and again every minute. A name
-that can't be resolved has no address: nobody is an operator because of it until it is resolved again. An entry that is
+A name has the addresses that this host resolves it to. It is resolved when `run` begins, and again every minute. While
+no name server answers it keeps the addresses that it had last (`muster.daemon.host.name_resolution`). A name that has
+none makes nobody an operator. An entry that is
 an IP address needs no name server.
 """
 
@@ -14,6 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 
 from muster.daemon.host.addresses import own_addresses
+from muster.daemon.host.name_resolution import NameUnresolved
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +31,8 @@ _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"({_LABEL}\.)*(?=[0-9_-]*[A-Za-z]){_LABEL}")
 
 Resolve = Callable[[str], Awaitable[set[str]]]
-"""Resolves a host name or an address to IP addresses; none if no server answers in time. Doesn't block the loop."""
+"""Resolves a host name or an address to IP addresses; none if there is no such name. Doesn't block the loop. Raises
+NameUnresolved if no server answers in time."""
 
 
 def check_host(entry: str) -> str:
@@ -77,7 +80,7 @@ class ManagementHosts:
 
     async def resolve_names(self, resolve: Resolve) -> None:
         """Resolve all names once, at the same time."""
-        found = await asyncio.gather(*(resolve(name) for name in self._names))
+        found = await asyncio.gather(*(_addresses(resolve, name) for name in self._names))
         for name, addresses in zip(self._names, found, strict=True):
             self._set(name, frozenset(filter(None, map(_address, addresses))))
 
@@ -101,6 +104,13 @@ class ManagementHosts:
                 name,
                 RESOLVE_INTERVAL_S,
             )
+
+
+async def _addresses(resolve: Resolve, name: str) -> set[str]:
+    try:
+        return await resolve(name)
+    except NameUnresolved:
+        return set()
 
 
 def _address(text: str) -> str:

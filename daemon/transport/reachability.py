@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.transport.channel import open_channel
 from muster.daemon.transport.credential_check import REFUSED_KEY
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
@@ -76,7 +78,11 @@ async def try_connection(address: str, timeout: float = _CONNECT_TIMEOUT_S) -> R
 
 
 async def probe(
-    probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None = None
+    probed: Probed,
+    credentials: Credentials,
+    deadline_s: float,
+    trust: Trust | None = None,
+    names: NameResolver | None = None,
 ) -> Reachability | None:
     """Probe a process. Return None if it answers, otherwise what the connections met. With `trust` it must prove that
     it is the process that was meant; None: plain text.
@@ -86,9 +92,11 @@ async def probe(
 
     Raises:
         IdentityUnavailable: no credential can be made here; that says nothing about the other process.
+        NameUnresolved: no name server answers for the host of the address in half of the time, which says as little.
     """
     if not probed.address:
         return Reachability.NO_ANSWER
+    await _check_resolves(probed.address, names or NameResolver(), deadline_s / 2)
     current = previous = None
 
     def ping() -> asyncio.Future[bool]:
@@ -120,6 +128,13 @@ async def probe(
         for task in pings:
             task.cancel()
         await asyncio.gather(*pings, return_exceptions=True)
+
+
+async def _check_resolves(address: str, names: NameResolver, timeout_s: float) -> None:
+    """Raises NameUnresolved: the address holds a name, and no name server answers. Agents and daemons give IP addresses
+    unless a site says otherwise."""
+    with suppress(ValueError):  # no address at all: nothing answers there
+        await names.ask(split_address(address)[0], timeout_s)
 
 
 async def _ping(probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None) -> bool:

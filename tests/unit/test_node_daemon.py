@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream, StreamTimeouts
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
@@ -402,7 +403,7 @@ async def test_two_daemons_on_one_port_are_a_mistake(
 
 
 async def test_the_own_address_is_the_one_towards_the_peer() -> None:
-    assert await own_address("127.0.0.1:7070") == "127.0.0.1"
+    assert await own_address("127.0.0.1:7070", NameResolver()) == "127.0.0.1"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

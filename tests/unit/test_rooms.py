@@ -118,6 +118,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/coordinator/shell",
     },
     "daemon/coordinator": {
+        "daemon/host",
         "daemon/transport",
         "slurm/client",
         "daemon/coordinator/core/state",

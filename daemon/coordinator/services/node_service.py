@@ -10,11 +10,8 @@ the journal counts.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from dataclasses import replace
 
 import grpc.aio
@@ -32,6 +29,7 @@ from muster.daemon.coordinator.services.stream_writing import write_message
 from muster.daemon.coordinator.shell.engine import Engine
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.host import clock
+from muster.daemon.host.name_resolution import NameUnresolved
 from muster.daemon.transport import call_binding, job_limits
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.authorization import Rights
@@ -46,7 +44,6 @@ from muster.v1 import node_pb2_grpc
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
 
-_RESOLVE_TIMEOUT_S = 5.0
 RETURN_S_PER_NODE = 0.004
 """Seconds. All nodes together are asked to return within the sum of it after a restart: 50 s for 12,500. The attach of
 one node costs 3 ms of processor time, heartbeats of the others come on top (measured)."""
@@ -183,8 +180,18 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             )
 
     async def _addresses(self, node: str, found: Node | Gone | Unknown) -> set[str]:
-        """The IP addresses of the node, from Slurm's answer `found`."""
-        return {address for name in self._host_names(node, found) for address in await self._resolve(name)}
+        """The IP addresses of the node, from Slurm's answer `found`; the known ones while no name server answers.
+
+        Raises:
+            RpcAbort: they are not known.
+        """
+        try:
+            return {address for name in self._host_names(node, found) for address in await self._resolve(name)}
+        except NameUnresolved as error:
+            known = self._engine.core.state.nodes.get(node)
+            if known is None or not known.addresses:
+                raise unavailable(f"the addresses of {node} are unknown: {error}") from None
+            return set(known.addresses)
 
     def _limit_new_registrations(self, hello: pb.NodeHello) -> None:
         """Count the daemon, unless the journal knows what it says.
@@ -223,15 +230,3 @@ async def _read_hello(messages: AsyncIterator[pb.NodeMessage], limits: StreamLim
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
     return first.hello
-
-
-async def addresses_of(name: str) -> set[str]:
-    """The IP addresses that this host resolves `name` to; none if no server answers. An address is its own answer."""
-    with suppress(ValueError):
-        return {str(ipaddress.ip_address(name))}
-    try:
-        async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
-            answers = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError):
-        return set()
-    return {str(answer[4][0]) for answer in answers}

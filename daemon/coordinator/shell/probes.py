@@ -16,6 +16,7 @@ from muster.daemon.coordinator.core.state.observed_state import AGENT, MUSTERD
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.daemon.coordinator.shell.agent_streams import AgentStreams
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable
 from muster.daemon.transport.reachability import Probed, Reachability, probe
@@ -57,7 +58,8 @@ class Prober:
         self._term = term
         self._post = post
         self._tasks: set[asyncio.Task[None]] = set()
-        self._without_credentials = LastingProblem(_log, "this host can probe nodes again")
+        self._names = NameResolver()
+        self._unable = LastingProblem(_log, "this host can probe nodes again")
 
     def start(self, request: ProbeRequest) -> None:
         """Ask every witness of `request`. Returns at once."""
@@ -78,11 +80,13 @@ class Prober:
     async def _probe_from_here(self, request: ProbeRequest, witness: str) -> None:
         written_before_s = self._written_s()
         try:
-            found = await probe(_probed(request, witness), self._credentials, request.deadline_s, self._trust)
-        except IdentityUnavailable as error:
-            self._without_credentials.meet(f"can't probe {witness} on {request.node}: {error}")
+            found = await probe(
+                _probed(request, witness), self._credentials, request.deadline_s, self._trust, self._names
+            )
+        except (IdentityUnavailable, NameUnresolved) as error:
+            self._unable.meet(f"can't probe {witness} on {request.node}: {error}")
             return
-        self._without_credentials.end()
+        self._unable.end()
         wrote_s = self._written_s() - written_before_s
         if found in _UNHEARD and wrote_s > OWN_SHARE * request.deadline_s:
             return  # the core repeats the round
