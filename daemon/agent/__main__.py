@@ -1,8 +1,8 @@
 """The commands `muster-agent run` (srun starts it once per node) and `muster-agent batch -- srun ...` (the last line of
 the batch script).
 
-Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 78 if the site has to correct something; 143
-after SIGTERM.
+Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 71 if memory has run out; 78 if the site has
+to correct something; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from muster.daemon.host import orphan_guard
+from muster.daemon.host import memory_shortage, orphan_guard
 from muster.daemon.host.kept_memory_client import SOCKET
 from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import EXIT_CONFIG, SiteError, add_arguments
@@ -42,6 +42,9 @@ def _run_command(options: argparse.Namespace) -> int:
     except (SiteError, IdentityError) as error:
         print(f"muster-agent: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    except MemoryError as error:
+        print(f"muster-agent: {memory_shortage.describe(error)}", file=sys.stderr)
+        return memory_shortage.EXIT_MEMORY
 
 
 def _exit_at_once(code: int) -> NoReturn:

@@ -4,6 +4,7 @@ Exit status:
     0   SIGTERM ended the process.
     69  The address is in use, with --shared-state: another start may succeed.
     70  A bug. The log has the traceback.
+    71  Memory has run out. Another start may succeed.
     74  The journal or the shared folder can't be read or written.
     75  Another coordinator has the lease, or may have it. A death by SIGALRM means the same.
     78  The site has to correct its settings (address in use, wrong flag or file, no munge, no Slurm).
@@ -36,6 +37,7 @@ from muster.daemon.coordinator.leadership.writable_folder import wait_until_writ
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
+from muster.daemon.host import memory_shortage
 from muster.daemon.host.garbage_collection import collect_seldom
 from muster.daemon.transport import site_config
 from muster.daemon.transport.authorization import Rights
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _die(site_config.EXIT_CONFIG, str(error))
     except (JournalError, LeaseError) as error:
         _die(EXIT_JOURNAL, f"not safe to go on: {error}")
+    except MemoryError as error:
+        _die(memory_shortage.EXIT_MEMORY, f"not safe to go on: {memory_shortage.describe(error)}")
     except Exception as error:  # noqa: BLE001  # top level: a bug ends the process, the next start replays the journal
         _log.critical("a bug", exc_info=True)
         _die(EXIT_BUG, f"not safe to go on: {type(error).__name__}: {error} (a bug; the log has its traceback)")

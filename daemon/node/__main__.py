@@ -4,6 +4,7 @@ Exit status:
     0   SIGTERM ended the process.
     69  The listen address is in use or does not exist yet. A restart may help.
     70  A bug. The log has its traceback.
+    71  Memory has run out. Another start may succeed.
     78  The site must correct its settings (wrong flag or file, no libmunge). A restart does not help.
 
 A missing coordinator never ends musterd.
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from muster.daemon.host import memory_shortage
 from muster.daemon.host.kept_memory_client import SOCKET
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory import systemd_fd_store
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _die(site_config.EXIT_CONFIG, str(error))
     except ListenError as error:
         _die(EXIT_UNAVAILABLE, str(error))
+    except MemoryError as error:
+        _die(memory_shortage.EXIT_MEMORY, memory_shortage.describe(error))
     except Exception as error:  # noqa: BLE001  # the very top
         _log.critical("a bug of Muster", exc_info=True)
         _die(EXIT_BUG, f"{type(error).__name__}: {error} (a bug; the log has its traceback)")

@@ -263,6 +263,6 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         self._orders.close()
-        _log.critical("not safe to go on: %s", error, exc_info=error)
+        _log.critical("not safe to go on: %s", str(error) or type(error).__name__, exc_info=error)
         if not self.failed.done():
             self.failed.set_exception(error)
