@@ -14,6 +14,7 @@ from pathlib import Path
 
 from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
+from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
@@ -117,6 +118,7 @@ class NodeDaemon:
                     tasks.create_task(run_sensor(make(self._settings.roots), self._stream.report))
                 tasks.create_task(self._stream.run())
                 tasks.create_task(self._reservation.run())
+                tasks.create_task(ClockSteps().run())
                 if memory is not None:
                     tasks.create_task(memory.run())
         finally:

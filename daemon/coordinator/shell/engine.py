@@ -32,6 +32,7 @@ from muster.daemon.coordinator.shell.order_dispatch import OrderDispatcher
 from muster.daemon.coordinator.shell.probes import Prober
 from muster.daemon.coordinator.shell.subscriptions import GangSubscribers, JournalSubscribers
 from muster.daemon.coordinator.slurm.owed_calls import OwedCalls
+from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.tls import Trust
 from muster.slurm.client.lease_guard import no_lease
@@ -226,12 +227,14 @@ class Engine:
         self.post(events.Tick())
 
     async def _check_for_suspension(self) -> None:
+        steps = ClockSteps(lambda: -self.clock.ahead_s())
         while True:
             before = self.clock.now()
             await asyncio.sleep(SUSPENSION_CHECK_S)
             now = self.clock.now()
             self._note_running(now)
             self._timed_journal.note_calm()
+            steps.note()
             self.note_lag(now - before - SUSPENSION_CHECK_S - self._unread_write_s)  # no watcher makes a disk slow
             self._unread_write_s = 0.0
 
