@@ -88,10 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what anonymous connections that make no call cost a coordinator")
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     connections = parser.parse_args().connections
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # munged wants a folder that it can trust
-        print(json.dumps(asyncio.run(idle_connections(folder, connections))))
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(asyncio.run(idle_connections(Path(folder), connections))))
 
 
 if __name__ == "__main__":

@@ -182,10 +182,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (anonymous_callers, connections_without_
 async def _measure(attack_s: float, nodes: int) -> Figures:
     figures: Figures = tls_overhead()
     for measurement in (*MEASUREMENTS, partial(all_nodes_reconnect, nodes)):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            folder.chmod(0o755)  # munged wants a folder that it can trust
-            figures |= await measurement(folder, attack_s)
+        with tempfile.TemporaryDirectory() as folder:
+            figures |= await measurement(Path(folder), attack_s)
     counted = [float(figures[name]) for name in ("evicted_reconnect", "evicted_under_load") if name in figures]
     return figures | ({"evicted": sum(counted)} if counted else {})
 

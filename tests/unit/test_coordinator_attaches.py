@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any
-
-import pytest_asyncio
 
 from muster.daemon.coordinator.services.attach_turns import AttachTurns
-from muster.daemon.coordinator.services.node_service import RETURN_S_PER_NODE
-from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld
-from muster.daemon.transport.channel import credential_metadata, open_channel
-from muster.v1 import node_pb2, node_pb2_grpc
+from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S
 
 
 async def test_a_heartbeat_waits_for_one_hello_at_most() -> None:
@@ -40,25 +31,3 @@ async def test_who_gives_up_its_attach_takes_no_turn() -> None:
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(first, last)
     assert given_up.cancelled()
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
-    made = ScriptedWorld.create(tmp_path)
-    await made.start_coordinator()
-    yield made
-    await made.close()
-
-
-async def test_the_more_nodes_are_attached_the_more_time_they_are_given_to_return(world: ScriptedWorld) -> None:
-    told = []
-    async with AsyncExitStack() as open_channels, asyncio.timeout(DEADLINE_S):
-        for node in ("n1", "n2", "n3"):
-            channel = await open_channels.enter_async_context(open_channel(world.address, world.credentials))
-            first = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node=node, boot_id="b", incarnation="d"))
-            metadata = await credential_metadata(channel, "/muster.v1.NodeService/Attach", first)
-            stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-            call = stub.Attach(metadata=metadata)
-            await call.write(first)
-            told.append((await call.read()).return_within_s)
-    assert told == [RETURN_S_PER_NODE, 2 * RETURN_S_PER_NODE, 3 * RETURN_S_PER_NODE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
+from muster.daemon.coordinator.services.node_service import RETURN_S_PER_NODE
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, NODES, ScriptedWorld, spec
@@ -301,13 +303,23 @@ async def test_an_impossible_status_ends_the_stream_of_an_attached_agent(world: 
 # -- node daemons ----------------------------------------------------------------------------------------------------
 
 
-async def _attach_daemon(channel: grpc.aio.Channel) -> Any:
-    """A call that the daemon of n1 has opened."""
-    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node="n1", boot_id="b", incarnation="i"))
+async def _attach_daemon(channel: grpc.aio.Channel, node: str = "n1") -> Any:
+    """A call that the daemon of a node has opened."""
+    hello = node_pb2.NodeMessage(hello=node_pb2.NodeHello(node=node, boot_id="b", incarnation="i"))
     stub: Any = node_pb2_grpc.NodeServiceStub(channel)
     call = stub.Attach(metadata=await credential_metadata(channel, _NODE_ATTACH, hello))
     await call.write(hello)
     return call
+
+
+async def test_the_more_nodes_are_attached_the_more_time_they_are_given_to_return(world: ScriptedWorld) -> None:
+    told = []
+    async with AsyncExitStack() as open_channels, asyncio.timeout(DEADLINE_S):
+        for node in ("n1", "n2", "n3"):
+            channel = await open_channels.enter_async_context(open_channel(world.address, world.credentials))
+            call = await _attach_daemon(channel, node)
+            told.append((await call.read()).return_within_s)
+    assert told == [RETURN_S_PER_NODE, 2 * RETURN_S_PER_NODE, 3 * RETURN_S_PER_NODE]
 
 
 async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: ScriptedWorld) -> None:
