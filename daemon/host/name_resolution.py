@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class NameResolver:
             NameUnresolved: no server answers in time, and the name was not resolved before.
         """
         try:
-            found = await self.ask(name, self._timeout_s)
+            found = await self.ask(name)
         except NameUnresolved as error:
             self._silent.meet(
                 f"{error}. Names keep the addresses that they had last. Repair DNS; names in /etc/hosts, and IP "
@@ -76,20 +77,21 @@ class NameResolver:
         self._known[name] = found
         return found
 
-    async def ask(self, name: str, timeout_s: float) -> set[str]:
-        """As a call, without what was known before.
+    async def ask(self, name: str, timeout_s: float | None = None) -> set[str]:
+        """As a call, without what was known before. `timeout_s`: None: that of this resolver.
 
         Raises:
             NameUnresolved: no server answers in time.
         """
         with suppress(ValueError):
             return {str(ipaddress.ip_address(name))}
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._under_way.get(name) or self._start(name))
         except OSError as error:  # a TimeoutError is one
             why = str(error) or f"no answer for {timeout_s:g} s"
-            where = socket.gethostname()
+            where = os.uname().nodename
             raise NameUnresolved(f"{name} can't be resolved on {where}: no name server answers ({why})") from None
 
     def _start(self, name: str) -> asyncio.Task[set[str]]:

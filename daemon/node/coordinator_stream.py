@@ -3,20 +3,19 @@
 A heartbeat waits until the one before it is answered. A coordinator with too much to do gets fewer heartbeats for that
 reason, and a signal waits behind one of them at most.
 
-When the stream ends or falls silent, it is reopened after a pause of 100 ms that doubles up to 2 s. The coordinator
-of a large site asks for longer pauses: thousands of nodes that return at the same moment would all wait for each
-other, give up, and begin again. Each pause is random within limits. Signals wait in the outbox until they are
-answered; a node with a signal waits no longer than on a small site. An answer with a lower term than an earlier one
-comes from a replaced coordinator: the stream is closed.
+When the stream ends or falls silent, it is reopened after a pause of 100 ms that doubles up to 2 s. The coordinator of
+a large site asks for longer pauses: thousands of nodes that return at the same moment would all wait for each other,
+give up, and begin again. Signals wait in the outbox until they are answered. A node that has a signal to report does
+not make the longer pause. An answer with a lower term than an earlier one comes from a replaced coordinator: the stream
+is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +26,7 @@ from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.node.outbox import Outbox
 from muster.daemon.node.sensors.sensor import Observation
+from muster.daemon.node.stream_pauses import DEFAULT_TIMEOUTS, ReturnPause, StreamTimeouts
 from muster.daemon.transport.channel import (
     RECONNECT_TIMEOUT_S,
     credential_metadata,
@@ -40,33 +40,6 @@ from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
 
 _log = logging.getLogger(__name__)
-
-
-MAX_CROWDING = 4
-"""The time within which the nodes return doubles up to this factor, while their attempts find too many others there."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamTimeouts:
-    """Timeouts and backoff, in seconds. The answer to hello may wait for Slurm, and for the hellos of all other nodes;
-    every other answer is immediate."""
-
-    hello_timeout_s: float = 60.0
-    answer_timeout_s: float = 5.0
-    first_backoff_s: float = 0.1
-    max_backoff_s: float = 2.0
-    max_return_s: float = 60.0
-    """The longest time within which a coordinator may ask this node to return."""
-    crowded_s: float = 10.0
-    """An attempt that failed after so long has found a coordinator with too many others before it."""
-    uniform: Callable[[float, float], float] = random.uniform
-
-    def backoffs(self) -> Iterator[float]:
-        """Yield the wait before each further try: it doubles, and each is random between half and all of it."""
-        pause = self.first_backoff_s
-        while True:
-            yield self.uniform(pause / 2, pause)
-            pause = min(2 * pause, self.max_backoff_s)
 
 
 class KeptGangs(Protocol):
@@ -108,7 +81,7 @@ class NodeStream:
         hello: Callable[[], Awaitable[pb.NodeHello]],
         heartbeat_s: float,
         memory: KeptGangs,
-        timeouts: StreamTimeouts = StreamTimeouts(),  # frozen
+        timeouts: StreamTimeouts = DEFAULT_TIMEOUTS,
         addresses: Callable[[], tuple[str, ...]] = own_addresses,
         trust: Trust | None = None,
         key: ServerKey | None = None,
@@ -125,10 +98,7 @@ class NodeStream:
         self._outbox = Outbox()
         self._seq = 0
         self._term = 0
-        self._return_within_s = 0.0
-        self._crowding = 1
-        self._tried = False
-        self._attempt_began_at = float("inf")
+        self._return_pause = ReturnPause(timeouts)
         self._detached = LastingProblem(_log, f"attached to {coordinator} again")
 
     def report(self, observation: Observation) -> None:
@@ -139,7 +109,7 @@ class NodeStream:
         """Stay attached until cancelled."""
         waits, loop = self._timeouts.backoffs(), asyncio.get_running_loop()
         while True:
-            self._attempt_began_at = loop.time()
+            self._return_pause.begin_attempt(loop.time())
             try:
                 hello = await self._hello()
                 async with await open_first_ready_channel(
@@ -153,8 +123,7 @@ class NodeStream:
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
                 self._detached.meet(f"not attached to {self._coordinator}, trying again: {_describe(error)}")
-                if loop.time() - self._attempt_began_at > self._timeouts.crowded_s:
-                    self._crowding = min(2 * self._crowding, MAX_CROWDING)
+                self._return_pause.stream_ended(loop.time())
                 await self._pause(next(waits))
 
     async def _pause(self, backoff_s: float) -> None:
@@ -163,12 +132,7 @@ class NodeStream:
         self._outbox.changed.clear()
         await asyncio.sleep(backoff_s)
         if not len(self._outbox):
-            longest = self._crowding * self._return_within_s
-            # Each node has its own moment in the time that all have: whoever was refused comes a whole time later. With
-            # a random wait each time, the nodes would come at twice the rate.
-            shortest = longest if self._tried else 0.0
-            self._tried = True
-            await _wait_until(self._outbox.changed, now + self._timeouts.uniform(shortest, longest))
+            await _wait_until(self._outbox.changed, now + self._return_pause.choose())
 
     async def _stream(self, channel: grpc.aio.Channel, hello: pb.NodeHello) -> AsyncIterator[pb.NodeOrder]:
         """Run one stream: yield each answer after it is accepted.
@@ -254,8 +218,7 @@ class NodeStream:
         if state.heartbeat_waits:
             state.heartbeat_waits = False
             self._outbox.changed.set()
-        self._crowding, self._attempt_began_at, self._tried = 1, float("inf"), False
-        self._return_within_s = min(order.return_within_s, self._timeouts.max_return_s)
+        self._return_pause.answered(order.return_within_s)
         if order.heartbeat_s > 0 and order.heartbeat_s != self._heartbeat_s:
             self._heartbeat_s = order.heartbeat_s
             self._outbox.changed.set()

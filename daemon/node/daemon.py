@@ -33,8 +33,6 @@ from muster.v1 import node_pb2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
-# Seconds for the name of the coordinator's host. After that the log names DNS, and the next try follows.
-RESOLVE_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -160,7 +158,7 @@ async def own_address(peer: str, names: NameResolver) -> str:
         OSError: `peer` has no address, or there is no route to it.
     """
     host, port = split_address(peer)
-    await names.ask(host, RESOLVE_TIMEOUT_S)  # before a look-up that could hold a thread for half a minute
+    await names.ask(host)  # before a look-up that could hold a thread for half a minute
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -1,9 +1,8 @@
 """From which hosts the rights of an operator count: `management_hosts` of the site's settings.
 
 A name has the addresses that this host resolves it to. It is resolved when `run` begins, and again every minute. While
-no name server answers it keeps the addresses that it had last (`muster.daemon.host.name_resolution`). A name that has
-none makes nobody an operator. An entry that is
-an IP address needs no name server.
+no name server answers, it keeps the addresses that it had last (`muster.daemon.host.name_resolution`). A name that has
+no address makes nobody an operator. An entry that is an IP address needs no name server.
 """
 
 from __future__ import annotations

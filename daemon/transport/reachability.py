@@ -29,9 +29,10 @@ from muster.v1.common_pb2_grpc import ProbeServiceStub
 
 _RETRY_S = 0.1
 _CONNECT_TIMEOUT_S = 0.25
-OWN_IDENTITY_SHARE = 0.5
-"""Share of a probe's deadline that this host's munged may take. munged answers within a millisecond. One that hangs
-must fail before the deadline: otherwise the other process would seem to be silent."""
+OWN_SHARE = 0.5
+"""Share of a probe's deadline that a service of this host may take: its name servers, and then its munged. Both answer
+within milliseconds. One that hangs must fail before the deadline: otherwise the other process would seem to be
+silent."""
 _REFUSED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
 # FAILED_PRECONDITION: another process than the one that was meant has this address now.
 _SILENT_CODES = frozenset(
@@ -96,7 +97,7 @@ async def probe(
     """
     if not probed.address:
         return Reachability.NO_ANSWER
-    await _check_resolves(probed.address, names or NameResolver(), deadline_s / 2)
+    await _check_resolves(probed.address, names or NameResolver(), OWN_SHARE * deadline_s)
     current = previous = None
 
     def ping() -> asyncio.Future[bool]:
@@ -140,7 +141,7 @@ async def _check_resolves(address: str, names: NameResolver, timeout_s: float) -
 async def _ping(probed: Probed, credentials: Credentials, deadline_s: float, trust: Trust | None) -> bool:
     """Ping on a new channel, so that no earlier backoff delays it."""
     nonce = secrets.token_hex(8)
-    identity_s = OWN_IDENTITY_SHARE * deadline_s
+    identity_s = OWN_SHARE * deadline_s
     async with open_channel(
         probed.address, credentials, trust=trust, server=probed.server, identity_deadline_s=identity_s
     ) as channel:

@@ -14,11 +14,12 @@ import grpc.aio
 import pytest
 
 from muster.daemon.host.name_resolution import NameResolver
-from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream, StreamTimeouts
+from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths
+from muster.daemon.node.stream_pauses import StreamTimeouts
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.daemon.transport.server_limits import COORDINATOR

@@ -74,7 +74,7 @@ class TimedJournal:
             return self._journal.snapshot_if_due(state)
 
     def note_calm(self) -> None:
-        """Log that the disk is fast again, if it was slow and has not been since `CALM_S`."""
+        """Log that a slow disk is fast again, if it has not been slow for `CALM_S`."""
         if self._slow.lasts and self._now() - self._slow_at > CALM_S:
             self._slow.end()
 

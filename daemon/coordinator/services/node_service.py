@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[pb.NodeMessage, pb.NodeOrder]
 
 RETURN_S_PER_NODE = 0.004
-"""Seconds. All nodes together are asked to return within the sum of it after a restart: 50 s for 12,500. The attach of
-one node costs 3 ms of processor time, heartbeats of the others come on top (measured)."""
+"""Seconds that each node adds to the time within which all nodes are asked to return after a restart: 50 s for 12,500.
+To attach one node costs 3 ms of processor time (measured). The heartbeats of the other nodes come on top."""
 SILENT_HEARTBEATS = 4
 """Heartbeats that a daemon may miss before its stream ends, whatever the interval is."""
 

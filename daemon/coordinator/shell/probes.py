@@ -31,7 +31,7 @@ _SILENCES = {
 }
 _UNHEARD = (Reachability.ACCEPTED, Reachability.NO_ANSWER)
 """Results that an answer would have changed."""
-OWN_SHARE = 0.5
+WRITES_SHARE = 0.5
 """Share of a probe's deadline that this process may spend in writes. A process answers within milliseconds, so the
 other half is enough to hear it."""
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Prober:
             return
         self._unable.end()
         wrote_s = self._written_s() - written_before_s
-        if found in _UNHEARD and wrote_s > OWN_SHARE * request.deadline_s:
+        if found in _UNHEARD and wrote_s > WRITES_SHARE * request.deadline_s:
             return  # the core repeats the round
         self._post(events.ProbeAnswered(request.gang, request.probe, witness, request.node, _SILENCES[found]))
 
