@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.agent.testing.processes import alive, gone
 from muster.daemon.agent.testing.scripted_coordinator import ScriptedCoordinator
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.transport.identity import SecretCredentials
@@ -37,20 +38,6 @@ WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
 async def gang(tmp_path: Path) -> AsyncIterator[Gang]:
     async with scripted_gang(tmp_path) as found:
         yield found
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def gone(*pids: int) -> None:
-    async with asyncio.timeout(120):
-        while any(alive(pid) for pid in pids):  # noqa: ASYNC110 - strangers' ends are told to nobody
-            await asyncio.sleep(0.01)
 
 
 async def test_a_generation_is_fenced_and_the_next_one_runs(gang: Gang) -> None:

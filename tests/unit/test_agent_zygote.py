@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent.ranks.zygote_handle import CannotStart, ZygoteHandle, ZygoteSpec
+from muster.daemon.agent.testing.processes import alive, gone
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.packets import Message
 
@@ -88,20 +89,6 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     found = Harness(tmp_path)
     yield found
     await found.warm.stop()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def gone(*pids: int) -> None:
-    async with asyncio.timeout(120):
-        while any(alive(pid) for pid in pids):  # noqa: ASYNC110 - strangers' ends are told to nobody
-            await asyncio.sleep(0.01)
 
 
 SEEN = """
