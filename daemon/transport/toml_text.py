@@ -6,11 +6,17 @@ deep, and whoever prints such a value fails. Pure.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
 MAX_LEVELS = 32
 """Tables and lists inside each other. Muster's own settings have four."""
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|' r"'''.*?'''|" r'"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'|#[^\n]*", re.DOTALL
+)
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_LEVELS}}}")
+"""A dotted key with more parts. Each part is a table, and `tomllib` takes quadratic time to make them."""
 _INTEGERS = range(-(2**63), 2**63)
 """TOML promises 64 bits."""
 
@@ -21,6 +27,9 @@ def loads(text: str) -> dict[str, Any]:
     Raises:
         tomllib.TOMLDecodeError: `text` is not TOML, has an integer of more than 64 bits, or is nested too deeply.
     """
+    too_deep = f"more than {MAX_LEVELS} tables and lists inside each other"
+    if _LONG_KEY.search(_STRING_OR_COMMENT.sub("_", text)):
+        raise tomllib.TOMLDecodeError(too_deep)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -28,7 +37,7 @@ def loads(text: str) -> dict[str, Any]:
     except ValueError:
         raise tomllib.TOMLDecodeError("an integer has more than 64 bits") from None
     except RecursionError:
-        raise tomllib.TOMLDecodeError(f"more than {MAX_LEVELS} tables and lists inside each other") from None
+        raise tomllib.TOMLDecodeError(too_deep) from None
     _check([table])
     return table
 
