@@ -1,8 +1,8 @@
 """The commands `muster-agent run` (srun starts it once per node) and `muster-agent batch -- srun ...` (the last line of
 the batch script).
 
-Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 71 if memory has run out; 78 if the site has
-to correct something; 143 after SIGTERM.
+Exit codes: the gang's own exit code; 64 for a wrong command line or spec; 69 if no port is free; 71 if memory has run
+out; 78 if the site has to correct something; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from muster.daemon.transport.identity import IdentityError
 from muster.daemon.transport.site_config import EXIT_CONFIG, SiteError, add_arguments
 
 EXIT_USAGE = 64
+EXIT_UNAVAILABLE = 69
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(options: argparse.Namespace) -> int:
     from muster.daemon.agent import startup
+    from muster.daemon.transport.channel import ListenError
 
     try:
         return startup.run(options) if options.what == "run" else startup.batch(options)
@@ -42,6 +44,9 @@ def _run_command(options: argparse.Namespace) -> int:
     except (SiteError, IdentityError) as error:
         print(f"muster-agent: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    except ListenError as error:
+        print(f"muster-agent: {error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
     except MemoryError as error:
         print(f"muster-agent: {memory_shortage.describe(error)}", file=sys.stderr)
         return memory_shortage.EXIT_MEMORY

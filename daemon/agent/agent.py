@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from muster.checkpoint.store.replication.dial import at_port
-from muster.daemon.agent import memory_handover
+from muster.daemon.agent import listening, memory_handover
 from muster.daemon.agent.agent_settings import AgentSettings
 from muster.daemon.agent.coordinator_stream import AgentStream, StreamHandlers
 from muster.daemon.agent.failure_detector.peer_monitor import MonitorCallbacks, PeerMonitor
@@ -34,7 +34,6 @@ from muster.daemon.agent.ranks.stack_dumps import StackDumps
 from muster.daemon.agent.status_limits import limit_stderr
 from muster.daemon.host.name_resolution import NameResolver, NameUnresolved
 from muster.daemon.transport import call_binding
-from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import IdentityUnavailable
 from muster.daemon.transport.reachability import Probed, Reachability, probe
 from muster.daemon.transport.server_limits import agent_limits
@@ -134,15 +133,20 @@ class Agent:
         )
 
     async def run(self) -> int:
-        """Serve until an EXIT order, a dismissal or SIGTERM ends the agent; return the exit code."""
+        """Serve until an EXIT order, a dismissal or SIGTERM ends the agent; return the exit code.
+
+        Raises:
+            muster.daemon.transport.channel.ListenError: no port is free for the agent.
+        """
         self._supervisor.start_zygotes()
         spec, identity = self._settings.spec, self._settings.identity
         limits = agent_limits(spec.nodes + spec.spares + spec.pool_nodes)
         key, listen = self._key, self._settings.listen
         server = make_agent_server(self._settings.credentials, limits, identity, self._service, tls=bool(key))
-        port = bind(server, listen, key.certificates() if key else None)
+        ports = self._settings.ports
+        port = listening.listen(server, listen, ports, key.certificates if key else None)
         if key and not self._settings.encrypt_checkpoints:
-            self._service.plain_port = bind(server, at_port(listen, 0))
+            self._service.plain_port = listening.listen(server, at_port(listen, 0), ports, None)
         await server.start()
         # Reclaim before the first status: the gang's next generation starts from the shards in that status.
         self._newest_generation = await self._handover.reclaim(self._checkpoints)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
 from muster.daemon.transport.identity import Credentials
+from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.tls import Trust
 from muster.v1.common_pb2 import JobSpec
 
@@ -39,5 +40,7 @@ class AgentSettings:
     """Whom to take for a coordinator; None: all connections are plain text."""
     encrypt_checkpoints: bool = False
     """Whether the pieces of shards go over TLS, too. Their digests always do."""
+    ports: PortRange | None = None
+    """The site's ports for agents, if `listen` has port 0; None: any free ones."""
     failure: str = ""
     """Why the job can't run on this node, for the user; empty: the job can run."""

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """`muster-agent run`: serve until an order, a dismissal or SIGTERM ends the agent; return the exit code.
 
     Raises:
-        BadOption, SiteError, IdentityError: the message says what would be right.
+        BadOption, SiteError, IdentityError, ListenError: the message says what would be right.
     """
     spec = read_spec(options.spec)
     site = _load_site(options)
@@ -132,6 +132,7 @@ def _settings(options: argparse.Namespace, spec: JobSpec, site: Site) -> AgentSe
         trust=site.trust(),
         encrypt_checkpoints=site.encrypt_checkpoints,
         listen=options.listen,
+        ports=site.agent_ports,
         host=options.advertise or _address_towards(split_addresses(site.coordinator)[0]),
         notice_s=options.notice,
         slurm_job_id=int(os.environ.get("SLURM_JOB_ID", 0)),

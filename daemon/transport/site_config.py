@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from muster.daemon.host.plain_text import PlainFormatter
 from muster.daemon.transport import management_hosts, toml_text
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
+from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.tls import CertificateFiles, TlsError, Trust, trust_in_file
 
 CONFIG = Path("/etc/muster/muster.toml")
@@ -74,6 +75,10 @@ class Site(BaseModel):
         default=False,
         description="whether the pieces of checkpoints between agents use TLS, too; their digests always do",
     )
+    agent_ports: PortRange | None = Field(
+        default=None,
+        description='on every compute node: the ports that agents listen on, as "61000-61999"; none: any free ports',
+    )
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
     operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")
     management_hosts: tuple[str, ...] = Field(
@@ -106,6 +111,16 @@ class Site(BaseModel):
         if value not in (TLS, PLAIN_TEXT):
             raise ValueError(f'must be "{TLS}" or "{PLAIN_TEXT}"')
         return value
+
+    @field_validator("agent_ports", mode="before")
+    @classmethod
+    def _check_agent_ports(cls, value: object) -> PortRange:
+        ports = PortRange.parse(value)
+        if COORDINATOR_PORT in ports or NODE_PORT in ports:
+            raise ValueError(
+                f"must not contain {COORDINATOR_PORT} or {NODE_PORT}, the ports of muster-coordinator and musterd"
+            )
+        return ports
 
     @field_validator("management_hosts")
     @classmethod

@@ -43,5 +43,6 @@ def _check_site(size: int) -> None:
         assert len(str(error)) <= 5_000 + 200 * size
         return
     assert site.coordinator.isprintable()
+    assert site.agent_ports is None or 1024 <= site.agent_ports.first < site.agent_ports.last <= 65535
     for address in split_addresses(site.coordinator):
         assert 0 <= split_address(address)[1] <= 65535

@@ -12,8 +12,20 @@ from muster.daemon.agent import __main__ as agent_command
 from muster.daemon.node import __main__ as musterd_command
 from muster.daemon.transport import site_config
 from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.site_config import Site, SiteError, node_name, split_address, split_addresses
 from muster.launcher import __main__ as muster_command
+
+NO_RANGE = 'must be "FIRST-LAST", at least two ports from 1024 to 65535, for example "61000-61999"'
+WRONG_PORTS = {
+    **dict.fromkeys(
+        ("61000", "true", '""', '"61000"', '"61000-"', '"61000-61000"', '"62000-61000"', '"1023-2000"', '"61000-65536"',
+         '"61000-61999,62000-62999"', '" 61000-61999"', '"\u0661024-\u0661099"', '["61000-61999"]',
+         "{first = 61000, last = 61999}"), f": {NO_RANGE}"
+    ),
+    '"7000-7999"': "must not contain 7070 or 7071, the ports of muster-coordinator and musterd",
+}  # fmt: skip
+"""Values of agent_ports in TOML, and why they are refused."""
 
 
 def _status(command: Callable[[list[str]], object], *words: str) -> int:
@@ -95,7 +107,10 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('cordinator = "a:1"', "unknown key 'cordinator'; known keys are auth, connections, coordinator, "),
+        (
+            'cordinator = "a:1"',
+            "unknown key 'cordinator'; known keys are agent_ports, auth, connections, coordinator, ",
+        ),
         ('coordinator = "host"', "coordinator = 'host': 'host' must be HOST:PORT"),
         ('auth = "none"', 'auth = \'none\': must be "munge" or "secret:/absolute/path"'),
         ('auth = "secret:relative"', 'must be "munge" or "secret:/absolute/path"'),
@@ -103,6 +118,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ("operators = 3", "operators = 3: Input should be a valid tuple"),
         ('management_hosts = "mgmt1"', "management_hosts = 'mgmt1': Input should be a valid tuple"),
         ('management_hosts = ["mgmt1", "10.0.0.300"]', "'10.0.0.300' is neither a host name nor an IP address"),
+        *((f"agent_ports = {value}", words) for value, words in WRONG_PORTS.items()),
         ("coordinator = ", "is not TOML"),
         pytest.param("operators = " + "[" * 5000, "tables and lists inside each other", id="lists"),
         pytest.param(f"auth = 0x{'f' * 5000}", "more than 64 bits", id="hexadecimal"),
@@ -145,6 +161,12 @@ def test_a_site_names_its_management_hosts(tmp_path: Path) -> None:
     config = _file(tmp_path, 'management_hosts = ["mgmt1.example.org", "FD00::0001"]\n')
     found = Site.load(config=config, environ={}, coordinator="ctl:1").management_hosts
     assert found == ("mgmt1.example.org", "fd00::1")
+
+
+def test_agents_listen_on_the_ports_that_a_site_names_or_on_any(tmp_path: Path) -> None:
+    assert Site.load(coordinator="ctl:1", environ={}).agent_ports is None
+    found = Site.load(config=_file(tmp_path, 'agent_ports = "61000-61999"'), environ={}, coordinator="ctl:1")
+    assert found.agent_ports == PortRange(61000, 61999)
 
 
 @pytest.mark.parametrize(

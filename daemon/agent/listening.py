@@ -1,0 +1,52 @@
+"""On which ports an agent listens: any free ones, or ports of the site's range (`agent_ports` of muster.toml), which a
+firewall can name. The agents of all jobs on a node share that range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+
+from muster.daemon.transport.channel import ListenError, bind, check_listen_address
+from muster.daemon.transport.port_range import PortRange
+from muster.daemon.transport.site_config import split_address
+
+_ALL_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
+
+
+def listen(
+    server: grpc.aio.Server,
+    address: str,
+    ports: PortRange | None,
+    certificates: Callable[[], grpc.ServerCredentials] | None,
+) -> int:
+    """Listen on `address` as `muster.daemon.transport.channel.bind` does, and return the port. If the address has port
+    0 and there are `ports`, listen on a free one of them.
+
+    `certificates` is called for each try, because gRPC takes its result once; None: plain text.
+
+    Raises:
+        ListenError: the address is in use, or does not belong to this host; or no port of `ports` is free.
+    """
+    host, port = split_address(address)
+    if port or ports is None:
+        return bind(server, address, certificates() if certificates else None)
+    check_listen_address(address)
+    for port in ports.from_random_place():
+        with suppress(ListenError):
+            # gRPC logs an error for each port that it can't have, and is content with one family of addresses.
+            check_listen_address(_at(host, port))
+            return bind(server, _at(host, port), certificates() if certificates else None)
+    raise ListenError(
+        f"no port is free from {ports.first} to {ports.last} on this node: muster.toml has agent_ports = "
+        f'"{ports}", and each agent needs two ports'
+    )
+
+
+def _at(host: str, port: int) -> str:
+    if host in _ALL_ADDRESSES:
+        return f":{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
