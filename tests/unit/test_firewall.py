@@ -1,12 +1,13 @@
 """The firewall rules of systemd/nftables.d, loaded as they are, between network namespaces of this kernel.
 
-The node (or the management node) has a link to a management node and one to a stranger.
+The node (or the management node) has links to a management node, to another node and to a stranger.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -20,12 +21,15 @@ import pytest
 from muster.daemon.host import clock
 from muster.daemon.host.kept_memory_client import send_request
 from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.server_limits import NODE_DAEMON
+from muster.daemon.transport.port_range import PortRange
+from muster.daemon.transport.server_limits import NODE_DAEMON, agent_limits
 from muster.daemon.transport.site_config import PLAIN_TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "systemd" / "nftables.d"
 FLOOD = Path(__file__).with_name("connection_flood.py")
+AGENT_LIMIT = 16
+"""Connections from one address to one port, in muster-agents.nft."""
 COORDINATOR_LIMIT = 256
 """Connections from one address, in muster-coordinator.nft."""
 WAIT_S = 120.0
@@ -33,10 +37,12 @@ WAIT_S = 120.0
 
 ADDRESSES = {
     "management": ("192.0.2.1/24", "2001:db8:1::1/64"),
+    "node": ("203.0.113.1/24", "2001:db8:3::1/64"),
     "stranger": ("198.51.100.1/24", "2001:db8:2::1/64"),
 }
 SERVED = {
     "management": ("192.0.2.254/24", "2001:db8:1::fe/64"),
+    "node": ("203.0.113.254/24", "2001:db8:3::fe/64"),
     "stranger": ("198.51.100.254/24", "2001:db8:2::fe/64"),
 }
 """The server's addresses on the link to each of them."""
@@ -63,6 +69,55 @@ async def serve():
     await server.wait_for_termination()
 asyncio.run(serve())
 """
+AGENT = """
+import asyncio, os, sys
+from pathlib import Path
+from muster.daemon.agent.failure_detector.peers import AgentIdentity, PeerService, make_agent_server
+from muster.daemon.agent.listening import listen
+from muster.daemon.transport import call_binding
+from muster.daemon.transport.authority import Authority
+from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.port_range import PortRange
+from muster.daemon.transport.server_limits import agent_limits
+from muster.daemon.transport.tls import ServerKey, certificate_name
+from muster.v1.peer_pb2 import PeerAck
+class Shards:
+    async def Stored(self, request, context):
+        return PeerAck(refused="answered")
+async def serve(secret, authority, ports):
+    identity, key, site = AgentIdentity("g", "n1", "i", os.getuid()), ServerKey(), Authority.create("site")
+    key.use(site.issue(key.public_key, [certificate_name(call_binding.name_of_agent("g", "n1"))]))
+    Path(authority).write_bytes(site.pem)
+    service = PeerService(identity, Shards(), lambda: None)
+    server = make_agent_server(SecretCredentials(Path(secret)), agent_limits(2), identity, service, tls=True)
+    found = listen(server, "0.0.0.0:0", PortRange.parse(ports), key.certificates)
+    await server.start()
+    print(found, flush=True)
+    await server.wait_for_termination()
+asyncio.run(serve(*sys.argv[1:]))
+"""
+MEMBER = """
+import asyncio, sys
+from pathlib import Path
+import grpc
+from muster.daemon.agent.failure_detector.peers import PeerChannels
+from muster.daemon.transport import call_binding
+from muster.daemon.transport.identity import SecretCredentials
+from muster.daemon.transport.reachability import Probed, probe
+from muster.daemon.transport.tls import Trust
+from muster.v1.peer_pb2 import StoredReport
+async def call(address, secret, authority):
+    credentials, pem = SecretCredentials(Path(secret)), Path(authority).read_bytes()
+    trust, name = Trust(lambda: pem), call_binding.name_of_agent("g", "n1")
+    try:
+        stub = PeerChannels(credentials, "g", trust).stub_for("n1", address)
+        print((await stub.Stored(StoredReport(gang_id="g", node="n2"), timeout=5)).refused)
+    except grpc.aio.AioRpcError as error:
+        print(error.code().name)
+    print(await probe(Probed(address, "n1", name), credentials, 2.0, trust))
+asyncio.run(call(*sys.argv[1:]))
+"""
+"""Calls an agent as another agent of its gang does, and probes it."""
 
 
 def _run(*command: str, check: bool = True) -> str:
@@ -72,7 +127,7 @@ def _run(*command: str, check: bool = True) -> str:
 
 
 class Network:
-    """Three namespaces: `server`, `management` and `stranger`."""
+    """Namespaces: `server`, and one for each of `ADDRESSES`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -109,10 +164,10 @@ class Network:
 
     @contextmanager
     def flooded(
-        self, namespace: str, address: str, port: int, connections: int, own: str = ""
+        self, namespace: str, address: str, port: int, connections: int, *flags: str
     ) -> Iterator[dict[str, int]]:
         """The server while a host of `namespace` holds as many connections as it gets. Yields what it got."""
-        command = [sys.executable, str(FLOOD), address, str(port), str(connections), *([own] if own else [])]
+        command = [sys.executable, str(FLOOD), address, str(port), str(connections), *flags]
         with self.running(namespace, *command) as process:
             assert process.stdout
             yield json.loads(process.stdout.readline())
@@ -218,5 +273,84 @@ def test_one_address_has_a_limited_number_of_connections_to_the_coordinator(
                 more = "2001:db8:2::2"
                 stranger = f"{network.prefix}-stranger"
                 _run("ip", "-n", stranger, "address", "add", f"{more}/64", "dev", "server", "nodad")
-                with network.flooded("stranger", served["stranger"], 7070, 50, more) as second:
+                with network.flooded("stranger", served["stranger"], 7070, 50, f"--own={more}") as second:
                     assert second["accepted"] == 0
+
+
+class RunningAgent:
+    """An agent with TLS, of a gang of two nodes, on the server. It listens on a port of `ports`."""
+
+    def __init__(self, network: Network, secret: Path, ports: PortRange) -> None:
+        self._network, self._secret = network, secret
+        self._authority, self._ports = secret.with_name("authority.pem"), ports
+        self.port = 0
+
+    @contextmanager
+    def running(self) -> Iterator[RunningAgent]:
+        """The agent, from its start to its end."""
+        given = [str(self._secret), str(self._authority), str(self._ports)]
+        with self._network.running("server", sys.executable, "-c", AGENT, *given) as process:
+            assert process.stdout
+            self.port = int(process.stdout.readline())
+            yield self
+
+    def called(self, namespace: str, host: str) -> list[str]:
+        """What a call from a namespace and a probe come to: ["answered", "None"], if the agent answers."""
+        given = [_address(host, self.port), str(self._secret), str(self._authority)]
+        return _run(*self._network.inside(namespace, sys.executable, "-c", MEMBER, *given)).split()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@pytest.fixture
+def agent(network: Network, secret: Path) -> Iterator[RunningAgent]:
+    found = re.search(r"^define agent_ports = (\S+)$", (RULES / "muster-agents.nft").read_text(), re.MULTILINE)
+    assert found
+    with RunningAgent(network, secret, PortRange.parse(found[1])).running() as running:
+        yield running
+
+
+@pytest.mark.long
+def test_without_the_rule_a_stranger_holds_all_connections_of_an_agent(network: Network, agent: RunningAgent) -> None:
+    assert agent.called("node", "203.0.113.254") == ["answered", "None"]
+    with network.flooded("stranger", "198.51.100.254", agent.port, 300, "--tls") as got:
+        assert got["answered"] == agent_limits(2).connections
+        assert agent.called("node", "203.0.113.254") == ["UNAVAILABLE", "Reachability.ACCEPTED"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [0, 1], ids=["IPv4", "IPv6"])
+def test_with_the_rule_nobody_holds_the_connections_of_an_agent(
+    network: Network, agent: RunningAgent, family: int
+) -> None:
+    network.load(RULES / "muster-agents.nft")
+    nodes = "2001:db8:1::1, 2001:db8:3::/64"
+    _run(*network.inside("server", "nft", "add", "element", "inet", "muster_agents", "hosts6", f"{{{nodes}}}"))
+    served = {who: addresses[family].partition("/")[0] for who, addresses in SERVED.items()}
+    with (
+        network.flooded("stranger", served["stranger"], agent.port, 300, "--tls") as stranger,
+        network.flooded("server", ["127.0.0.1", "::1"][family], agent.port, 300, "--tls") as user,
+        network.flooded("node", served["node"], agent.port, 300, "--tls") as node,
+    ):
+        assert stranger == user == {"accepted": 0, "answered": 0}
+        assert node == {"accepted": AGENT_LIMIT, "answered": AGENT_LIMIT}
+        # The hosts of other addresses, here the coordinator's, are not affected.
+        assert agent.called("management", served["management"]) == ["answered", "None"]
+    assert agent.called("node", served["node"]) == ["answered", "None"]
+
+
+@pytest.mark.long
+def test_an_open_connection_outlives_the_loading_of_the_rule(network: Network, agent: RunningAgent) -> None:
+    with network.flooded("node", "203.0.113.254", agent.port, 100, "--tls") as got:
+        assert got["answered"] == 100
+        network.load(RULES / "muster-agents.nft")
+        held = _run(*network.inside("server", "ss", "-Htn", "state", "established", f"( sport = :{agent.port} )"))
+        assert len(held.splitlines()) == 100
+
+
+def test_the_documents_name_the_range_of_the_rules() -> None:
+    rules, page = (RULES / "muster-agents.nft").read_text(), (ROOT / "docs" / "OPERATIONS.md").read_text()
+    assert "define agent_ports = 61000-61999" in rules
+    assert '`"61000-61999"`' in page
