@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import shutil
 import sysconfig
 from pathlib import Path
 
 from muster.checkpoint.format import trusted_folder
 from muster.daemon.host import private_file
+from muster.daemon.transport import gang_ids
 from muster.daemon.transport.site_config import Site, split_address, split_addresses
 from muster.launcher.command import Command, connect, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
@@ -70,7 +70,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     return Submission(
         job=job,
         spec=wire,
-        gang=f"{job.name}-{secrets.token_hex(4)}",
+        gang=gang_ids.new_gang_id(job.name, os.geteuid()),
         coordinator=address,
         options=tuple(options.options),
         agent=_agent_command(),

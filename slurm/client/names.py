@@ -14,7 +14,7 @@ _NODE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a job in job.toml."""
 _GANG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""The id of a gang: the name of its job, and random digits."""
+"""The id of a gang: the name of its job, the uid of its owner, and random digits (daemon/transport/gang_ids.py)."""
 _WORD: Final = re.compile(r"[!-~]*")
 _NOT_IN_A_LINE: Final = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
 """Control characters except the tab, and the line ends of Unicode."""

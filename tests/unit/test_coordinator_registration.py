@@ -21,11 +21,17 @@ from muster.daemon.coordinator.services.registration import BUDGET_WINDOW_S, che
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
 from muster.daemon.coordinator.testing.scripted_world import DEADLINE_S, ScriptedWorld, spec
+from muster.daemon.transport import gang_ids
 from muster.daemon.transport.channel import open_channel
+from muster.daemon.transport.site_config import Site
+from muster.daemon.transport.testing.chosen_users import ChosenUser
+from muster.launcher.__main__ import parser
+from muster.launcher.commands.submit import prepare
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.v1 import api_pb2, api_pb2_grpc
 
 KIB, MIB = 1024, 1024 * 1024
+ALICE, EVE = os.geteuid(), os.geteuid() + 1
 
 
 @pytest_asyncio.fixture
@@ -180,6 +186,78 @@ async def test_a_gang_that_has_ended_counts_for_a_day(world: ScriptedWorld, api:
     gangs, now = engine.core.state.gangs.values(), engine.clock.now()
     check_budget(gangs, os.getuid(), 100, engine.limits, now + BUDGET_WINDOW_S)
     check_budget(gangs, os.getuid() + 1, 100, engine.limits, now)
+
+
+# -- whose id --
+
+
+@pytest_asyncio.fixture
+async def shared(tmp_path: Path) -> AsyncIterator[ScriptedWorld]:
+    """Job 1 is of `EVE`, and runs; job 2 is of `ALICE`, and waits. The coordinator has just started."""
+    made = ScriptedWorld.create(tmp_path, owner_uid=EVE)
+    made.cluster.submit(JobRequest(nodes=3, no_kill=True), user=(ALICE, "alice"))
+    made.credentials = ChosenUser(ALICE)
+    await made.start_coordinator()
+    yield made
+    await made.close()
+
+
+def _submitted_id(folder: Path) -> str:
+    """The id that `muster submit` gives to a job of this process's user, `ALICE`."""
+    (folder / "job.toml").write_text('name = "train"\nnodes = 2\ncommand = ["train"]\nrun_dir = "/run/train"\n')
+    options = parser().parse_args(["submit", "--auth", "munge", str(folder / "job.toml")])
+    return prepare(options, Site.load(coordinator="mgmt:7070", auth="munge")).gang
+
+
+async def _register_as(world: ScriptedWorld, uid: int, gang: str, job: int) -> None:
+    credentials = world.credentials
+    assert isinstance(credentials, ChosenUser)
+    async with open_channel(world.address, credentials.as_uid(uid)) as channel:
+        await api_pb2_grpc.MusterStub(channel).Register(_request(gang, job))
+
+
+async def test_nobody_takes_the_id_of_a_job_before_its_owner_registers_it(
+    shared: ScriptedWorld, tmp_path: Path
+) -> None:
+    """The attack: Slurm shows everybody the path of the queued script, and so the id. `EVE` registers it for a job of
+    hers. Then `ALICE`'s registration is refused, and her agents are."""
+    gang = _submitted_id(tmp_path)
+    code, words = await _refusal(_register_as(shared, EVE, gang, 1))
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert words.startswith(f"the id {gang} is for a gang of uid {ALICE}, not of uid {EVE}: let muster submit make")
+    await _register_as(shared, ALICE, gang, 2)
+    assert shared.coordinator
+    owners = {known.id: known.owner_uid for known in shared.coordinator.engine.core.state.gangs.values()}
+    assert owners == {gang: ALICE}
+
+
+async def test_no_agent_registers_the_id_of_another_users_job(shared: ScriptedWorld, tmp_path: Path) -> None:
+    assert isinstance(shared.credentials, ChosenUser)
+    agent = ScriptedAgent("n1", spec(), shared.credentials.as_uid(EVE), gang=_submitted_id(tmp_path))
+    await agent.open()
+    async with asyncio.timeout(DEADLINE_S):
+        code, _ = await _refusal(agent.attach(shared.address))
+    await agent.die()
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert shared.coordinator
+    assert not shared.coordinator.engine.core.state.gangs
+
+
+@pytest.mark.parametrize("gang", ["train-0a1b2c3d", "job-u1000-0a1b2c3d", "g1", "local-0a1b2c3d"])
+async def test_an_id_of_an_earlier_version_is_registered_by_whoever_comes_first(
+    shared: ScriptedWorld, gang: str
+) -> None:
+    await _register_as(shared, ALICE, gang, 2)
+    assert shared.coordinator
+    assert shared.coordinator.engine.core.state.gangs[gang].owner_uid == ALICE
+
+
+def test_an_id_names_its_owner_whatever_the_name_of_the_job() -> None:
+    for job in ("train", "train-u7-0a1b2c3d4e5f", "x" * 64):
+        first, second = gang_ids.new_gang_id(job, 1000), gang_ids.new_gang_id(job, 1000)
+        assert first != second
+        assert gang_ids.owner_of(first) == 1000
+        assert len(first) <= 128
 
 
 async def test_two_registrations_at_once_take_one_place(world: ScriptedWorld, api: Any) -> None:

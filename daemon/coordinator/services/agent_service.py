@@ -128,6 +128,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             self._check_gang(caller, gang, hello)
         else:
+            registration.check_id_is_for(hello.gang_id, caller.uid)
             self._check_job_is_free(hello, caller.uid)
         self._check_address(caller, self._engine.core.state.node(hello.node))
         _check_pool(gang, hello)

@@ -70,6 +70,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """See api.proto. Idempotent."""
         caller = current_caller()
         if not self._is_registered(request, caller):
+            registration.check_id_is_for(request.gang_id, caller.uid)
             await self._check_may_register(request.slurm_job_id, caller)
             self._register(request, caller)
         return pb.RegisterReply()

@@ -1,4 +1,5 @@
-"""Which gangs may be registered: one live gang for each Slurm job, and a budget for each user. Pure.
+"""Which gangs may be registered: ids that are the user's own, one live gang for each Slurm job, and a budget for each
+user. Pure.
 
 Every gang costs memory, and every registration grows the journal for good. A job that Slurm holds costs its owner
 nothing. So the owner could register gangs for it until the disk of the coordinator is full.
@@ -10,11 +11,22 @@ from collections.abc import Iterable
 
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.services.rpc_errors import already_exists, resource_exhausted
+from muster.daemon.coordinator.services.rpc_errors import already_exists, permission_denied, resource_exhausted
+from muster.daemon.transport import gang_ids
 
 BUDGET_WINDOW_S = 86400.0
 """Seconds for which a gang counts in its owner's budget after its registration, even if the gang has ended."""
 CHARS_PER_MIB = 1024 * 1024
+
+
+def check_id_is_for(gang_id: str, uid: int) -> None:
+    """Check that user `uid` may register the id `gang_id`, whether or not its owner has.
+
+    Raises:
+        RpcAbort: the id is another user's.
+    """
+    if refused := gang_ids.why_not_registered(gang_id, uid):
+        raise permission_denied(refused)
 
 
 def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int, uid: int) -> None:
