@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster.daemon.coordinator.core.state.events import GangSpec
@@ -27,6 +27,8 @@ SETTLE_TIMEOUT_S = 900.0
 timeouts."""
 TIGHT_LIMITS = Limits(nodes_per_hour=2, fraction=1.0, nodes_at_least=1000, swaps_per_hour=2, pool=POOL)
 """Limits that some runs reach soon."""
+SMALL_JOURNAL = replace(NO_LIMITS, journal_mib_per_job=0.1)
+"""A part of the journal that a gang uses up with its start and some recoveries."""
 HEAL_TIME_S = 70.0
 """Seconds after the last fault by which every temporary fault has healed."""
 _MEMORY = Path("/dev/shm")
@@ -36,6 +38,8 @@ def _limits(seed: int) -> Limits:
     """Most sites have no limits that matter. Some reach their limits soon, and some run in observe mode."""
     if seed % 14 == 7:
         return Limits(observe=True)
+    if seed % 14 == 9:
+        return SMALL_JOURNAL
     return TIGHT_LIMITS if seed % 4 == 2 else NO_LIMITS
 
 

@@ -69,6 +69,8 @@ class Invariants:
             self.journal.append((at, fact))
             self._world.note(fact)
             self._transitions.record(fact)
+            if gang := core.state.gangs.get(getattr(fact, "gang", "")):
+                self._site_limits.recorded(gang, fact)
             self._check(core, fact, at)
         self._journal_first.journaled(core.state)
 

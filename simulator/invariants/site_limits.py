@@ -1,13 +1,20 @@
-"""Invariant 6: no more nodes are taken out of service than site and job allow. In observe mode nothing is done."""
+"""Invariant 6: no more nodes are taken out of service than site and job allow, and no job is recovered when it has used
+up its part of the journal. In observe mode nothing is done."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from muster.daemon.coordinator.core.detection.circuit_breaker import MIB
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
+from muster.daemon.coordinator.core.state.journal_use import counted_bytes
 from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.simulator.invariants.violation import require
+
+FADED = 1.1
+"""A run of the simulator takes less than an hour, in which what was counted fades by 4 %."""
 
 if TYPE_CHECKING:
     from muster.simulator.world.world import World
@@ -26,11 +33,25 @@ class SiteLimitInvariant:
         self._taken: list[str] = []
         self._reported: list[str] = []
         self._pool_jobs: dict[str, dict[int, int]] = {}
+        self._recorded: defaultdict[str, float] = defaultdict(float)
+        self._recorded_at_fence: defaultdict[str, float] = defaultdict(float)
+
+    def recorded(self, gang: Gang, fact: facts.Fact) -> None:
+        """The journal has a further record of the gang. Registrations have a budget of their own."""
+        if isinstance(fact, facts.GenerationFenced):
+            self._recorded_at_fence[gang.id] = self._recorded[gang.id]
+        if not isinstance(fact, facts.GangRegistered):
+            self._recorded[gang.id] += counted_bytes(fact, gang.most_nodes)
 
     def check_start(self, fact: facts.GenerationStarted) -> None:
         """The coordinator starts a generation."""
         observed = self._world.limits.observe and fact.action not in ("start", "requeue")
         require(not observed, f"invariant 6: generation {fact.generation} starts in observe mode")
+        used_mib, most = self._recorded_at_fence[fact.gang] / MIB, self._world.limits.journal_mib_per_job
+        require(
+            used_mib < most * FADED,
+            f"invariant 6: generation {fact.generation} starts, and the gang has used {used_mib:.2f} of {most} MiB",
+        )
 
     def pool_job_queued(self, fact: facts.PoolJobQueued) -> None:
         """A pool job answers a request."""

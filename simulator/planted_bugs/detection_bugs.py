@@ -89,6 +89,12 @@ DETECTION_BUGS: dict[str, PlantedBug] = {
         code="    if taken >= limits.nodes_per_hour:",
         bug="    if taken >= 100 + limits.nodes_per_hour:",
     ),
+    "recover-without-end": PlantedBug(
+        "A gang that has used up its part of the journal is recovered again and again.",
+        module=f"{_ROOM}.circuit_breaker",
+        code="    if of_job > limits.journal_mib_per_job:",
+        bug="    if of_job > 100 + limits.journal_mib_per_job:",
+    ),
     "act-in-observe-mode": PlantedBug(
         "Nodes are drained in observe mode.",
         module=f"{_ROOM}.circuit_breaker",

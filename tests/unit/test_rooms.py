@@ -111,6 +111,7 @@ ROOMS: dict[str, set[str]] = {
         "daemon/transport",
         "slurm/client",
         "daemon/coordinator/core/state",
+        "daemon/coordinator/core/detection",
         "daemon/coordinator/core/recovery",
         "daemon/coordinator/policy",
         "daemon/coordinator/journal",

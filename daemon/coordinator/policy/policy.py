@@ -69,6 +69,8 @@ class _Limits(BaseModel):
     swaps_per_hour: Annotated[int, Field(ge=0)]
     gangs_per_user: Annotated[int, Field(ge=0)]
     spec_mib_per_user: Annotated[int, Field(ge=0)]
+    journal_mib_per_job: Annotated[float, Field(gt=0)]
+    journal_mib_per_user: Annotated[float, Field(gt=0)]
     observe: bool
 
 

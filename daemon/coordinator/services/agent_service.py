@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Collection
 import grpc
 import grpc.aio
 
+from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import shared_pool
 from muster.daemon.coordinator.core.state import events
 from muster.daemon.coordinator.core.state.durable_state import Gang, Node
@@ -30,6 +31,7 @@ from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
     permission_denied,
+    resource_exhausted,
     run_has_ended,
     unavailable,
 )
@@ -186,14 +188,17 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 return  # the other agent is gone; a cut link left its stream open
 
     def _limit_new_agents(self, hello: pb.AgentHello) -> None:
-        """Count the agent, unless it is the member that the journal knows.
+        """Count the agent, unless it is the member that the journal knows: each new agent is a record of the journal.
 
         Raises:
-            RpcAbort: too many new agents of this gang and node.
+            RpcAbort: too many new agents of this gang and node, or too many records of the gang or of its owner.
         """
         gang = self._engine.core.state.gangs.get(hello.gang_id)
         if gang and _is_known(gang, hello) and gang.members[hello.node].incarnation == hello.incarnation:
             return
+        limits, now = self._engine.limits, self._engine.clock.now()
+        if gang and (refused := circuit_breaker.too_many_records(self._engine.core.state, gang, limits, now)):
+            raise resource_exhausted(f"no new agent may join: {refused}")
         what = f"the agent of {hello.gang_id} on {hello.node}"
         self._attach_rate.note((hello.gang_id, hello.node), what, clock.monotonic())
 

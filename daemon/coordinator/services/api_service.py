@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
+from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import Phase
@@ -164,6 +165,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if gang.job_over or gang.phase is Phase.CANCELLED:
             return pb.CancelReply(text=f"nothing to cancel: {gang.name or gang.id} is {gang.phase}")
         was_final = gang.final
+        if was_final:
+            self._check_may_request(gang, f"scancel {gang.job} does the same")
         self._post(events.CancelRequested(gang.id, _login_name(current_caller())))
         if was_final:
             text = f"{gang.name or gang.id} is {gang.phase} already; Slurm is asked to cancel job {gang.job}"
@@ -179,6 +182,7 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if gang.phase is not Phase.RUNNING:
             text = f"the gang is {gang.phase}: a checkpoint can be requested only while the gang is RUNNING"
             raise RpcAbort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        self._check_may_request(gang)
         before = gang.flush.serial if gang.flush else 0
         self._post(events.FlushRequested(gang.id, _login_name(current_caller())))
         if gang.flush is None or (gang.flush.serial == before and (gang.flush.path or gang.flush.error)):
@@ -266,6 +270,12 @@ class MusterService(api_pb2_grpc.MusterServicer):
                 raise not_found(f"Slurm has no job {job}")
             case Job() if not self._allows(found.user_id):
                 raise permission_denied(f"job {job} belongs to uid {found.user_id}, not to uid {caller.uid}")
+
+    def _check_may_request(self, gang: Gang, instead: str = "") -> None:
+        """Check that the site's limits leave room in the journal for a request of a user."""
+        state, limits, now = self._engine.core.state, self._engine.limits, self._engine.clock.now()
+        if refused := circuit_breaker.why_no_request(state, gang, limits, now):
+            raise resource_exhausted("; ".join(filter(None, (refused, instead))))
 
     def _check_may_watch(self, refused_at: Shedding) -> None:
         """End the call of a watcher if the load has reached the level `refused_at`."""

@@ -1,18 +1,32 @@
-"""The circuit breaker: limits on what Muster takes out of service by itself, and observe mode.
+"""The circuit breaker: limits on what Muster takes out of service by itself, limits on what a job may cause, and
+observe mode.
 
 A wrong row in the policy, or a fault of the network, must not empty a cluster. If a limit is reached, a live node stays
 in service whatever its hardware reports, and Slurm is not told about a dead node: Slurm finds out by itself. The gang
 goes on without a dead node all the same. A gang that loses node after node is stopped.
+
+The journal keeps every record, and the owner of a job can cause as many as they like. So a gang that has used up its
+part of the journal, or its owner's part, is stopped at its next recovery. Requests of users may use half of a part.
+Whoever asks for more is told when to ask again, and requests stop no gang.
 """
 
+from math import ceil
+
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Gang, Member
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
+from muster.daemon.coordinator.core.state.journal_use import JournalUse
+from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
-from muster.daemon.coordinator.core.state.turn import Turn
+from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 
 DRAIN_PREFIX = "muster: "
 """First words of each reason that Slurm shows of a node."""
+MIB = 1024 * 1024
+SPARED_MIB = 1.0
+"""MiB of its own records, some 20 recoveries, below which a gang goes on whatever other gangs of its user have used."""
+REQUESTS_PART = 0.5
+"""The part of what the journal may hold of a gang, or of a user, that requests of users may use."""
 
 
 def reason_to_withhold(turn: Turn, reported_by: Gang | None = None) -> str:
@@ -86,6 +100,14 @@ def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:
         turn.record(facts.NodeJudged(owed.node, NodeHealth.UNFIT, owed.text.removeprefix(DRAIN_PREFIX)))
 
 
+def reason_to_stop(gang_turn: GangTurn) -> str:
+    """Why the gang is stopped for good instead of recovered; empty if it is not."""
+    gang, turn = gang_turn.gang, gang_turn.turn
+    return too_many_swaps(gang, turn.now, turn.limits.swaps_per_hour) or too_many_records(
+        turn.state, gang, turn.limits, turn.now
+    )
+
+
 def too_many_swaps(gang: Gang, now: float, most: int) -> str:
     """Why the gang may not go on with further nodes; empty if it may. Losses in an earlier run of the job do not keep
     this run from its start."""
@@ -95,3 +117,36 @@ def too_many_swaps(gang: Gang, now: float, most: int) -> str:
     if lost <= most:
         return ""
     return f"the job has lost {lost} nodes within the hour, and {most} may be replaced: the job may be what breaks them"
+
+
+def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:
+    """Why the gang may not go on and cause further records of the journal; empty if it may."""
+    of_user = state.journal_use.get(gang.owner_uid, JournalUse()).counted_at(now) / MIB
+    of_job = gang.journal_use.counted_at(now) / MIB
+    if of_job > limits.journal_mib_per_job:
+        return f"the job was recovered too often: {_use_of_job(of_job, limits)}"
+    if of_user > limits.journal_mib_per_user and of_job > SPARED_MIB:
+        return f"{_use_of_user(gang, of_user, limits)}, and {of_job:.2f} MiB of them are of this job"
+    return ""
+
+
+def why_no_request(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:
+    """Why users may request nothing of the gang that adds records to the journal, and when they may; empty if they may
+    now."""
+    of_job, of_user = gang.journal_use, state.journal_use.get(gang.owner_uid, JournalUse())
+    most_of_job, most_of_user = limits.journal_mib_per_job * MIB, limits.journal_mib_per_user * MIB
+    wait_s, words = max(
+        (of_job.wait_s(REQUESTS_PART * most_of_job, now), _use_of_job(of_job.counted_at(now) / MIB, limits)),
+        (of_user.wait_s(REQUESTS_PART * most_of_user, now), _use_of_user(gang, of_user.counted_at(now) / MIB, limits)),
+    )
+    return f"{words}. Requests may use half of that: try again in {ceil(wait_s)} s" if wait_s else ""
+
+
+def _use_of_job(mib: float, limits: Limits) -> str:
+    most = f"{limits.journal_mib_per_job:g} MiB are allowed (journal_mib_per_job)"
+    return f"the records of this job count {mib:.2f} MiB in the journal, and {most}"
+
+
+def _use_of_user(gang: Gang, mib: float, limits: Limits) -> str:
+    most = f"{limits.journal_mib_per_user:g} MiB are allowed (journal_mib_per_user)"
+    return f"the records of all jobs of uid {gang.owner_uid} count {mib:.2f} MiB in the journal, and {most}"

@@ -1,5 +1,6 @@
 """Flushes to durable storage: which version, who writes it, and when it is written."""
 
+from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Flush, Gang
@@ -26,6 +27,8 @@ def flush_newer_version(gang_turn: GangTurn) -> bool:
     gang, version = gang_turn.gang, unsaved_version(gang_turn)
     if version is None or gang.flush is None or not gang.flush.path:
         return False
+    if circuit_breaker.too_many_records(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
+        return False  # agents whose owner lies could report newer versions without end
     _order_flush(gang_turn, version, gang.flush.reason)
     return True
 
@@ -57,7 +60,8 @@ def _order_flush(gang_turn: GangTurn, version: Version, reason: str) -> None:
 
 
 def start_requested_flush(gang_turn: GangTurn) -> None:
-    """Order the flush that a user has requested, once no other flush runs."""
+    """Order the flush that a user has requested, once no other flush runs. A request beyond the limits is dropped: the
+    API has told the user why."""
     gang = gang_turn.gang
     if (
         not gang_turn.observed.flush_requested_by
@@ -67,7 +71,9 @@ def start_requested_flush(gang_turn: GangTurn) -> None:
         return
     version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang.ranks_of)
     asked_by, gang_turn.observed.flush_requested_by = gang_turn.observed.flush_requested_by, ""
-    if version is not None and gang.spec.durable_dir:
+    if version is None or not gang.spec.durable_dir:
+        return
+    if not circuit_breaker.why_no_request(gang_turn.turn.state, gang, gang_turn.turn.limits, gang_turn.now):
         _order_flush(gang_turn, version, f"asked for by {asked_by}")
 
 

@@ -3,6 +3,7 @@ them to wait for, and for how long."""
 
 from collections.abc import Collection
 
+from muster.daemon.coordinator.core.detection import circuit_breaker
 from muster.daemon.coordinator.core.recovery import completion, gang_end, requeueing
 from muster.daemon.coordinator.core.state import facts, placement
 from muster.daemon.coordinator.core.state.durable_state import Gang
@@ -64,6 +65,9 @@ def gather(gang_turn: GangTurn) -> None:
     gang, spec = gang_turn.gang, gang_turn.gang.spec
     if gang.stop is not None:
         completion.save_and_leave(gang_turn)
+        return
+    if words := circuit_breaker.reason_to_stop(gang_turn):
+        gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
         return
     here = len(gang_turn.index.in_service)
     if gang_turn.observed.job_pending and not here:

@@ -136,8 +136,9 @@ def _recover(gang_turn: GangTurn) -> None:
             f"observe mode: {_would_have(gang_turn)}; {gang.recoveries[-1].cause}",
         )
         return
-    if words := circuit_breaker.too_many_swaps(gang, gang_turn.now, gang_turn.turn.limits.swaps_per_hour):
-        if not flushing.start_final_flush(gang_turn, words, Phase.FAILED):
+    if words := circuit_breaker.reason_to_stop(gang_turn):
+        saves = gang.phase is Phase.RECOVERING and flushing.start_final_flush(gang_turn, words, Phase.FAILED)
+        if not saves:
             gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_STOPPED, words)
         return
     if shared_pool.await_nodes(gang_turn):

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
+from muster.daemon.coordinator.core.state.journal_use import JournalUse
 from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 
@@ -224,6 +225,10 @@ class Gang:
     reason: str = ""
     spec_chars: int = 0
     """Characters of the whole spec as JSON."""
+    most_nodes: int = 0
+    """The most nodes that Slurm has reported for the job."""
+    journal_use: JournalUse = field(default_factory=JournalUse)
+    """The records of the gang, without its registration."""
 
     @property
     def final(self) -> bool:
@@ -285,6 +290,8 @@ class DurableState:
     """Node → the newest drain of it for which only agents have reported a reason; entries of the newest day."""
     correlated_faults: dict[str, CorrelatedFault] = field(default_factory=dict)
     """Node → its undecided signal."""
+    journal_use: dict[int, JournalUse] = field(default_factory=dict)
+    """Uid → the records of all gangs of the user, also of those that have left the durable state."""
 
     def node(self, name: str) -> Node:
         """The node of that name; a node that was never heard of is FIT."""

@@ -337,15 +337,16 @@ _ADAPTERS: dict[type[Event], TypeAdapter[Event]] = {
 }
 
 
-MAX_CAUSE_CHARS = 4096
-"""Characters of a cause that the journal keeps. The status of an agent can be a thousand times as long."""
+MAX_CAUSE_BYTES = 4096
+"""Bytes of a cause that the journal keeps. The status of an agent can be a thousand times as long."""
 
 
 def stored_text(event: Event) -> str:
-    """Stored name and JSON of an event, cut to MAX_CAUSE_CHARS. The journal stores this text as the cause of a
+    """Stored name and JSON of an event, cut to MAX_CAUSE_BYTES. The journal stores this text as the cause of a
     decision; no code reads it. It has no `spec_json`, because the fact GangRegistered has it."""
     if isinstance(event, GangSubmitted):
         event = replace(event, spec_json="")
     kind = type(event)
     text = f"{stored_class(kind)} {_ADAPTERS[kind].dump_json(event, by_alias=True).decode()}"
-    return text if len(text) <= MAX_CAUSE_CHARS else f"{text[:MAX_CAUSE_CHARS]}..."
+    stored = text.encode()
+    return text if len(stored) <= MAX_CAUSE_BYTES else f"{stored[:MAX_CAUSE_BYTES].decode(errors='ignore')}..."

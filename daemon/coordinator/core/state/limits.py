@@ -33,6 +33,10 @@ class Limits:
     """Gangs of one user that are live or were registered in the last 24 hours."""
     spec_mib_per_user: int = 64
     """MiB of the specs of those gangs, as JSON."""
+    journal_mib_per_job: float = 64.0
+    """MiB of records of one gang that count at the same time (see journal_use). Larger gangs have more."""
+    journal_mib_per_user: float = 512.0
+    """The same for all gangs of one user."""
     observe: bool = False
     """Observe mode: report what would be done, and leave nodes and training alone."""
     pool: Pool = Pool()

@@ -22,6 +22,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Stop,
 )
 from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.journal_use import FORGOTTEN_BYTES, JournalUse, counted_bytes
 from muster.daemon.coordinator.core.state.state_tables import (
     OUT_OF_SERVICE,
     Phase,
@@ -89,6 +90,19 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             state.gangs.pop(fact.gang, None)
         case _:
             _apply_gang(state.gangs[fact.gang], fact, at)
+    _count_record(state, fact, at)
+
+
+def _count_record(state: DurableState, fact: facts.Fact, at: float) -> None:
+    """Count the record of `fact` for its gang and for the gang's owner. Registrations have budgets of their own."""
+    gang = state.gangs.get(getattr(fact, "gang", ""))
+    if isinstance(fact, facts.GangRegistered):
+        kept = {uid: use for uid, use in state.journal_use.items() if use.counted_at(at) >= FORGOTTEN_BYTES}
+        state.journal_use = kept
+    elif gang is not None:
+        size = counted_bytes(fact, gang.most_nodes)
+        gang.journal_use.add(size, at)
+        state.journal_use.setdefault(gang.owner_uid, JournalUse()).add(size, at)
 
 
 def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) -> None:
@@ -165,6 +179,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             _restart_job(gang, fact)
         case facts.JobChanged():
             gang.job_nodes = fact.nodes
+            gang.most_nodes = max(gang.most_nodes, len(fact.nodes))
         case facts.JobEnded():
             gang.job_over = True
         case facts.PoolNodeRequested() | facts.PoolJobQueued() | facts.PoolRequestClosed():
