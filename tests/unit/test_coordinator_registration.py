@@ -27,6 +27,8 @@ from muster.daemon.transport.site_config import Site
 from muster.daemon.transport.testing.chosen_users import ChosenUser
 from muster.launcher.__main__ import parser
 from muster.launcher.commands.submit import prepare
+from muster.launcher.coordinator_client import CoordinatorClient
+from muster.launcher.errors import NotAllowed
 from muster.slurm.client.parsing.sbatch_request import JobRequest
 from muster.v1 import api_pb2, api_pb2_grpc
 
@@ -241,6 +243,20 @@ async def test_no_agent_registers_the_id_of_another_users_job(shared: ScriptedWo
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert shared.coordinator
     assert not shared.coordinator.engine.core.state.gangs
+
+
+async def test_a_user_whose_uid_the_coordinator_knows_otherwise_is_told_before_the_job_is_queued(
+    shared: ScriptedWorld, tmp_path: Path
+) -> None:
+    """In a container that maps users, `muster submit` may see another uid than munge."""
+    gang = _submitted_id(tmp_path)
+    credentials = shared.credentials
+    assert isinstance(credentials, ChosenUser)
+    async with CoordinatorClient(shared.address, credentials.as_uid(EVE)) as coordinator:
+        with pytest.raises(NotAllowed, match=f"gang {gang} belongs to uid {ALICE}; you are uid {EVE}"):
+            await coordinator.has_gang(gang)
+    async with CoordinatorClient(shared.address, credentials) as coordinator:
+        assert not await coordinator.has_gang(gang)
 
 
 @pytest.mark.parametrize("gang", ["train-0a1b2c3d", "job-u1000-0a1b2c3d", "g1", "local-0a1b2c3d"])

@@ -35,6 +35,7 @@ from muster.daemon.coordinator.shell.load_shedding import Shedding
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
 from muster.daemon.coordinator.slurm.roster import SlurmRoster
 from muster.daemon.host import clock
+from muster.daemon.transport import gang_ids
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller, current_caller, current_method
 from muster.daemon.transport.server_limits import StreamLimits
@@ -213,9 +214,16 @@ class MusterService(api_pb2_grpc.MusterServicer):
         """The gang that `ref` names (the newest one of a job), if the caller may call this method for it."""
         gang = self._known(ref)
         if gang is None:
+            self._check_id(ref)
             raise _unknown_gang(ref)
         self._check_allowed(ref, gang.owner_uid)
         return gang
+
+    def _check_id(self, ref: pb.GangRef) -> None:
+        """Check that the id of an unknown gang is not another user's: `muster submit` asks before it calls sbatch."""
+        owner_uid = gang_ids.owner_of(ref.gang_id)
+        if owner_uid is not None:
+            self._check_allowed(ref, owner_uid)
 
     def _known(self, ref: pb.GangRef) -> Gang | None:
         gangs = self._engine.core.state.gangs
