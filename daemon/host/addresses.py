@@ -1,4 +1,7 @@
-"""The IP addresses of this machine, read from /proc: neither a name server nor a netlink socket is needed."""
+"""IP addresses: those of this machine, and the form in which two are compared.
+
+The machine's are read from /proc: neither a name server nor a netlink socket is needed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,22 @@ def own_addresses(proc_net: Path = PROC_NET) -> tuple[str, ...]:
     """
     found = {ipaddress.ip_address(text) for text in (*_ipv4(proc_net / "fib_trie"), *_ipv6(proc_net / "if_inet6"))}
     return tuple(sorted(str(address) for address in found if not address.is_loopback and not address.is_link_local))
+
+
+def comparable(text: str) -> str:
+    """The IP address in the form in which addresses are compared; empty: this is none, or is valid on one link only."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        return ""
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is a loopback address. Anything may be asked about."""
+    return bool(comparable(address)) and ipaddress.ip_address(address).is_loopback
 
 
 def _ipv4(path: Path) -> list[str]:

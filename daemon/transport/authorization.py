@@ -16,7 +16,8 @@ of any host is an operator.
 
 A node has several addresses. An agent calls from the interface that leads to the coordinator, which may not be the one
 that the node's name resolves to. So an agent's address is compared with all addresses that the node's daemon has
-reported. Where no daemon has reported any, the address is not checked: a refusal would stop a whole job.
+reported. So is the address at which an agent says that others reach it. Where no daemon has reported any, neither
+address is checked: a refusal would stop a whole job.
 
 A server asks `refusal` before it reads a call's message. A service asks `allows` once it knows what the call concerns.
 The functions answer without I/O. The caller of `allows` looks up owners and addresses in Slurm. More detailed rights,
@@ -90,7 +91,12 @@ class Rights:
 
     def calls_from_node(self, caller: Caller, addresses: Collection[str]) -> bool:
         """Calls from the node whose daemon has reported these IP addresses; none: the daemon has reported nothing."""
-        return not addresses or caller.address in addresses
+        return self.is_address_of_node(caller.address, addresses)
+
+    @staticmethod
+    def is_address_of_node(address: str, addresses: Collection[str]) -> bool:
+        """Is an IP address of the node whose daemon has reported `addresses`; none: the daemon has reported nothing."""
+        return not addresses or address in addresses
 
     def calls_from_elsewhere(self, caller: Caller) -> bool:
         """Would be an operator, if the call came from a management host."""

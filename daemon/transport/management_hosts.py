@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
 
-from muster.daemon.host.addresses import own_addresses
+from muster.daemon.host.addresses import comparable, is_loopback, own_addresses
 from muster.daemon.host.name_resolution import NameUnresolved
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def check_host(entry: str) -> str:
     Raises:
         ValueError: it is neither a host name nor the address of one host.
     """
-    if address := _address(entry):
+    if address := comparable(entry):
         if ipaddress.ip_address(address).is_unspecified:
             raise ValueError(f"{entry!r} is not the address of a host; leave the list empty for all hosts")
         return address
@@ -61,8 +61,8 @@ class ManagementHosts:
         entries = tuple(entries)
         self._all_hosts = not entries
         self._this_host = frozenset(own_addresses() if this_host is None else this_host)
-        self._names = tuple(entry for entry in entries if not _address(entry))
-        self._fixed = frozenset(entry for entry in entries if _address(entry))
+        self._names = tuple(entry for entry in entries if not comparable(entry))
+        self._fixed = frozenset(entry for entry in entries if comparable(entry))
         self._resolved: dict[str, frozenset[str]] = {}
 
     def includes(self, address: str) -> bool:
@@ -75,13 +75,13 @@ class ManagementHosts:
         known = self._fixed.union(*self._resolved.values())
         if address in known:
             return True
-        return _is_loopback(address) and any(_is_loopback(one) or one in self._this_host for one in known)
+        return is_loopback(address) and any(is_loopback(one) or one in self._this_host for one in known)
 
     async def resolve_names(self, resolve: Resolve) -> None:
         """Resolve all names once, at the same time."""
         found = await asyncio.gather(*(_addresses(resolve, name) for name in self._names))
         for name, addresses in zip(self._names, found, strict=True):
-            self._set(name, frozenset(filter(None, map(_address, addresses))))
+            self._set(name, frozenset(filter(None, map(comparable, addresses))))
 
     async def run(self, resolve: Resolve, interval_s: float = RESOLVE_INTERVAL_S) -> None:
         """Resolve the names now, and again after each interval. Returns at once if there is no name."""
@@ -110,18 +110,3 @@ async def _addresses(resolve: Resolve, name: str) -> set[str]:
         return await resolve(name)
     except NameUnresolved:
         return set()
-
-
-def _address(text: str) -> str:
-    """The IP address in the form in which callers' addresses are compared; empty: this is none."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return ""
-    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
-        return ""
-    return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def _is_loopback(address: str) -> bool:
-    return bool(_address(address)) and ipaddress.ip_address(address).is_loopback

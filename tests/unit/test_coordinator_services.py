@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,53 @@ async def test_an_agent_calls_from_an_address_that_the_daemon_of_its_node_report
     assert refusal == (grpc.StatusCode.PERMISSION_DENIED, words)
     await world.start_agents(["n2"])
     await world.wait_for_facts(facts.MemberJoined)
+
+
+@dataclass(frozen=True)
+class Advertised:
+    """An agent of n1, whose daemon has reported two addresses, says where others reach it."""
+
+    address: str
+    admitted: bool
+
+    def __str__(self) -> str:
+        return self.address
+
+
+ADVERTISED = [
+    *(Advertised(address, True) for address in ("198.51.100.7:1", "[::ffff:198.51.100.7]:1", "n1:1", "N1:1")),
+    *(
+        Advertised(address, False)
+        for address in ("192.0.2.9:1", "mgmt1:1", "n2:1", "n1.elsewhere.example:1", "[::1]:1")
+    ),
+    Advertised(f"{os.uname().nodename}:1", True),  # it runs on the coordinator's machine, and calls from loopback
+]
+
+
+@pytest.mark.parametrize("advertised", ADVERTISED, ids=str)
+async def test_others_reach_an_agent_at_its_own_node_only(world: ScriptedWorld, advertised: Advertised) -> None:
+    """The attack: an agent has its peers, and the coordinator, call any host."""
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(events.NodeAttached("n1", "boot", "i", "127.0.0.1:7071", ("127.0.0.1", "198.51.100.7")))
+    agent = ScriptedAgent("n1", spec(), world.credentials)
+    await agent.open()
+    agent.hello.peer_address = advertised.address
+    if advertised.admitted:
+        attached = asyncio.create_task(agent.attach(world.address))
+        await world.wait_for_facts(facts.MemberJoined)
+        assert world.gang.members["n1"].peer_address == advertised.address
+        await agent.die()
+        await asyncio.gather(attached, return_exceptions=True)
+        return
+    code, words = await _refusal(agent.attach(world.address))
+    await agent.die()
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert words.startswith(
+        "the peer_address of an agent of n1 is an address of n1 (127.0.0.1 198.51.100.7), or a name"
+    )
+    assert words.endswith(f"); {advertised.address} is none")
+    assert not engine.core.state.gangs
 
 
 async def test_the_stream_of_an_agent_ends_with_its_node_in_the_job_and_is_not_opened_again(

@@ -1,10 +1,11 @@
 """AgentService: one stream for the life of an agent.
 
 An agent is checked when it attaches: the credential's uid owns the Slurm job, the node belongs to the job, the run of
-the job is the newest, and the call comes from an address of the node. An agent that the journal knows is not checked
-with Slurm again, so agents attach to a restarted coordinator although Slurm is down. After the check, the stream
-waits for nothing but the network and the limits of `stream_reading`. It ends when the node leaves the job
-(core/detection/departure.py), and with a status that has impossible values.
+the job is the newest, the call comes from an address of the node, and others reach the agent at one of the node, too
+(`peer_address`). An agent that the journal knows is not checked with Slurm again, so agents attach to a restarted
+coordinator although Slurm is down. After the check, the stream waits for nothing but the network and the limits of
+`stream_reading`. It ends when the node leaves the job (core/detection/departure.py), and with a status that has
+impossible values.
 
 A second agent of the same job on the same node is dismissed while the first one lives: each would replace the other,
 and each replacement ends a generation.
@@ -27,6 +28,7 @@ from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
 from muster.daemon.coordinator.services import conversion, registration
 from muster.daemon.coordinator.services.attach_rate import AttachRate
 from muster.daemon.coordinator.services.certificates import CertificateIssuer
+from muster.daemon.coordinator.services.peer_address import check_peer_address
 from muster.daemon.coordinator.services.rpc_errors import (
     RpcAbort,
     invalid_argument,
@@ -138,6 +140,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if not gang or not _is_known(gang, hello):
             await self._check_job(hello, caller)
         member = gang.members.get(hello.node) if gang else None
+        known = member.peer_address if member else ""
+        node = self._engine.core.state.node(hello.node)
+        await check_peer_address(hello.peer_address, caller, node, self._lookup, known)
         leaf = member.leaf if member else await self._lookup.leaf(hello.node)
         self._register(hello, caller.uid)
         return leaf
