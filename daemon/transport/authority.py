@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, PublicKeyAlgorithmOID
 
 from muster.daemon.host import clock, private_file
 from muster.daemon.transport.tls import AUTHORITY_DAYS, ISSUED_DAYS, TlsError
@@ -27,6 +29,10 @@ Key = ec.EllipticCurvePrivateKey
 CLOCKS_DIFFER = datetime.timedelta(days=1)
 """A certificate is valid from this time before it was made: the clocks of two hosts may differ."""
 _MAX_COMMON_NAME = 64
+MIN_RSA_BITS = 2048
+"""The shortest RSA key of a server. Shorter ones count as broken (NIST SP 800-131A)."""
+RIGHT_KEYS = f"ECDSA with P-256 (secp256r1) or P-384 (secp384r1), or RSA with {MIN_RSA_BITS} bits or more"
+_CURVES = (ec.SECP256R1, ec.SECP384R1)
 _OPEN_TO_OTHERS = 0o027
 """Bits of the mode of a key's file. A site may have a group that reads keys, and no group that writes them."""
 
@@ -130,11 +136,11 @@ def read_certificate_files(certificate: Path, key: Path) -> tuple[bytes, bytes]:
     """Certificate and key as they are in their files (PEM). Further certificates may follow the first.
 
     Raises:
-        TlsError: a file can't be read, holds something else, the key belongs to another certificate, or others can read
-            the key.
+        TlsError: a file can't be read, holds something else, the key belongs to another certificate, is of a kind that
+            no server may have, or others can read it.
     """
     certificate_pem, (key_pem, mode) = read_certificate(certificate), _read_with_mode(key)
-    public_key = x509.load_pem_x509_certificate(certificate_pem).public_key()
+    public_key = _check_kind(certificate, x509.load_pem_x509_certificate(certificate_pem))
     try:
         own = serialization.load_pem_private_key(key_pem, None).public_key()
     except (ValueError, TypeError):
@@ -144,6 +150,40 @@ def read_certificate_files(certificate: Path, key: Path) -> tuple[bytes, bytes]:
     if mode & _OPEN_TO_OTHERS:
         raise TlsError(f"{key} has mode {mode:04o}: others can use it. Set 0600, or 0640 for a group that reads keys")
     return certificate_pem, key_pem
+
+
+def _check_kind(path: Path, certificate: x509.Certificate) -> CertificatePublicKeyTypes:
+    """The public key. gRPC's TLS serves no Ed25519 and no P-521, and takes RSA of 1024 bits without a word (tried).
+
+    Raises:
+        TlsError: a server with such a key could not serve, or its key is weak.
+    """
+    if certificate.public_key_algorithm_oid == PublicKeyAlgorithmOID.RSASSA_PSS:
+        found = "RSA for PSS only"
+    else:
+        try:
+            key = certificate.public_key()
+        except (ValueError, UnsupportedAlgorithm):
+            found = "of an unknown kind"
+        else:
+            if _is_servable(key):
+                return key
+            found = _kind_of(key)
+    raise TlsError(f"{path}: its key is {found}. It must be {RIGHT_KEYS}")
+
+
+def _is_servable(key: CertificatePublicKeyTypes) -> bool:
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.key_size >= MIN_RSA_BITS
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES)
+
+
+def _kind_of(key: CertificatePublicKeyTypes) -> str:
+    """What a person calls such a key, for example "RSA with 1024 bits"."""
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return f"ECDSA with {key.curve.name}"
+    kind = type(key).__name__.removesuffix("PublicKey")
+    return f"{kind} with {key.key_size} bits" if isinstance(key, rsa.RSAPublicKey | dsa.DSAPublicKey) else kind
 
 
 def read_certificate(path: Path) -> bytes:
