@@ -45,6 +45,20 @@ NAME_FIRST = (
     "{}: port 1(veth0) entered blocking state",
 )
 """Messages of the kernel that start with the name of a process or a network device."""
+PACKETS = (
+    "IN=lo OUT= MAC=00:00:00:00:00:00:00:00:00:00:00:00:08:00 SRC=127.0.0.1 DST=127.0.0.1 LEN=84 TOS=0x00",
+    "IN= OUT=lo SRC=0000:0000:0000:0000:0000:0000:0000:0001 DST=0000:0000:0000:0000:0000:0000:0000:0001 LEN=104",
+    "IN=a OUT= TRUNCATED",
+    "IN=a OUT= PHYSIN=b MACSRC=02:00:00:00:00:01 MACDST=02:00:00:00:00:02 VPROTO=8100 VID=2 MACPROTO=88cc ",
+    "IN=a OUT= ARP HTYPE=1 PTYPE=0x0800 OPCODE=1",
+    # Another protocol than IP and ARP, in the families netdev and bridge, from Linux 5.19 on: only the link's header.
+    "IN=veth0 OUT= MAC=02:00:00:00:00:02:02:00:00:00:00:01:88:cc ",
+    "IN=br0 OUT=veth1 PHYSIN=veth0 PHYSOUT=veth1 MAC=02:00:00:00:00:02:02:00:00:00:00:01:88:cc ",
+    "IN=tun0 OUT= MAC= ",
+    "IN=sit0 OUT= MAC=45:00 TUNNEL=10.0.0.1->10.0.0.2 ",
+    "IN=a OUT=b ",
+)
+"""What the kernel writes after the text of a netfilter rule: nf_log_syslog.c of Linux."""
 NAME_CHARS = 15
 """The longest name of a process (TASK_COMM_LEN - 1) or a network device (IFNAMSIZ - 1)."""
 
@@ -121,6 +135,20 @@ def test_no_text_inside_a_message_of_the_driver_is_an_error(version: str, quoted
 def test_the_driver_quotes_a_message_of_its_own(genuine: str) -> None:
     for quoted in (genuine, f"\n{genuine}", f"x\n{genuine}\n"):
         assert not _finds(KernelRecord(0, 3, 1, False, f"NVRM: API mismatch: the client has the version {quoted}, but"))
+
+
+@pytest.mark.parametrize("packet", PACKETS)
+@pytest.mark.parametrize("genuine", GENUINE)
+def test_no_text_of_a_netfilter_rule_is_an_error(genuine: str, packet: str) -> None:
+    for prefix in (genuine, f"{genuine} ", f"{genuine}\n", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, "):
+        assert not _finds(KernelRecord(0, 4, 1, False, prefix[:127] + packet)), prefix
+        assert not _finds(KernelRecord(0, 4, 1, False, (prefix[:127] + packet).rstrip()))  # as a file may have it
+
+
+@pytest.mark.parametrize("name", ["IN=a OUT= MAC= ", "IN= OUT=a ", "IN=a OUT= TRUNC", "IN= OUT= SRC=a "])
+def test_no_name_of_a_process_hides_an_error(name: str) -> None:
+    """The driver names the process, and says more after the name."""
+    assert _finds(KernelRecord(0, 3, 1, False, f"NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name={name}, Ch 00000008"))
 
 
 @given(st.integers(1, 255), st.integers(0, 7), texts, st.booleans())

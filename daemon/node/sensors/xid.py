@@ -24,8 +24,8 @@ in many messages. Hence:
 3. Where a message starts with the name of a process or a network device, the name has at most 15 characters, and other
    text of the kernel follows. No pattern matches that: each one needs more than 15 characters of the driver's own.
 4. A netfilter rule starts a message with a text of up to 127 characters, and the site may have allowed that to users
-   (net.netfilter.nf_log_all_netns). The text is followed by the interfaces and addresses of the packet: such a message
-   is not read.
+   (net.netfilter.nf_log_all_netns). The text is followed by the interfaces of the packet, and by its addresses or, for
+   a protocol that the kernel does not know, at most by the header of its link: such a message is not read.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ _LOST_SENTENCE = _pattern(
 _LOST_BEGINNING = _pattern(rf"{_GPU}(?: installed in this system(?: has)?(?: fallen off the bus(?: and is)?)?)?")
 # A packet that a netfilter rule logs. The name of a process has no room for this.
 _PACKET = _pattern(r"IN=\S* OUT=\S* (?:.* )?(?:(?:MAC)?SRC=\S+ (?:MAC)?DST=|ARP HTYPE=|TRUNCATED|MAC source = )")
+# A packet of a protocol that the kernel does not know (Linux 5.19 and newer). The name of a process has room for this,
+# but the driver says more after a name.
+_UNKNOWN_PACKET = _pattern(
+    r"IN=\S* OUT=\S*(?: PHYSIN=\S*)?(?: PHYSOUT=\S*)?(?: MAC=[0-9a-f:]*(?: TUNNEL=[0-9.]*->[0-9.]*)?)?\s*\Z"
+)
 
 _NVLINK5_CODES = range(144, 151)
 _RECOVERY_CODE = 154
@@ -101,7 +106,7 @@ class KernelErrorParser:
             return None
         beginning, self._beginning = self._beginning, ""
         message = record.message
-        if record.fragment or not message.startswith(_DRIVER_STARTS) or _PACKET.search(message):
+        if record.fragment or not message.startswith(_DRIVER_STARTS) or _is_of_packet(message):
             return None  # nearly every record: skip the patterns
         return _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
 
@@ -117,6 +122,11 @@ class KernelErrorParser:
         if _LOST_BEGINNING.fullmatch(sentence):
             self._beginning = sentence
         return None
+
+
+def _is_of_packet(message: str) -> bool:
+    """A netfilter rule has logged a packet: the start of the message is the rule's."""
+    return bool(_PACKET.search(message) or _UNKNOWN_PACKET.search(message))
 
 
 def _error(message: str) -> KernelError | None:
