@@ -7,17 +7,21 @@ name is `.step_00000123_g4_GANG.7.tmp`, where 7 is the serial number of the flus
 Several jobs may share a durable folder. Generations and flushes are counted within a gang, so versions are compared
 only within one gang. Between gangs, the checkpoint that was completed last is the newest. Earlier versions of Muster
 wrote folder names without a gang; such folders are read too, because their manifests name the gang.
+
+Several users may share it as well, if it has the sticky bit. Each of them can make any name that is free. So what is
+written goes into folders of this user only, and a checkpoint of another user is never preferred to an own one.
 """
 
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.checkpoint.format.errors import CheckpointError
+from muster.checkpoint.format.errors import CheckpointError, FlushError
 from muster.checkpoint.format.versions import Version
 
 FOLDER_MODE = 0o755
@@ -26,6 +30,9 @@ _FILE_MODE = 0o644
 
 METADATA = ".metadata"
 MANIFEST = "manifest.json"
+
+_MOST_MANIFEST_BYTES = 64 << 20
+"""Far more than the manifest of 100,000 ranks has."""
 
 _FOLDER = re.compile(r"step_(\d+)_g(\d+)(?:_(.+))?")
 _ASIDE = re.compile(r"\.(step_.+)\.(\d+)\.tmp")
@@ -41,6 +48,26 @@ class ParsedFolderName(NamedTuple):
 def open_for_owner(path: str, flags: int) -> int:
     """The opener of the files of a checkpoint: only the owner may write, whatever the umask."""
     return os.open(path, flags, _FILE_MODE)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Create a folder that a flush writes to, or find the one that another process of this user has created.
+
+    Another user may have made the name first, and links in that folder would lead to other files of this user.
+
+    Raises:
+        FlushError: it is the folder of another user, or no folder.
+        OSError: it can't be created.
+    """
+    try:
+        folder.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        found = folder.lstat()
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            raise FlushError(
+                f"{folder} belongs to uid {found.st_uid}, or is no folder: another user has taken this name. "
+                "Name a durable_dir that only you can write to"
+            ) from None
 
 
 def folder_name(version: Version, gang: str) -> str:
@@ -98,7 +125,12 @@ class Manifest:
 def _manifest_in(folder: Path) -> dict[str, Any]:
     """The manifest in a folder; empty if there is none, or if it can't be read."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a named pipe
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_MANIFEST_BYTES:
+                return {}
+            manifest = json.loads(file.read())
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
@@ -106,12 +138,14 @@ def _manifest_in(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _CompleteCheckpoint:
-    """A complete checkpoint. `completed_ns`: when its metadata was written, in ns since 1970."""
+    """A complete checkpoint. `completed_ns`: when its metadata was written, in ns since 1970. `is_foreign`: it belongs
+    to neither this user nor root."""
 
     path: Path
     gang: str
     version: Version
     completed_ns: int
+    is_foreign: bool
 
 
 def _complete_checkpoints(folder: Path) -> Iterator[_CompleteCheckpoint]:
@@ -119,15 +153,17 @@ def _complete_checkpoints(folder: Path) -> Iterator[_CompleteCheckpoint]:
         label = parse_folder_name(path.name)
         if label is None or not (path / METADATA).is_file():
             continue
-        gang = label.gang or str(_manifest_in(path).get("gang", ""))
-        yield _CompleteCheckpoint(path, gang, label.version, (path / METADATA).stat().st_mtime_ns)
+        is_foreign = path.stat().st_uid not in (0, os.geteuid())
+        gang = label.gang or ("" if is_foreign else str(_manifest_in(path).get("gang", "")))
+        yield _CompleteCheckpoint(path, gang, label.version, (path / METADATA).stat().st_mtime_ns, is_foreign)
 
 
 def newest_checkpoint(folder: Path, gang: str = "") -> Path | None:
     """The newest complete checkpoint: `folder` itself if it is one, otherwise the newest one in it.
 
     Within a gang this is the newest version by (generation, step). Of the newest checkpoints of several gangs it is the
-    one that was completed last.
+    one that was completed last. A checkpoint of another user counts only where there is no other: whoever loads it is
+    told why that is refused.
 
     Args:
         folder: a checkpoint, or a folder of them.
@@ -138,9 +174,11 @@ def newest_checkpoint(folder: Path, gang: str = "") -> Path | None:
     if not folder.is_dir():
         return None
     newest_of_gang: dict[str, _CompleteCheckpoint] = {}
-    for checkpoint in sorted(_complete_checkpoints(folder), key=lambda one: one.version):
+    complete = [one for one in _complete_checkpoints(folder) if gang in ("", one.gang)]
+    believable = [one for one in complete if not one.is_foreign]
+    for checkpoint in sorted(believable or complete, key=lambda one: one.version):
         newest_of_gang[checkpoint.gang] = checkpoint
-    found = [one for one in newest_of_gang.values() if gang in ("", one.gang)]
+    found = newest_of_gang.values()
     return max(found, key=lambda one: (one.completed_ns, one.version, one.path.name)).path if found else None
 
 

@@ -103,7 +103,10 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
     written: list[Path] = []
     try:
         part.durable_folder.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-        part.temporary_folder.mkdir(durable_folders.FOLDER_MODE, exist_ok=True)
+        durable_folders.make_own_folder(part.temporary_folder)
+    except OSError as error:
+        raise FlushError(_describe_failure(part, error)) from error
+    try:
         for shard in shards:
             part.raise_if_superseded()
             if shard.corrupt_pieces():
@@ -112,9 +115,14 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
         if part.is_abandoned():
             raise FlushError(_ABANDONED)
     except (OSError, CorruptShard, FlushError) as error:
-        folder_removed = isinstance(error, FileNotFoundError) and not part.temporary_folder.is_dir()
+        failure = _describe_failure(part, error)
         _remove_files(part, written)
-        raise FlushError(_ABANDONED if folder_removed else describe_error(error, part.durable_folder)) from error
+        raise FlushError(failure) from error
+
+
+def _describe_failure(part: FlushPart, error: Exception) -> str:
+    folder_removed = isinstance(error, FileNotFoundError) and not part.temporary_folder.is_dir()
+    return _ABANDONED if folder_removed else describe_error(error, part.durable_folder)
 
 
 def describe_error(error: Exception, folder: Path) -> str:

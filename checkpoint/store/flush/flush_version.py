@@ -57,9 +57,9 @@ def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = 
     if exchange.nodes <= {exchange.node}:
         return held
     declaration = exchange.folder / f"{held.generation}-{held.step}-{exchange.node}"
+    exchange.folder.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
+    durable_folders.make_own_folder(exchange.folder)
     try:
-        exchange.folder.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-        exchange.folder.mkdir(durable_folders.FOLDER_MODE, exist_ok=True)
         declaration.touch()
         return _wait_for_all(exchange, timeout_s)
     except (OSError, FlushError):

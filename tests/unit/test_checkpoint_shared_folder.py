@@ -1,0 +1,163 @@
+"""Several users share a durable folder with the sticky bit, and one of them is hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from muster.checkpoint.format import durable_folders, layout
+from muster.checkpoint.format.errors import FlushError
+from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.flush import flush_version
+from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank
+from muster.checkpoint.training.agent_connection import AgentConnection
+from muster.v1 import agent_pb2
+
+HOSTILE = 4711
+"""The uid of the other user."""
+KEPT = Version(1, 1)
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    folder = tmp_path / "durable"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
+async def gang() -> AsyncIterator[InProcessGang]:
+    """Nodes n0 and n1 hold the shards of ranks 0 and 1 at KEPT."""
+    gang, places = InProcessGang("g1"), {0: "n0", 1: "n1"}
+    await gang.add(*places.values())
+    gang.begin(places)
+    ranks = []
+    for rank, node in places.items():
+        metadata = pickle.dumps([(layout.offset_placeholder(n), layout.length_placeholder(n)) for n in (0, 100, 101)])
+        connection = AgentConnection(gang.socket(rank, node), rank, gang.generation)
+        ranks.append(TorchlessRank(connection, rank, len(places), b"" if rank else metadata))
+    for one in ranks:
+        await asyncio.to_thread(one.join)
+    for one in ranks:
+        assert not await asyncio.to_thread(one.layout, 1 << 20)
+    for one in ranks:
+        assert await asyncio.to_thread(one.step, 1, bytes([one.rank]) * (1 << 20), b"own", 5.0)
+    end = asyncio.get_running_loop().time() + 10.0
+    while any(node.committed() != KEPT for node in gang.nodes.values()):
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.002)
+    yield gang
+    for one in ranks:
+        one.connection.close()
+    await gang.close()
+
+
+async def flush(gang: InProcessGang, folder: Path) -> list[BaseException | None]:
+    """Flush KEPT. For each node: what went wrong, or None."""
+    plan = gang.plan(KEPT, agent_pb2.TIER_OWN)
+    order = agent_pb2.FlushOrder(serial=1, version=KEPT.to_wire(), sources=plan.sources, reason="a test")
+    async with asyncio.timeout(20):
+        parts = [node.checkpoint_service.flush(order, str(folder)) for node in gang.nodes.values()]
+        return await asyncio.gather(*parts, return_exceptions=True)
+
+
+def of_hostile(path: Path) -> Path:
+    os.chown(path, HOSTILE, HOSTILE, follow_symlinks=False)
+    return path
+
+
+async def test_no_link_of_another_user_leads_a_flush_to_other_files(gang: InProcessGang, shared: Path) -> None:
+    """The name of the folder can be known: the gang's id stands in the names of its earlier checkpoints."""
+    precious = shared.parent / "precious"
+    precious.write_text("of the job's user")
+    made = shared / durable_folders.temporary_folder_name(KEPT, "g1", 1)
+    made.mkdir()
+    for rank in (0, 1):
+        (made / durable_folders.rank_file_name(rank)).symlink_to(precious)
+        of_hostile(made / durable_folders.rank_file_name(rank))
+    made.chmod(0o777)
+    of_hostile(made)
+    failed = await flush(gang, shared)
+    assert precious.read_text() == "of the job's user"
+    assert all(isinstance(error, FlushError) and f"belongs to uid {HOSTILE}" in str(error) for error in failed)
+
+
+async def test_no_mark_of_failure_is_left_where_a_link_of_another_user_leads(gang: InProcessGang, shared: Path) -> None:
+    made = shared / durable_folders.temporary_folder_name(KEPT, "g1", 1)
+    made.mkdir()
+    (made / ".failed").symlink_to(shared.parent / "new")
+    made.chmod(0o777)
+    of_hostile(made)
+    assert all(isinstance(error, FlushError) for error in await flush(gang, shared))
+    assert not (shared.parent / "new").exists()
+
+
+async def test_a_link_in_place_of_the_folder_is_refused(gang: InProcessGang, shared: Path) -> None:
+    elsewhere = shared.parent / "elsewhere"
+    elsewhere.mkdir()
+    link = shared / durable_folders.temporary_folder_name(KEPT, "g1", 1)
+    link.symlink_to(elsewhere)
+    of_hostile(link)
+    assert all(isinstance(error, FlushError) for error in await flush(gang, shared))
+    assert list(elsewhere.iterdir()) == []
+
+
+async def test_another_user_declares_no_version(gang: InProcessGang, shared: Path) -> None:
+    made = flush_version.declarations_folder(shared, "g1", 1)
+    made.mkdir()
+    (made / "9-9-n0").touch()
+    (made / "no version").touch()
+    made.chmod(0o777)
+    of_hostile(made)
+    failed = await flush(gang, shared)
+    assert all(isinstance(error, FlushError) and f"belongs to uid {HOSTILE}" in str(error) for error in failed)
+
+
+async def test_a_manifest_that_is_no_file_does_not_hold_a_flush_up(gang: InProcessGang, shared: Path) -> None:
+    made = shared / durable_folders.folder_name(KEPT, "g1")
+    made.mkdir()
+    os.mkfifo(made / durable_folders.MANIFEST)
+    of_hostile(made)
+    failed = await flush(gang, shared)
+    assert any(isinstance(error, FlushError) and "is there already" in str(error) for error in failed)
+
+
+def checkpoint(folder: Path, name: str, completed: int) -> Path:
+    """A checkpoint whose metadata was written `completed` s after 1970."""
+    made = folder / name
+    made.mkdir()
+    (made / durable_folders.METADATA).touch()
+    os.utime(made / durable_folders.METADATA, (completed, completed))
+    return made
+
+
+@pytest.mark.parametrize("gang", ["", "a"])
+def test_the_checkpoint_of_another_user_is_not_newer_than_an_own_one(shared: Path, gang: str) -> None:
+    own = checkpoint(shared, "step_00000100_g1_a", 10)
+    of_hostile(checkpoint(shared, "step_00000900_g9_a", 20))
+    of_hostile(checkpoint(shared, "step_00000900_g9_b", 30))
+    assert durable_folders.newest_checkpoint(shared, gang) == own
+
+
+def test_where_all_checkpoints_are_of_another_user_one_is_found_and_refused_later(shared: Path) -> None:
+    other = of_hostile(checkpoint(shared, "step_00000100_g1_a", 10))
+    assert durable_folders.newest_checkpoint(shared) == other
+
+
+def test_a_manifest_of_another_user_is_not_read(shared: Path) -> None:
+    """Reading a named pipe would never end."""
+    own = checkpoint(shared, "step_00000100_g1", 10)
+    (own / durable_folders.MANIFEST).write_text(json.dumps({"gang": "a"}))
+    other = checkpoint(shared, "step_00000900_g9", 20)
+    os.mkfifo(other / durable_folders.MANIFEST)
+    of_hostile(other)
+    assert durable_folders.newest_checkpoint(shared, "a") == own
+    assert durable_folders.finished_steps_of(other) == 900
