@@ -1,4 +1,5 @@
-"""Invariant 5: while many nodes are silent at once, none is evicted for a minute.
+"""Invariant 5: while many nodes are silent at once, none is evicted for a minute. A node whose daemon is heard is not
+silent.
 
 The same holds for many nodes on which ranks can't be killed: none of these nodes is the cause.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.daemon.coordinator.core.core import Core
-from muster.daemon.coordinator.core.detection.outage import STUCK_AFTER_S
+from muster.daemon.coordinator.core.detection.outage import STUCK_AFTER_S, is_daemon_heard
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE
@@ -105,6 +106,7 @@ class OutageInvariant:
             # A node that this turn began to suspect was unknown to it when it decided.
             was_probed = since < at and (gang is judged or (probe is not None and probe.asked_at < at))
             silent = self._reachability.unreachable_since(COORDINATOR, gang.id, node) is not None
+            silent = silent and not is_daemon_heard(core.observed.node(node), since, at)
             if was_probed and member is not None and not member.removed and silent:
                 silent_nodes.add(node)
         return silent_nodes

@@ -11,8 +11,9 @@ from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 from muster.simulator.planted_bugs.planting import PlantedBug
 
 SEEDS = 200
-MORE_SEEDS = {"detached-counts-as-fenced": 600}
-"""Bugs that show only if an agent is detached at the moment of a fence and its ranks live on: in one of 400 seeds."""
+MORE_SEEDS = {"detached-counts-as-fenced": 600, "blame-nodes-for-storage": 600}
+"""Bugs that show only if an agent is detached at the moment of a fence and its ranks live on: in one of 400 seeds; and
+only if ranks on many nodes can't be killed, and stay so for long: in one of 200."""
 
 
 @pytest.mark.parametrize("name", PLANTED_BUGS)

@@ -4,6 +4,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
+from muster.daemon.coordinator.core.state.observed_state import MUSTERD
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import ProbeRequest
 from muster.simulator.scenarios.scenario import Scenario
@@ -18,8 +19,10 @@ class Fleet:
         self.core = Core(DurableState(), 0.0)
         self.now = 0.0
         self.dead: set[str] = set()
+        self.mute: set[str] = set()
+        """Nodes whose agent does not answer, while their daemon does."""
         self.facts: list[tuple[float, facts.Fact]] = []
-        self._answers: list[tuple[float, ProbeRequest]] = []
+        self._asked: list[tuple[float, ProbeRequest, str]] = []
         for number in range(gangs):
             self._train(f"g{number}", number + 1)
 
@@ -46,7 +49,9 @@ class Fleet:
     def say(self, event: events.Event) -> None:
         outcome = self.core.decide(event, self.now)
         self.facts += [(self.now, fact) for fact in outcome.facts]
-        self._answers += [(self.now + ask.deadline_s, ask) for ask in outcome.probe_requests]
+        self._asked += [
+            (self.now + ask.deadline_s, ask, witness) for ask in outcome.probe_requests for witness in ask.witnesses
+        ]
 
     def run_for(self, seconds: float) -> None:
         """Answer probes: live nodes at once, others after the timeout. The core gets the ticks that it asks for."""
@@ -54,16 +59,25 @@ class Fleet:
         while self.now < end:
             self.now += 0.05
             self.say(events.Tick())
-            due = [(at, ask) for at, ask in self._answers if at <= self.now or ask.node not in self.dead]
-            self._answers = [one for one in self._answers if one not in due]
-            for _, ask in due:
-                silence = Silence.NO_ANSWER if ask.node in self.dead else None
-                for witness in ask.witnesses:
-                    self.say(events.ProbeAnswered(ask.gang, ask.probe, witness, ask.node, silence))
+            due = [one for one in self._asked if one[0] <= self.now or self._silence(*one[1:]) is None]
+            self._asked = [one for one in self._asked if one not in due]
+            for _, ask, witness in due:
+                self.say(events.ProbeAnswered(ask.gang, ask.probe, witness, ask.node, self._silence(ask, witness)))
+
+    def _silence(self, ask: ProbeRequest, witness: str) -> Silence | None:
+        if ask.node in self.dead:
+            return Silence.NO_ANSWER
+        return Silence.KERNEL_ONLY if ask.node in self.mute and witness != MUSTERD else None
 
     def fall_silent(self, gang: str, *numbers: int) -> None:
         for number in numbers:
             self.dead.add(nodes(gang)[number])
+            self.say(events.PeerAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
+
+    def stop_agents(self, gang: str, *numbers: int) -> None:
+        """The owner stops the agents on these nodes (SIGSTOP). The nodes and their daemons live."""
+        for number in numbers:
+            self.mute.add(nodes(gang)[number])
             self.say(events.PeerAccused(gang, nodes(gang)[0], nodes(gang)[number], Silence.NO_ANSWER))
 
     def lost(self) -> list[str]:
@@ -115,6 +129,44 @@ def test_silent_nodes_of_a_requeued_gang_do_not_count() -> None:
     fleet.fall_silent("g0", 4)
     fleet.run_for(1.5)
     assert fleet.lost() == ["g0n4"]
+
+
+def test_agents_that_their_owner_stops_hide_no_loss_in_the_job_of_somebody_else() -> None:
+    fleet = Fleet(2)  # ten nodes: two may fall silent by chance
+    fleet.now = 3.0
+    fleet.stop_agents("g1", 1, 2, 3, 4)
+    fleet.run_for(1.0)
+    fleet.fall_silent("g0", 4)
+    fleet.run_for(3.0)
+    assert fleet.lost() == ["g0n4"]
+
+
+def test_agents_that_are_stopped_again_and_again_hide_no_loss() -> None:
+    """Stopped for 4 s and on for 1 s, an agent never loses its place in the gang."""
+    fleet = Fleet(2)
+    fleet.now = 3.0
+    for _ in range(3):
+        fleet.stop_agents("g1", 1, 2, 3, 4)
+        fleet.run_for(4.0)
+        fleet.mute.clear()
+        fleet.run_for(1.0)
+    assert not any(member.removed for member in fleet.core.state.gangs["g1"].members.values())
+    fleet.stop_agents("g1", 1, 2, 3, 4)
+    fleet.fall_silent("g0", 4)
+    fleet.run_for(3.0)
+    assert fleet.lost() == ["g0n4"]
+
+
+def test_nodes_whose_daemons_were_heard_before_they_fell_silent_count() -> None:
+    fleet = Fleet(2)
+    fleet.now = 3.0
+    fleet.stop_agents("g1", 1, 2, 3, 4)
+    fleet.run_for(1.0)  # suspected, and their daemons answer
+    fleet.dead.update(nodes("g1")[1:])
+    fleet.run_for(2.0)  # no daemon answers the next probe
+    fleet.fall_silent("g0", 4)
+    fleet.run_for(2.0)
+    assert fleet.lost() == []
 
 
 # -- ranks that can't be killed --

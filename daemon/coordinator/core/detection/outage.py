@@ -1,14 +1,19 @@
 """Outages: many nodes silent at once. The cause is a switch, the power of a rack, or the coordinator's own network.
 
 No node is taken out before the cause is told apart, or CAUSE_WAIT_S have passed. An outage hits the whole site, so the
-nodes of all gangs count together.
+nodes of all gangs count together. The owner of a job can stop all of its agents, and must not hold up the recovery of
+another job: a node whose daemon is heard is not silent.
 """
 
+from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedNode
 from muster.daemon.coordinator.core.state.state_tables import FENCING, MONITORED, UNRESPONSIVE
-from muster.daemon.coordinator.core.state.turn import GangTurn
+from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 
 SIMULTANEOUS_S = 10.0
 """Seconds within which nodes that fall silent count as silent at once: about two heartbeat timeouts of a node."""
+
+DAEMON_HEARD_S = 6.0
+"""Seconds for which the last word of a node's daemon shows that the node is not silent: a heartbeat comes every 5 s."""
 
 STUCK_AFTER_S = 5.0
 """Seconds after SIGKILL from which a live rank counts as one that can't be killed."""
@@ -24,14 +29,27 @@ def many_silent(gang_turn: GangTurn) -> bool:
 
     Called only when a node is about to be taken out: it looks at every gang if the gang's own nodes do not settle it.
     """
-    most, found = (
-        chance_limit(gang_turn),
-        set(gang_turn.observed.suspected_since),
-    )  # a node that answers is cleared at once
+    most, found = chance_limit(gang_turn), _silent(gang_turn.turn, gang_turn.observed)
     if len(found) <= most:
         out = [gang_turn.turn.state.node(name) for name in gang_turn.turn.index.out_of_service]
         found |= {n.name for n in out if n.health in UNRESPONSIVE and gang_turn.now - n.judged_at < SIMULTANEOUS_S}
     return len(found) > most or _others_silent(gang_turn, found, most)
+
+
+def _silent(turn: Turn, gang: ObservedGang) -> set[str]:
+    """The suspected nodes of a gang, without those whose daemon is heard. A suspicion ends as soon as the agent
+    answers."""
+    return {
+        node
+        for node, since in gang.suspected_since.items()
+        if not is_daemon_heard(turn.observed.node(node), since, turn.now)
+    }
+
+
+def is_daemon_heard(daemon: ObservedNode, since: float, now: float) -> bool:
+    """The daemon was heard later than `since`, for the last time in the last DAEMON_HEARD_S, and no probe has found its
+    process gone after that."""
+    return max(daemon.heard_at, daemon.answered_at) > max(since, daemon.unanswered_at, now - DAEMON_HEARD_S)
 
 
 def _others_silent(gang_turn: GangTurn, found: set[str], most: int) -> bool:
@@ -39,7 +57,7 @@ def _others_silent(gang_turn: GangTurn, found: set[str], most: int) -> bool:
     for gang in gang_turn.turn.state.gangs.values():
         seen = gang_turn.turn.observed.gangs.get(gang.id)
         if seen is not None and seen.suspected_since and gang.phase in MONITORED:
-            found |= seen.suspected_since.keys()
+            found |= _silent(gang_turn.turn, seen)
             if len(found) > most:
                 return True
     return False

@@ -156,11 +156,14 @@ class ObservedGang:
 
 @dataclass(slots=True)
 class ObservedNode:
-    """One node's daemon. `down`: Slurm has the node DOWN."""
+    """One node's daemon. `heard_at`: when its stream last brought something. `answered_at`: when it last answered a
+    probe. `unanswered_at`: when a probe last met no process. `down`: Slurm has the node DOWN."""
 
     attached: bool = False
     incarnation: str = ""
     heard_at: float = 0.0
+    answered_at: float = 0.0
+    unanswered_at: float = 0.0
     down: bool = False
 
 
@@ -216,6 +219,8 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
             _observe_accusation(observed.gang(event.gang), event, now)
         case events.ProbeAnswered():
             _observe_probe(observed.gang(event.gang), event, now)
+            if event.witness == MUSTERD:
+                _observe_probe_of_daemon(observed.node(event.node), event.silence, now)
         case events.CancelRequested():
             observed.gang(event.gang).cancel_requested_by = event.by
         case events.FlushRequested():
@@ -293,6 +298,13 @@ def _observe_probe(gang: ObservedGang, event: events.ProbeAnswered, now: float) 
     probe = gang.probes.get(event.node)
     if probe and probe.number == event.probe:
         probe.silence_by_witness[event.witness] = event.silence
+
+
+def _observe_probe_of_daemon(node: ObservedNode, silence: Silence | None, now: float) -> None:
+    if silence is None:
+        node.answered_at = now
+    elif silence is not Silence.KERNEL_ONLY:  # strangers may hold all connections of a daemon that lives
+        node.unanswered_at = now
 
 
 def _observe_node(node: ObservedNode, event: events.NodeEvent, now: float) -> None:
