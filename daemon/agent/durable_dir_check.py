@@ -2,36 +2,64 @@
 first step, not when the first checkpoint is written or read.
 
 The batch process writes a random token into the folder. Each agent compares the token, so that all nodes are known to
-see the same folder.
+see the same folder. Several users may share the folder: each has a file of their own there, and what another user has
+made in its place is not read.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import stat
 from pathlib import Path
 
 from muster.checkpoint.format import durable_folders, trusted_folder
 
 TOKEN_VARIABLE = "MUSTER_DURABLE"
 """Environment variable in which the batch process gives the token to the agents."""
-TOKEN_FILE = ".muster"
+_TOKEN = re.compile(rb"[0-9a-f]{32}")
+_READ_BYTES = 64
+"""More than a token has."""
+
+
+def token_file(folder: str, uid: int | None = None) -> Path:
+    """The file with the token of the user `uid`; None: of this process's user."""
+    return Path(folder, f".muster-{os.geteuid() if uid is None else uid}")
 
 
 def create_token(folder: str) -> str:
     """Return the token in the folder; write one if there is none. Return an empty string if that fails: the agents
-    report why."""
-    file = Path(folder, TOKEN_FILE)
+    report why, or nothing is compared."""
+    file = token_file(folder)
     try:
         file.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
         try:
             with file.open("x") as fresh:
-                fresh.write(token := secrets.token_hex(16))
-                return token
+                fresh.write(secrets.token_hex(16))
         except FileExistsError:
-            return file.read_text()
+            pass
+        return _read_token(file)
     except OSError:
         return ""
+
+
+def _read_token(file: Path) -> str:
+    """The token in a file of this user; an empty string if it is another user's, or holds no token. Some file servers
+    give all files to one user: then nothing is compared.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a named pipe
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return ""
+        text = os.read(descriptor, _READ_BYTES)
+    finally:
+        os.close(descriptor)
+    return text.decode() if _TOKEN.fullmatch(text) else ""
 
 
 def find_problem(folder: str, token: str) -> str:
@@ -50,7 +78,7 @@ def find_problem(folder: str, token: str) -> str:
             return f"durable_dir = {folder!r} can't be written to: {remedy}"
         if unsafe := trusted_folder.why_not_restored(Path(folder)):
             return f"durable_dir = {folder!r}: {unsafe}"
-        if token and Path(folder, TOKEN_FILE).read_text() != token:
+        if token and _read_token(token_file(folder)) != token:
             raise FileNotFoundError
     except FileNotFoundError:
         return (

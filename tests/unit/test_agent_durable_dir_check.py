@@ -1,10 +1,11 @@
 """durable_dir is tried before the first step."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from muster.daemon.agent.durable_dir_check import create_token, find_problem
+from muster.daemon.agent.durable_dir_check import create_token, find_problem, token_file
 
 
 def test_all_nodes_see_the_folder_of_the_batch_host(tmp_path: Path) -> None:
@@ -53,3 +54,38 @@ def test_a_folder_whose_checkpoints_would_be_restored_is_accepted(tmp_path: Path
 @pytest.mark.parametrize("word", ["", "x"])
 def test_nothing_is_asked_of_a_job_without_one(word: str) -> None:
     assert find_problem("", word) == ""
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "folder", "link to a device", "dangling link", "large", "no token"])
+def test_what_another_user_has_made_in_place_of_the_token_holds_no_job_up(tmp_path: Path, kind: str) -> None:
+    """A durable_dir that has the sticky bit may be shared by several users."""
+    file = token_file(str(tmp_path))
+    match kind:
+        case "named pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "link to a device":
+            file.symlink_to("/dev/zero")
+        case "dangling link":
+            file.symlink_to(tmp_path / "nowhere")
+        case "large":
+            with file.open("wb") as large:
+                large.truncate(1 << 40)
+        case _:
+            file.write_bytes(b"0" * 31 + b"\0")
+    assert create_token(str(tmp_path)) == "", "nothing is compared"
+    assert find_problem(str(tmp_path), "") == ""
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_the_token_of_another_user_is_not_compared(tmp_path: Path) -> None:
+    """The other user could change it between two nodes."""
+    assert create_token(str(tmp_path))
+    os.chown(token_file(str(tmp_path)), 4711, -1)
+    assert create_token(str(tmp_path)) == ""
+
+
+def test_each_user_has_a_token_of_their_own(tmp_path: Path) -> None:
+    assert token_file(str(tmp_path)) != token_file(str(tmp_path), uid=4711)
