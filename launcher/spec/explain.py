@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 _SHOWN = 60
+_SECRET = "env"
+"""The table whose values are never shown: standard error is often kept, for example by continuous integration."""
 _REQUIREMENTS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -29,15 +31,17 @@ def explain_errors(error: ValidationError, model: type[BaseModel]) -> Iterator[s
     for problem in error.errors():
         path = [str(part) for part in problem["loc"]]
         key = ".".join(path)
+        is_shown = path[:1] != [_SECRET] and not isinstance(problem["input"], dict)  # a table may be a misspelt [env]
+        given = f"{key} = {_short_repr(problem['input'])}" if is_shown else key
         match problem["type"]:
             case "extra_forbidden":
-                yield f"{key} = {_short_repr(problem['input'])}: unknown key{_suggestion(path, model)}"
+                yield f"{given}: unknown key{_suggestion(path, model)}"
             case "missing":
                 yield f"{key}: missing; this key is required"
             case _ if not path:
                 yield _plain(problem["msg"])
             case _:
-                yield f"{key} = {_short_repr(problem['input'])}: {_requirement(problem)}"
+                yield f"{given}: {_requirement(problem)}"
 
 
 def _requirement(problem: Any) -> str:

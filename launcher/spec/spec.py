@@ -186,9 +186,11 @@ class Job(_Table):
     @field_validator("env")
     @classmethod
     def _check_env(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
+        for name, text in value.items():
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"{name!r} is not a valid variable name")
+            if "\0" in text:
+                raise ValueError(f"{name} must not contain a NUL character")
             if name in _SET_BY_MUSTER:
                 raise ValueError(f"Muster sets {name} for each rank: remove it")
         return value

@@ -103,7 +103,8 @@ def test_every_key_is_in_the_reference() -> None:
         ('durable_dir = "out"', "durable_dir = 'out': must be an absolute path"),
         ('stop_signal = "KILL"', "stop_signal = 'KILL': must be a signal that a program can catch"),
         ('env = { RANK = "0" }', "Muster sets RANK for each rank"),
-        ("env = { N = 1 }", "env.N = 1: must be a string in quotes"),
+        ("env = { N = 1 }", "env.N: must be a string in quotes"),
+        ('env = { N = "a\\u0000" }', "env: N must not contain a NUL character"),
         ('preload = ["a-b"]', "'a-b' is not a valid module name"),
         ("parallelism = { tensor = 3 }", "parallelism.tensor * parallelism.pipeline = 3 must divide nodes"),
         ("parallelism = { data = 3 }", "1 * 1 * 3 = 3 must equal nodes * ranks_per_node = 4 * 1 = 4"),
@@ -148,6 +149,30 @@ def test_all_mistakes_are_reported_at_once() -> None:
 )
 def test_a_value_that_python_can_not_show_is_refused_in_words(text: str) -> None:
     assert re.search("is not TOML: (an integer has more than 64 bits|more than 32 tables and lists)", refusal(text))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        '{ TOKEN = "s3cr3t", "NO NAME" = "s3cr3t" }',
+        '{ TOKEN = "s3cr3t", RANK = "0" }',
+        '{ TOKEN = ["s3cr3t"] }',
+        '{ TOKEN = { a = "s3cr3t" } }',
+        '{ TOKEN = "s3cr3t\\u0000" }',
+        '["s3cr3t"]',
+        '"s3cr3t"',
+    ],
+)
+def test_no_refusal_shows_a_value_of_the_environment(env: str) -> None:
+    words = refusal(f"{LEAST}env = {env}\n")
+    assert "env" in words
+    assert "s3cr3t" not in words
+
+
+def test_the_table_of_the_environment_may_be_misspelt() -> None:
+    words = refusal(f'{LEAST}[environ]\nTOKEN = "s3cr3t"\n')
+    assert "environ: unknown key" in words
+    assert "s3cr3t" not in words
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
