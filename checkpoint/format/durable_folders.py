@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.checkpoint.format.errors import CheckpointError, FlushError
+from muster.checkpoint.format.errors import CheckpointError
 from muster.checkpoint.format.versions import Version
 
 FOLDER_MODE = 0o755
@@ -48,26 +48,6 @@ class ParsedFolderName(NamedTuple):
 def open_for_owner(path: str, flags: int) -> int:
     """The opener of the files of a checkpoint: only the owner may write, whatever the umask."""
     return os.open(path, flags, _FILE_MODE)
-
-
-def make_own_folder(folder: Path) -> None:
-    """Create a folder that a flush writes to, or find the one that another process of this user has created.
-
-    Another user may have made the name first, and links in that folder would lead to other files of this user.
-
-    Raises:
-        FlushError: it is the folder of another user, or no folder.
-        OSError: it can't be created.
-    """
-    try:
-        folder.mkdir(FOLDER_MODE)
-    except FileExistsError:
-        found = folder.lstat()
-        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-            raise FlushError(
-                f"{folder} belongs to uid {found.st_uid}, or is no folder: another user has taken this name. "
-                "Name a durable_dir that only you can write to"
-            ) from None
 
 
 def folder_name(version: Version, gang: str) -> str:

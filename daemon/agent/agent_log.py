@@ -93,8 +93,7 @@ def start(level: str, run_dir: str, gang: str, node: str) -> None:
     formatter = PlainFormatter(_FORMAT, "%H:%M:%S")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     try:
-        Path(run_dir, "logs").mkdir(exist_ok=True)  # the run folder itself must exist
-        file.parent.mkdir(parents=True, exist_ok=True)
+        rank_log_files.make_log_folder(run_dir, gang, file.parent.name)
         handlers.append(_LogFile(file))
     except OSError as error:
         print(f"muster-agent: no log in the run folder: {error}", file=sys.stderr)

@@ -2,8 +2,10 @@
 
 All functions block. The zygote and the ranks use them. The agent does not, because shared storage could block it.
 
-Each gang has its own folder: every gang counts generations from 1, and several jobs may share one run folder. The
-kernel writes from the rank directly to the file; neither the agent nor srun is in between.
+Each gang has its own folder: every gang counts generations from 1, and several jobs may share one run folder, also of
+several users. A folder of another user in place of the gang's is refused, because links there would lead the logs to
+other files of this user. The kernel writes from the rank directly to the file; neither the agent nor srun is in
+between.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import errno
 import os
 from pathlib import Path
 
+from muster.daemon.host import own_folder
+
 TAIL_BYTES = 4096
 _MIN_FREE_BYTES = 1 << 20
 
@@ -19,6 +23,19 @@ _MIN_FREE_BYTES = 1 << 20
 def log_folder(run_dir: str, gang: str) -> Path:
     """The folder with all logs of a gang; `muster logs` reads it."""
     return Path(run_dir, "logs", gang)
+
+
+def make_log_folder(run_dir: str, gang: str, name: str) -> Path:
+    """Create the folder `name` in the gang's log folder, and return it. The run folder must exist.
+
+    Raises:
+        OSError: it can't be created, or belongs to another user.
+    """
+    folder = log_folder(run_dir, gang)
+    folder.parent.mkdir(exist_ok=True)
+    own_folder.make(folder)
+    own_folder.make(folder / name)
+    return folder / name
 
 
 def log_path(run_dir: str, gang: str, generation: int, rank: int) -> Path:
@@ -44,7 +61,7 @@ def open_log(run_dir: str, gang: str, generation: int, rank: int) -> int:
     _check_space(Path(run_dir))
     file = log_path(run_dir, gang, generation, rank)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_log_folder(run_dir, gang, file.parent.name)
         _check_space(file.parent)
         return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:

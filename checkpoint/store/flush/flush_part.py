@@ -25,6 +25,7 @@ from muster.checkpoint.format import durable_folders, layout
 from muster.checkpoint.format.errors import CorruptShard, FlushError
 from muster.checkpoint.format.versions import Version
 from muster.checkpoint.store.memory.shards import Shard
+from muster.daemon.host import own_folder
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def write_part(part: FlushPart, shards: Iterable[Shard]) -> None:
     written: list[Path] = []
     try:
         part.durable_folder.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-        durable_folders.make_own_folder(part.temporary_folder)
+        own_folder.make(part.temporary_folder, durable_folders.FOLDER_MODE)
     except OSError as error:
         raise FlushError(_describe_failure(part, error)) from error
     try:

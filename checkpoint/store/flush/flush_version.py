@@ -20,6 +20,7 @@ from pathlib import Path
 from muster.checkpoint.format import durable_folders
 from muster.checkpoint.format.errors import FlushError
 from muster.checkpoint.format.versions import Version
+from muster.daemon.host import own_folder
 
 DECLARATIONS_TIMEOUT_S = 60.0
 """Seconds that an agent waits for the declarations of all others."""
@@ -58,7 +59,7 @@ def choose_version(exchange: VersionExchange, held: Version, timeout_s: float = 
         return held
     declaration = exchange.folder / f"{held.generation}-{held.step}-{exchange.node}"
     exchange.folder.parent.mkdir(durable_folders.FOLDER_MODE, parents=True, exist_ok=True)
-    durable_folders.make_own_folder(exchange.folder)
+    own_folder.make(exchange.folder, durable_folders.FOLDER_MODE)
     try:
         declaration.touch()
         return _wait_for_all(exchange, timeout_s)
