@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import socket
 from typing import Any
 
@@ -58,7 +59,7 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
 
 def receive_bytes(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]:
     """Return the next packet unparsed, with at most `most_fds` descriptors (more are closed); empty after the peer has
-    ended.
+    ended. A packet without bytes counts as that end, and its descriptors are closed.
 
     Raises:
         BlockingIOError: the socket is non-blocking and nothing has arrived.
@@ -74,4 +75,8 @@ def receive_bytes(sock: socket.socket, most_fds: int) -> tuple[bytes, list[int]]
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if not data:
+        for fd in fds:
+            os.close(fd)
+        return b"", []
     return data, list(fds)

@@ -339,6 +339,23 @@ async def test_a_request_that_can_not_be_right_is_refused_in_words(node: Node, p
     assert b"not a MemoryRequest" in answer
 
 
+@pytest.mark.parametrize(
+    "packet",
+    [b"", b"\xff{", b"{}", b'{"take": {"gang_id": "other"}}', b'{"keep": {"gang_id": "g", "slurm_job_id": 9}}'],
+    ids=["empty", "no request", "no body", "take", "refused"],
+)
+async def test_musterd_holds_no_descriptor_that_it_does_not_keep(node: Node, packet: bytes) -> None:
+    """Each would count among musterd's own, and hold memory that the job's end does not free."""
+    fd = memfd()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.connect(str(node.path))
+        line.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * MAX_FDS))])
+        while await asyncio.to_thread(line.recv, 4096):
+            pass  # an answer; the connection ends after the descriptors are closed
+    assert held(fd) == 0
+    os.close(fd)
+
+
 async def test_callers_that_say_nothing_keep_nobody_else_waiting(node: Node, pair: tuple[int, int]) -> None:
     lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(8)]
     for line in lines:
