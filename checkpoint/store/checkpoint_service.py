@@ -18,6 +18,7 @@ import logging
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -161,9 +162,9 @@ class CheckpointService:
         self._sockets.read_pending(rank, generation)
         return any(of == rank and version.generation == generation for of, version in self._digesting)
 
-    def stop_ranks(self, reason: str) -> None:
-        """Ask every rank for a planned stop: finish the step, keep the state, exit."""
-        self._sockets.stop(reason)
+    def stop_ranks(self, reason: str, last_generation: float = inf) -> None:
+        """Ask every rank up to `last_generation` to finish the step, keep the state and exit."""
+        self._sockets.stop(reason, last_generation)
 
     async def flush(self, order: FlushOrder, durable_dir: str) -> None:
         """Write this node's part of a version to `durable_dir`. On the flush leader this returns when all is complete.

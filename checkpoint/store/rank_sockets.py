@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from math import inf
 
 from google.protobuf.message import DecodeError
 
@@ -30,6 +31,7 @@ class RankSockets:
         self._on_message = on_message
         self._sockets: dict[int, tuple[int, socket.socket]] = {}
         self._stop: AgentRankMessage | None = None
+        self._last_stopped = inf
 
     def open(self, rank: int, generation: int) -> socket.socket:
         """Make a socket pair and serve one end; returns the rank's end (inheritable, blocking)."""
@@ -39,8 +41,7 @@ class RankSockets:
         rank_end.set_inheritable(True)
         self._sockets[rank] = (generation, agent_end)
         asyncio.get_running_loop().add_reader(agent_end, self._on_readable, rank, generation, agent_end)
-        if self._stop is not None:
-            self.send(rank, self._stop)
+        self._ask_to_stop(rank, generation)
         return rank_end
 
     def generation(self, rank: int) -> int | None:
@@ -68,10 +69,15 @@ class RankSockets:
         free = AgentSlotFree(slot=slot, from_step=from_step, fills=fill_count)
         self.send(rank, AgentRankMessage(slot_free=free))
 
-    def stop(self, reason: str) -> None:
-        """Ask all ranks for a planned stop. Ranks that connect later are asked too: all ranks have to agree."""
-        self._stop = AgentRankMessage(stop=AgentStop(reason=reason))
-        for rank in list(self._sockets):
+    def stop(self, reason: str, last_generation: float = inf) -> None:
+        """Ask all ranks up to `last_generation` for a planned stop. Such ranks that connect later are asked too: all
+        ranks have to agree."""
+        self._stop, self._last_stopped = AgentRankMessage(stop=AgentStop(reason=reason)), last_generation
+        for rank, (generation, _) in list(self._sockets.items()):
+            self._ask_to_stop(rank, generation)
+
+    def _ask_to_stop(self, rank: int, generation: int) -> None:
+        if self._stop is not None and generation <= self._last_stopped:
             self.send(rank, self._stop)
 
     def close_rank(self, rank: int, generation: int) -> None:

@@ -85,7 +85,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
     def phases(self) -> dict[int, str]: ...
     def is_digesting(self, rank: int, generation: int) -> bool: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
-    def stop_ranks(self, reason: str) -> None: ...
+    def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -106,7 +106,7 @@ class Agent:
         self._channels = PeerChannels(settings.credentials, settings.identity.gang)
         self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)
         identity = settings.identity
-        self._newest_generation = 0
+        self._newest_generation = self._swapped_generation = 0
         self._handover = MemoryHandover(identity.gang, identity.node, settings.slurm_job_id, settings.memory_socket)
         self._keep_memory = self._stop_completed = False
         self._ranks_with_steps: frozenset[int] = frozenset()
@@ -202,6 +202,9 @@ class Agent:
             self._spawn(self._keep_stacks(order.generation), vital=False)
         if order.stop:
             self._request_stop(order.stop)
+        elif order.planned_swap and order.generation > self._swapped_generation:
+            self._swapped_generation = order.generation
+            self._checkpoints.stop_ranks(order.planned_swap, order.generation)
         if reconcile.is_carried_out(self._local_state(), order):
             self._status_changed()  # no later change reports that the order is carried out
 

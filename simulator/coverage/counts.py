@@ -11,6 +11,7 @@ from muster.daemon.coordinator.core.state.state_tables import GANG_TRANSITIONS, 
 RECOVERIES = (
     "restart in place",
     "swap",
+    "planned swap",
     "pool node joined",
     "pool request failed",
     "fewer replicas",

@@ -18,7 +18,8 @@ class Machine:
 
     `powered`: the kernel runs and answers. `frozen`: the kernel answers, and no process runs. `boot_count`: starts of
     the kernel. `ranks_unkillable_until`: until this time a driver holds the ranks, so SIGKILL has no effect.
-    `has_hardware_fault`: a sensor has reported a fatal signal. `daemon_port_exhausted`: strangers hold all connections
+    `has_hardware_fault`: a sensor has reported a fatal signal. `has_precursor`: a sensor has reported a precursor that
+    the node is to be left for. `daemon_port_exhausted`: strangers hold all connections
     that the node daemon's port allows.
     """
 
@@ -29,6 +30,7 @@ class Machine:
     boot_count: int = 1
     ranks_unkillable_until: float = 0.0
     has_hardware_fault: bool = False
+    has_precursor: bool = False
     daemon_port_exhausted: bool = False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.simulator.environment.network import COORDINATOR
 from muster.simulator.faults import targets
 from muster.simulator.faults.network_faults import cut
@@ -81,10 +82,15 @@ def hardware_signal(world: World, gang: str) -> None:
     _signal(world, node, action)
 
 
+def precursor(world: World, gang: str) -> None:
+    """A node reports a precursor that the policy answers with a planned swap. No failure follows."""
+    _signal(world, targets.random_node(world, gang), "degraded", Response.SWAP)
+
+
 def degraded_then_failure(world: World, gang: str) -> None:
     """A node reports a precursor, and the failure follows."""
     node = targets.random_node(world, gang)
-    _signal(world, node, "degraded")
+    _signal(world, node, "degraded", world.rng.choice(list(Response)))
     failure = world.rng.choice([crash_node, power_off_node, freeze_node, freeze_node, None])
     delay = 1.0 + 4.0 * world.rng.random()
     if failure is None:
@@ -113,12 +119,14 @@ def freeze_for_long(world: World, node: str) -> None:
         world.schedule.call_later(15.0, unfreeze, world, node)
 
 
-def _signal(world: World, node: str, action: str) -> None:
+def _signal(world: World, node: str, action: str, response: Response = Response.RECORD) -> None:
     world.note(f"FAULT: {node} reports a hardware signal: {action}")
     if action in ("unfit", "echo"):
         world.machines[node].has_hardware_fault = True
+    world.machines[node].has_precursor |= response is Response.SWAP
     if world.daemons[node].alive:
-        world.daemons[node].report_signal(events.NodeSignalled(node, action, f"Xid ({action})", "NVRM: Xid"))
+        signal_event = events.NodeSignalled(node, action, f"Xid ({action})", "NVRM: Xid", response)
+        world.daemons[node].report_signal(signal_event)
 
 
 def correlated_signal(world: World, gang: str) -> None:

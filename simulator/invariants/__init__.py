@@ -6,7 +6,8 @@ the word of one witness. No node is called LOST while its gang makes progress, a
 hang is found only if there is one. 4. Every gang ends or settles; no call is owed to Slurm for ever. A hang is found in
 time. 5. While many nodes are silent at once, none is evicted for a minute. 6. No more nodes are taken out of service
 than the site allows. In observe mode nothing is done to a node. 7. A node keeps memory only for a gang that may come
-back, for ten minutes at most, and never beside another job.
+back, for ten minutes at most, and never beside another job. 8. A precursor costs no finished step, and moves ranks only
+where a spare is ready.
 
 Three more concern the coordinator: it does nothing that the journal does not hold, a replay of the journal gives the
 durable state, and the core's rules come to an end in every turn.
@@ -23,6 +24,7 @@ durable state, and the core's rules come to an end in every turn.
     outages          5
     site_limits      6
     kept_memory      7
+    planned_swaps    8, with versions
     violation        the exception
 
 A rank whose agent or node is stopped can do nothing that counts; it must have ended soon after the agent or node

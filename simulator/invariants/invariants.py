@@ -25,6 +25,7 @@ from muster.simulator.invariants.kept_memory import KeptMemoryInvariant
 from muster.simulator.invariants.liveness import LivenessInvariant
 from muster.simulator.invariants.node_health import NodeHealthInvariant
 from muster.simulator.invariants.outages import OutageInvariant
+from muster.simulator.invariants.planned_swaps import PlannedSwapInvariant
 from muster.simulator.invariants.seats import SeatInvariant
 from muster.simulator.invariants.site_limits import SiteLimitInvariant
 from muster.simulator.invariants.versions import VersionInvariant
@@ -59,6 +60,7 @@ class Invariants:
         self._batch_processes = BatchProcessInvariant(world)
         self._site_limits = SiteLimitInvariant(world)
         self._kept_memory = KeptMemoryInvariant()
+        self._planned_swaps = PlannedSwapInvariant(world)
         self._liveness = LivenessInvariant(world)
 
     # -- facts --
@@ -86,8 +88,12 @@ class Invariants:
                 self._versions.check_restored_version(gangs[fact.gang], fact)
             case facts.GenerationFenced():
                 self._outages.generation_fenced(fact.gang, at)
+                self._versions.generation_fenced(gangs[fact.gang], fact)
+                self._planned_swaps.check_fence(gangs[fact.gang], fact)
                 self._hangs.check_fence(fact, at)
                 self._liveness.generation_fenced(gangs[fact.gang], fact)
+            case facts.SwapPlanned():
+                self._planned_swaps.check_plan(core, fact)
             case facts.HangDetected():
                 self._hangs.check_hang(core, fact, at)
             case facts.NodeJudged():
@@ -125,7 +131,9 @@ class Invariants:
                 pass
 
     def _ended(self, gang: Gang, fact: facts.GangEnded, at: float) -> None:
-        if fact.exit_code == EXIT_STOPPED:
+        if fact.phase is Phase.DONE:
+            self._planned_swaps.check_end(gang)
+        elif fact.exit_code == EXIT_STOPPED:
             self._versions.check_saved(gang)
         elif fact.exit_code == EXIT_NO_REQUEUE:
             self._liveness.check_software_failure(gang)

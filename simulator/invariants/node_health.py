@@ -124,7 +124,11 @@ class NodeHealthInvariant:
         own_crashes = self._crash_counts.get(machine.name, 0)
         crashes = own_crashes > 1 or (own_crashes == 1 and self._seems_to_crash(machine.name))
         has_reason = (
-            machine.has_hardware_fault or unkillable or crashes or self._has_unexplained_signal(core, machine.name)
+            machine.has_hardware_fault
+            or machine.has_precursor
+            or unkillable
+            or crashes
+            or self._has_unexplained_signal(core, machine.name)
         )
         require(has_reason, f"invariant 3: {machine.name} is called UNFIT without a reason")
 

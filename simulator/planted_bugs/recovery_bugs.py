@@ -44,6 +44,24 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
         code="    kept = gang.phase in (Phase.RUNNING, Phase.RECOVERING)",
         bug="    kept = False",
     ),
+    "leave-without-a-spare": PlantedBug(
+        "Ranks are asked to leave a node although no spare is ready.",
+        module=f"{_ROOM}.planned_swap",
+        code="    return wanted[: max(0, count)]",
+        bug="    return wanted",
+    ),
+    "leave-on-one-signal-for-ever": PlantedBug(
+        "The ranks of each generation after a planned swap are asked to leave again.",
+        module="muster.daemon.coordinator.core.state.state_updates",
+        code="    gang.swap = None\n",
+        bug="",
+    ),
+    "take-a-planned-swap-for-the-end": PlantedBug(
+        "The job counts as done when its ranks have exited for a planned swap.",
+        module=f"{_ROOM}.transitions",
+        code="        if gang.swap is not None and gang.stop is None:",
+        bug="        if gang.swap is not None and gang.stop is not None:",
+    ),
     "empty-the-pool": PlantedBug(
         "A gang takes more nodes of the shared pool than its job may.",
         module=f"{_ROOM}.shared_pool",

@@ -17,6 +17,7 @@ from muster.daemon.coordinator.core.core import Core
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.simulator.environment.durations import Durations
 from muster.simulator.environment.machine import Machine
@@ -167,7 +168,7 @@ class Scenario:
 
     def repair(self, node: str) -> None:
         """A dead or faulty node is repaired, and an operator resumes it in Slurm."""
-        self.machines[node].has_hardware_fault = False
+        self.machines[node].has_hardware_fault = self.machines[node].has_precursor = False
         if not self.machines[node].powered:
             self.world.boot(node)
         self.world.cluster.resume(node)
@@ -239,6 +240,12 @@ class Scenario:
         self.machines[node].has_hardware_fault = True
         self.world.daemons[node].report_signal(events.NodeSignalled(node, action, reason, reason))
 
+    def precursor(self, node: str, response: str = "swap", reason: str = "Xid 64") -> None:
+        """The node daemon reports a precursor, and the policy has this response to it."""
+        self.machines[node].has_precursor |= response == Response.SWAP
+        signal_event = events.NodeSignalled(node, "degraded", reason, reason, Response(response))
+        self.world.daemons[node].report_signal(signal_event)
+
     def sigterm(self, *nodes: str) -> None:
         """Slurm sends SIGTERM to the agents on these nodes. Without nodes: to all agents."""
         for node in nodes or self.machines:
@@ -259,7 +266,8 @@ class Scenario:
             self.world.kept_memory.job_starts(node, 1 + self.gang.job)
 
     def finish(self) -> None:
-        """Every rank exits with 0."""
+        """Every rank exits with 0: the script has come to its end."""
+        self.world.final_steps["g"] = 0
         for seat in self.gang.seats:
             self.kill_rank(seat.node, 0)
 

@@ -29,7 +29,7 @@ UNTIL_TIMEOUT_S = 600.0
 """Seconds of virtual time after which "until" gives up. Waiting for a requeued job takes longest."""
 _COMMANDS = (
     "crash", "power_off", "pause", "resume", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
-    "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase", "give_back",
+    "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase", "give_back", "precursor",
 )  # fmt: skip
 """Methods of Scenario that take only words."""
 

@@ -100,6 +100,8 @@ class Agent(Process):
         self.sigterm_notice = ""
         self.pool_answers: dict[int, events.PoolAnswer | None] = {}
         self.stop_requested = self.ranks_ignore_stop = False
+        self.swapped_generation = 0
+        """The generation whose ranks were asked to stop for a planned swap."""
         self.ranks: dict[int, Rank] = {}
         self.memory = ShardMemory(self)
         self.peer_monitor = PeerMonitor(self)
@@ -250,6 +252,7 @@ class Agent(Process):
             self.stacks_requested = order.generation
             self.call_later(self.world.durations.copy_s(), self._stacks_written, order.generation)
         self.stop_requested = self.stop_requested or bool(order.stop)
+        self.swapped_generation = order.generation if order.planned_swap else self.swapped_generation
         if self._carried_out_serial:
             self.status_changed()
 

@@ -87,13 +87,14 @@ class ShardMemory:
         self._tracker = CommitTracker(order.generation, nodes)
         self._next_step = self._last_vote_step = 0
 
-    def store_step(self, generation: int, step: int, ranks: list[int]) -> None:
-        """The ranks of this node have finished a step. Store it if it is the step that all nodes store."""
+    def store_step(self, generation: int, step: int, ranks: list[int], last: bool = False) -> None:
+        """The ranks of this node have finished a step. Store it if it is the step that all nodes store, or the last one
+        before a planned stop: for that step a rank waits until a slot is free."""
         agent = self._agent
         if not agent.is_running() or generation != self._order.generation or generation <= agent.fenced_generation:
             return
         version = Version(generation, step)
-        if step == self._next_step or not (self._next_step or self._last_vote_step):
+        if last or step == self._next_step or not (self._next_step or self._last_vote_step):
             self._last_vote_step = step
             for rank in ranks:
                 self.add(rank, True, version)

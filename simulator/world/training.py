@@ -104,15 +104,18 @@ class Training:
         world = self._world
         if not self.in_declared_phase and all(r.is_active for r in ranks) and self._ring_connected():
             active = [rank for rank in ranks if not rank.hung]
+            all_stop = all(self._asked_to_stop(r) and not r.agent.ranks_ignore_stop for r in ranks)
             if len(active) == len(ranks) or self._one_more_step:
-                self._finish_step(active)
-            all_stop = all(r.agent.stop_requested and not r.agent.ranks_ignore_stop for r in ranks)
+                self._finish_step(active, all_stop and len(active) == len(ranks))
             if len(active) == len(ranks) and (world.is_finished(self.gang) or all_stop):
                 self.exit_all(0)
                 return
         world.schedule.call_later(world.durations.step_s(), self._step)
 
-    def _finish_step(self, ranks: list[Rank]) -> None:
+    def _asked_to_stop(self, rank: Rank) -> bool:
+        return rank.agent.stop_requested or rank.agent.swapped_generation == self.generation
+
+    def _finish_step(self, ranks: list[Rank], last: bool) -> None:
         self._one_more_step = False
         self.step += 1
         self.last_step_at = self._world.schedule.now
@@ -123,7 +126,7 @@ class Training:
             by_agent.setdefault(rank.agent.node, (rank.agent, []))[1].append(rank.rank)
             rank.agent.status_changed(0.0 if first else 0.25)
         for agent, numbers in by_agent.values():
-            agent.memory.store_step(self.generation, self.step, numbers)
+            agent.memory.store_step(self.generation, self.step, numbers, last)
 
     def hang_rank(self, rank: Rank, behind: bool) -> None:
         """A rank makes no more steps.

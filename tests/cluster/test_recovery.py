@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
-from muster.slurm.cluster.training import FATAL_XID_LINE, SMALL_MODEL, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, SMALL_MODEL, Training, TrainingSpec
 from muster.slurm.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -37,32 +37,47 @@ def run_to_the_end(training: Training) -> None:
     training.wait_job_ended()
 
 
-def test_a_run_with_three_faults_ends_with_the_same_bits(healthy: Cluster) -> None:
-    """A rank, a node and node 0 (the batch host, rank 0): the weights are those of a run without faults, beside it."""
+def test_a_run_with_faults_and_a_planned_swap_ends_with_the_same_bits(healthy: Cluster) -> None:
+    """A rank, a precursor, a node and node 0 (the batch host, rank 0): the weights are those of a run without faults,
+    beside it."""
 
     def spec(name: str, spares: int) -> TrainingSpec:
         arguments = (*BUCKETS, "--dropout", "0.1", "--digest", f"/shared/jobs/{name}/digest")
         return TrainingSpec(name, nodes=3, spares=spares, steps=200, arguments=arguments)
 
-    with Training(healthy, spec("disturbed", 2)) as training, Training(healthy, spec("undisturbed", 0)) as beside:
+    with Training(healthy, spec("disturbed", 3)) as training, Training(healthy, spec("undisturbed", 0)) as beside:
         training.submit()
         beside.submit()
         training.wait_step(20)
         training.kill_rank(2)
         training.wait_recovered(2)
-        training.wait_step(50)
+        training.wait_step(35)
+        a_precursor_is_a_planned_swap(training)
+        training.wait_step(60)
         healthy.crash(training.node_of(1))
-        training.wait_recovered(3)
-        training.wait_step(80)
+        training.wait_recovered(4)
+        training.wait_step(90)
         assert training.node_of(0) == "n0"
         healthy.power_off("n0")
-        training.wait_recovered(4)
+        training.wait_recovered(5)
         for one in (training, beside):
             run_to_the_end(one)
-        assert (training.generation, beside.generation) == (4, 1)
-        assert [training.repeated_steps(g) <= 2 for g in (2, 3, 4)] == [True] * 3
+        assert (training.generation, beside.generation) == (5, 1)
+        assert [training.repeated_steps(g) <= 2 for g in (2, 4, 5)] == [True] * 3
         assert len(digests(beside, 3)) == 1
         assert digests(training, 3) == digests(beside, 3)
+
+
+def a_precursor_is_a_planned_swap(training: Training) -> None:
+    """The ranks leave the node after a step that none of them repeats, and the node is drained."""
+    cluster, node = training.cluster, training.node_of(2)
+    cluster.kmsg(node, PRECURSOR_XID_LINE)
+    recovery = training.wait_recovered(3)
+    assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [node])
+    assert "Xid 64" in recovery["cause"]
+    assert training.repeated_steps(3) == 0
+    wait_until(lambda: "DRAIN" in slurm_node(cluster, node), 60, f"{node} is drained")
+    assert "muster: Xid 64" in slurm_node(cluster, node)
 
 
 def test_six_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:

@@ -26,7 +26,7 @@ from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
 from muster.slurm.hooks import prolog
-from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_HOLD, TIER_OWN, Order
+from muster.v1.agent_pb2 import DUTY_EXIT, DUTY_HOLD, RANK_PHASE_EXITED, TIER_OWN, Order
 
 GANG, JOB = "g", 7
 PLACES = {0: "n0", 1: "n1"}
@@ -273,6 +273,20 @@ async def test_the_memory_of_a_planned_stop_is_deposited_before_the_flush(gang: 
         gang.coordinator.order(Order(duty=DUTY_EXIT, reason="the time limit", requeued=requeued))
         assert await gang.exit_code("n0") == 0
         assert kept_memory.kept() == ([("g", 1)] if requeued else [])
+
+
+async def test_a_planned_swap_stops_the_ranks_of_one_generation_and_the_next_goes_on(gang: Gang) -> None:
+    async with musterd(Path(gang.memory)) as kept_memory:
+        await start_run(gang)
+        await train(gang, 1)
+        leave = gang.run_order(1)
+        leave.planned_swap = "Xid 64"
+        gang.coordinator.order(leave)
+        exited = [(RANK_PHASE_EXITED, 0)]
+        await gang.until(lambda: [(rank.phase, rank.exit_code) for rank in gang.status("n0").ranks] == exited)
+        assert await train(gang, 2) == ["7", "mine"]
+        assert [rank.phase for rank in gang.status("n0").ranks] != [RANK_PHASE_EXITED]
+        assert kept_memory.kept() == []
 
 
 def test_if_not_all_shards_fit_the_newest_version_is_complete() -> None:

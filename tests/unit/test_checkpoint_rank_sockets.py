@@ -55,3 +55,12 @@ async def test_a_rank_that_connects_after_a_stop_was_requested_is_asked_too(agen
     agent.sockets.stop("maintenance")
     with agent.sockets.open(1, 1) as late:
         assert AgentRankMessage.FromString(late.recv(1024)).stop.reason == "maintenance"
+
+
+async def test_ranks_up_to_a_generation_are_asked_to_stop_and_later_ones_are_not(agent: Agent) -> None:
+    agent.sockets.stop("planned swap", last_generation=1)
+    assert AgentRankMessage.FromString(agent.rank.recv(1024)).stop.reason == "planned swap"
+    with agent.sockets.open(0, 2) as next_generation:
+        next_generation.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            next_generation.recv(1024)

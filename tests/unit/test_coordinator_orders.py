@@ -57,6 +57,15 @@ def _duties(*story: facts.Fact) -> list[str]:
     return [f"{pb.Duty.Name(o.duty).removeprefix('DUTY_')} {o.generation}" for o in orders]
 
 
+def test_ranks_are_asked_to_leave_until_the_next_generation_starts() -> None:
+    planned = (*RUNNING, facts.SwapPlanned("g", "n2", 1, "Xid 64"))
+    assert [_order(_state(*planned), node).planned_swap for node in NODES[:2]] == ["Xid 64"] * 2
+    assert _order(_state(*planned), "n1").serial > _order(_state(*RUNNING), "n1").serial
+    fenced = (*planned, facts.GenerationFenced("g", 1, "Xid 64", True, "n1", 9, 3.0))
+    assert _order(_state(*fenced), "n1").planned_swap == ""
+    assert _order(_state(*fenced, facts.MemberRemoved("g", "n2", "Xid 64", True), SWAP), "n1").planned_swap == ""
+
+
 @pytest.mark.parametrize(
     ("story", "duties"),
     [

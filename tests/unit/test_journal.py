@@ -14,7 +14,7 @@ import pytest
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.state_updates import apply
 from muster.daemon.coordinator.journal.end_mark import EndMark
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
@@ -52,6 +52,8 @@ def _story() -> list[facts.Fact]:
         facts.PoolJobQueued("g", 1, 8),
         facts.MemberJoined("g", "n4", 8, "i1", "n4:1", False, "leaf1"),
         facts.PoolRequestClosed("g", 1, "wanted no more"),
+        facts.NodeJudged("n1", NodeHealth.DEGRADED, "Xid 64", Response.SWAP),
+        facts.SwapPlanned("g", "n1", 2, "Xid 64"),
         facts.HangDetected("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
         facts.CorrelatedFaultSuspected("n1", "Xid 74: NVLink error"),
         facts.CorrelatedFaultResolved("n1", "n2"),

@@ -9,6 +9,7 @@ import pytest
 
 from muster.daemon.coordinator.core.detection.correlated_faults import PEER_LOSS_AFTER_S
 from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision
 
 SHIPPED = Policy.load()
@@ -35,6 +36,18 @@ def test_a_precursor_makes_a_node_degraded(code: int) -> None:
     assert SHIPPED.decide("xid", code).action == "degraded"
 
 
+@pytest.mark.parametrize(
+    ("code", "response"), [(63, Response.FLUSH), (64, Response.SWAP), (92, Response.RECORD), (4711, Response.RECORD)]
+)
+def test_a_precursor_has_a_response(code: int, response: Response) -> None:
+    assert SHIPPED.decide("xid", code).response is response
+
+
+def test_a_site_changes_a_response_alone(tmp_path: Path) -> None:
+    policy = _with(tmp_path, '[xid.codes]\n92 = { response = "swap" }\n')
+    assert policy.decide("xid", 92) == replace(SHIPPED.decide("xid", 92), response=Response.SWAP)
+
+
 def test_the_file_gives_the_time_within_which_a_peers_loss_explains_a_signal() -> None:
     text = files("muster.daemon.coordinator.policy").joinpath("policy.toml").read_text()
     assert re.findall(r"lost within ([\d.]+) s", text) == [f"{PEER_LOSS_AFTER_S:g}"] * 2
@@ -56,6 +69,7 @@ def test_an_error_of_a_program_leaves_the_node_fit(code: int) -> None:
         ("gpu-recovery", 2, SignalDecision("unfit", "GPU recovery action 2: node reboot required")),
         ("sxid", 23001, SignalDecision("unfit", "SXid 23001: fatal NVSwitch fabric error")),
         ("sxid-nonfatal", 20001, SignalDecision("ignore", "SXid 20001: non-fatal NVSwitch error")),
+        ("xid", 64, SignalDecision("degraded", "Xid 64: memory row remap failed", Response.SWAP)),
         ("toaster", 3, SignalDecision("ignore", "toaster 3: a kind of signal that this policy does not know")),
     ],
 )
@@ -83,7 +97,8 @@ def test_a_site_file_changes_the_rows_that_it_names(tmp_path: Path) -> None:
         default = { verdict = "rank" }
         """,
     )
-    assert policy.decide("xid", 63) == SignalDecision("ignore", "Xid 63: memory row remap pending")
+    assert policy.decide("xid", 63).action == "ignore"
+    assert policy.decide("xid", 63).reason == "Xid 63: memory row remap pending"
     assert policy.decide("xid", 999) == SignalDecision("unfit", "Xid 999: board alarm")
     assert policy.decide("xid", 4711) == SignalDecision("rank", "Xid 4711: unknown to the policy table")
     assert policy.decide("xid", 79) == SHIPPED.decide("xid", 79)
@@ -101,6 +116,10 @@ def test_a_site_changes_its_limits(tmp_path: Path) -> None:
     [
         ("[xd.codes]\n", "unknown kind of signal 'xd': did you mean 'xid'?"),
         ("[toaster]\n", "unknown kind of signal 'toaster'; known: xid, xid-nonfatal, gpu-recovery"),
+        (
+            '[xid.codes]\n79 = { response = "move" }\n',
+            "xid.codes.79.response = 'move': a response is one of record, flush, swap",
+        ),
         ("[xid]\ncods = {}\n", "unknown key xid.cods: did you mean 'codes'?"),
         ('[xid.codes]\n79 = { verdic = "unfit" }\n', "unknown key xid.codes.79.verdic: did you mean 'verdict'?"),
         (

@@ -291,8 +291,15 @@ def _decide_on_signal(turn: Turn, event: events.NodeSignalled) -> None:
         _call_unfit(turn, event.node, event.reason)
     elif event.signal_action == "echo":
         correlated_faults.suspect(turn, event.node, event.reason)
-    elif event.signal_action == "degraded" and health is NodeHealth.FIT:
-        turn.record(facts.NodeJudged(event.node, NodeHealth.DEGRADED, event.reason))
+    elif event.signal_action == "degraded":
+        _call_degraded(turn, event)
+
+
+def _call_degraded(turn: Turn, event: events.NodeSignalled) -> None:
+    """A precursor was seen. A DEGRADED node is judged again only if more follows than before."""
+    node = turn.state.node(event.node)
+    if node.health is NodeHealth.FIT or event.response.strength > node.response.strength:
+        turn.record(facts.NodeJudged(event.node, NodeHealth.DEGRADED, event.reason, event.response))
 
 
 def _call_unfit(turn: Turn, node: str, reason: str) -> None:

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.transport import toml_text
 
 SignalAction = Literal["unfit", "echo", "degraded", "rank", "ignore"]
@@ -37,10 +38,12 @@ class PolicyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SignalDecision:
-    """The action that follows a signal. `reason` can be a Slurm drain reason: "Xid 79: GPU has fallen off the bus"."""
+    """The action that follows a signal. `reason` can be a Slurm drain reason: "Xid 79: GPU has fallen off the bus".
+    `response`: with "degraded", what follows."""
 
     action: SignalAction
     reason: str
+    response: Response = Response.RECORD
 
 
 class _SignalRow(BaseModel):
@@ -48,6 +51,8 @@ class _SignalRow(BaseModel):
 
     verdict: SignalAction
     reason: _ReasonText
+    response: Response = Response.RECORD
+    """Of account only with the verdict degraded."""
 
 
 class _SignalKind(BaseModel):
@@ -134,7 +139,7 @@ class Policy:
             return SignalDecision("ignore", f"{kind} {code}: a kind of signal that this policy does not know")
         row = known.codes.get(code, known.default)
         number = f" {code}" if code or known.codes else ""
-        return SignalDecision(row.verdict, f"{known.title}{number}: {row.reason}")
+        return SignalDecision(row.verdict, f"{known.title}{number}: {row.reason}", row.response)
 
     def codes(self, kind: str) -> frozenset[int]:
         """The codes of a kind that have their own row."""
@@ -183,6 +188,8 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
             tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool}
             model = tables[parents[0]] if parents else _SignalRow if len(path) > 1 else _SignalKind
             return f"unknown key {at}{_suggestion(last, list(model.model_fields))}"
+        case "enum":
+            return f"{at} = {fault['input']!r}: a response is one of {', '.join(Response)}"
         case "literal_error":
             return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(SignalAction))}"
         case "int_parsing":

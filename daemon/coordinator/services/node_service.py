@@ -163,7 +163,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         decision = self._policy.decide(signal.kind, signal.code)
         where = f" on {signal.device}" if signal.device else ""
         _log.info("%s: %s %d%s: %s", node, signal.kind, signal.code, where, signal.text)
-        return events.NodeSignalled(node, decision.action, decision.reason + where, signal.text)
+        return events.NodeSignalled(node, decision.action, decision.reason + where, signal.text, decision.response)
 
     async def _admit(self, hello: pb.NodeHello) -> None:
         caller, called_at = current_caller(), clock.monotonic()

@@ -749,6 +749,7 @@ class Order(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     REQUEUED_FIELD_NUMBER: _builtins.int
     KEEP_STACKS_FIELD_NUMBER: _builtins.int
+    PLANNED_SWAP_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     duty: Global___Duty.ValueType
     generation: _builtins.int
@@ -771,6 +772,10 @@ class Order(_message.Message):
     """
     keep_stacks: _builtins.bool
     """With RUN: the generation hangs. Write the stacks of its ranks, once, beside their logs."""
+    planned_swap: _builtins.str
+    """With RUN: the reason of a planned swap. The ranks of this generation are asked to stop after a step, and the next
+    generation goes on from it. Empty: no swap.
+    """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
     @_builtins.property
@@ -805,10 +810,11 @@ class Order(_message.Message):
         pool: _abc.Iterable[Global___PoolRequest] | None = ...,
         requeued: _builtins.bool = ...,
         keep_stacks: _builtins.bool = ...,
+        planned_swap: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flush", b"flush", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "pool", b"pool", "reason", b"reason", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duty", b"duty", "exit_code", b"exit_code", "flush", b"flush", "generation", b"generation", "keep_stacks", b"keep_stacks", "master_addr", b"master_addr", "master_port", b"master_port", "members", b"members", "places", b"places", "planned_swap", b"planned_swap", "pool", b"pool", "reason", b"reason", "requeued", b"requeued", "restore", b"restore", "serial", b"serial", "stop", b"stop", "store_node", b"store_node", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

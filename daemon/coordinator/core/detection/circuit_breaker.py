@@ -113,10 +113,19 @@ def too_many_swaps(gang: Gang, now: float, most: int) -> str:
     this run from its start."""
     if gang.phase is not Phase.RECOVERING or not gang.recoveries[-1].nodes_out:
         return ""
-    lost = sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)
-    if lost <= most:
+    if (lost := _nodes_lost(gang, now)) <= most:
         return ""
     return f"the job has lost {lost} nodes within the hour, and {most} may be replaced: the job may be what breaks them"
+
+
+def swaps_left(gang_turn: GangTurn) -> int:
+    """How many nodes the gang may still leave within this hour."""
+    return gang_turn.turn.limits.swaps_per_hour - _nodes_lost(gang_turn.gang, gang_turn.now)
+
+
+def _nodes_lost(gang: Gang, now: float) -> int:
+    """Nodes that the gang has lost within the hour."""
+    return sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)
 
 
 def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:

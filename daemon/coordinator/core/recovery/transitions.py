@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.recovery import (
     gang_end,
     gathering,
     planned_stop,
+    planned_swap,
     requeueing,
     restore_plan,
     shared_pool,
@@ -128,6 +129,8 @@ def _recover(gang_turn: GangTurn) -> None:
         gang_end.end_gang(gang_turn, Phase.FAILED, gang_end.EXIT_NO_REQUEUE, _failure_reason(gang_turn))
         return
     attribution.swap_crashing_node(gang_turn)
+    if gang.seats and planned_swap.leave_nodes(gang_turn):
+        return  # the nodes are out of service now, and the next round removes them
     if observed:
         gang_end.end_gang(
             gang_turn,
@@ -179,11 +182,11 @@ def _remove_unfit(gang_turn: GangTurn) -> None:
 
 
 def _next_seats(gang_turn: GangTurn) -> list[str] | None:
-    gang, usable = gang_turn.gang, gang_turn.usable()
+    gang, usable, degraded = gang_turn.gang, gang_turn.usable(), gang_turn.turn.index.degraded
     if not gang.seats:
-        return placement.first_seats(usable, gang.spec.nodes)
-    before = [seat.node for seat in gang.seats]
-    return placement.refill_seats(before, usable, gang_turn.leaf_by_node(), min(len(before), gang.spec.fewest))
+        return placement.first_seats(usable, gang.spec.nodes, degraded)
+    before, leaves = [seat.node for seat in gang.seats], gang_turn.leaf_by_node()
+    return placement.refill_seats(before, usable, leaves, min(len(before), gang.spec.fewest), degraded)
 
 
 def _store_opens(gang_turn: GangTurn) -> bool:
@@ -279,7 +282,9 @@ def _action(gang: Gang, ranked: list[str]) -> str:
         return "requeue" if gang.recoveries else "start"
     if len(ranked) < len(before):
         return "fewer replicas"
-    return "restart in place" if before == ranked else "swap"
+    if before == ranked:
+        return "restart in place"
+    return "planned swap" if gang.swap is not None else "swap"
 
 
 def _choose_state(gang_turn: GangTurn, ranked: list[str]) -> tuple[Version | None, tuple[facts.ShardSource, ...]]:
@@ -370,9 +375,13 @@ def _run(gang_turn: GangTurn) -> None:
         gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
     attribution.attribute_to_node(gang_turn)
     if whole and index.exited_cleanly == index.reported:
-        completion.complete(gang_turn)
+        if gang.swap is not None and gang.stop is None:
+            planned_swap.fence_exited(gang_turn)
+        else:
+            completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
         _release_removed(gang_turn)
+        planned_swap.respond(gang_turn)
         flushing.start_requested_flush(gang_turn)
 
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
-from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import FINAL, NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names
 
 
@@ -27,6 +27,8 @@ class Node:
     health: NodeHealth = NodeHealth.FIT
     reason: str = ""
     judged_at: float = 0.0
+    response: Response = Response.RECORD
+    """With DEGRADED: what follows."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,15 @@ class Stop:
 
 
 @dataclass(slots=True)
+class Swap:
+    """A planned swap of the running generation: which node is left, why, and when that was planned."""
+
+    node: str
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
 class Hang:
     """The running generation hangs (see HangDetected). `at`: when that was detected."""
 
@@ -211,6 +222,7 @@ class Gang:
     """Group ranks whose node was swapped for crashes once. Another crash there is not the fault of a node."""
     flush: Flush | None = None
     stop: Stop | None = None
+    swap: Swap | None = None
     pool: dict[int, PoolRequest] = field(default_factory=dict)
     """Open requests for nodes of the shared pool, by serial."""
     pool_serial: int = 0

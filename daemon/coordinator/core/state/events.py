@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter
 
+from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 
 
@@ -300,12 +301,13 @@ class NodeHeartbeat:
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
     """A node's hardware reported a signal. `signal_action` is what the policy says: "unfit", "echo", "degraded",
-    "rank" or "ignore"."""
+    "rank" or "ignore". `response`: what follows when the node is DEGRADED."""
 
     node: str
     signal_action: str
     reason: str
     text: str
+    response: Response = Response.RECORD
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,9 @@ def _of_gang(fact: facts.Fact) -> str:
         case facts.StopPlanned():
             then = f"the ranks finish a step and exit, then the gang is {fact.next_phase}"
             return f"planned stop{_because(fact.reason)}; {then}"
+        case facts.SwapPlanned():
+            then = f"the ranks finish a step and exit, then a spare takes the seat of {fact.node}"
+            return f"planned swap{_because(fact.reason)}; {then}"
         case facts.JobRestarted():
             return f"Slurm has restarted job {fact.job} (restart {fact.restart_count})"
         case facts.JobChanged():

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from muster.daemon.coordinator.core.state.events import GangSpec, Version
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.stored_names import keeps_stored_names, stored_class
 
 
@@ -205,6 +205,16 @@ class StopPlanned:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapPlanned:
+    """The ranks of `generation` are asked to finish a step, keep it and exit. Then a spare takes the seat of `node`."""
+
+    gang: str
+    node: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobRestarted:
     """Slurm started the job again: members and fences of the earlier run are void."""
 
@@ -280,9 +290,12 @@ class NodeRegistered:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeJudged:
+    """The health of the node has changed. `response`: with DEGRADED, what follows."""
+
     node: str
     health: NodeHealth
     reason: str
+    response: Response = Response.RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +358,8 @@ class ActionWithheld:
 
 Fact = (
     GangRegistered | MemberJoined | MemberRemoved | PhaseChanged | GenerationFenced | StoreMoved | GenerationStarted
-    | FirstStep | FlushOrdered | FlushEnded | GangEnded | StopPlanned | JobRestarted | JobChanged | JobEnded
-    | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
+    | FirstStep | FlushOrdered | FlushEnded | GangEnded | StopPlanned | SwapPlanned | JobRestarted | JobChanged
+    | JobEnded | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
     | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
     | CorrelatedFaultResolved
 )  # fmt: skip

@@ -132,6 +132,8 @@ class ObservedGang:
     """Who has asked to cancel the gang; empty: nobody, or the request is carried out."""
     flush_requested_by: str = ""
     """Who has asked for a durable checkpoint; empty: nobody, or the request is carried out."""
+    flushed_for: set[str] = field(default_factory=set)
+    """DEGRADED nodes for which a durable checkpoint was asked for."""
 
     def is_attached(self, node: str) -> bool:
         """The node's agent has an open stream."""

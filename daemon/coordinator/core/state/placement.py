@@ -5,7 +5,7 @@ buddy, and the peers that watch a node, sit on other leaves if there are any.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from muster.daemon.coordinator.core.state.durable_state import Member
@@ -31,13 +31,19 @@ def in_fabric_order(members: Iterable[Member]) -> list[Member]:
     return sorted(members, key=_fabric_order)
 
 
-def first_seats(members: Sequence[Member], count: int) -> list[str]:
-    """The nodes of the first generation, in the order of group ranks. The other members are spares."""
-    return [m.node for m in in_fabric_order(members)[:count]]
+def first_seats(members: Sequence[Member], count: int, degraded: Collection[str] = ()) -> list[str]:
+    """The nodes of the first generation, in the order of group ranks. The other members are spares; `degraded` nodes
+    are, if others suffice."""
+    chosen = sorted(in_fabric_order(members), key=lambda member: member.node in degraded)[:count]
+    return [member.node for member in in_fabric_order(chosen)]
 
 
 def refill_seats(
-    seats: Sequence[str], usable: Sequence[Member], leaves: dict[str, str], fewest: int
+    seats: Sequence[str],
+    usable: Sequence[Member],
+    leaves: dict[str, str],
+    fewest: int,
+    degraded: Collection[str] = (),
 ) -> list[str] | None:
     """The nodes of the next generation; None if fewer than `fewest` seats would be filled.
 
@@ -50,10 +56,11 @@ def refill_seats(
         usable: members that may carry ranks.
         leaves: leaf of every member, of lost ones too.
         fewest: the fewest seats to start with.
+        degraded: names of nodes that take a seat only if no other spare is left.
     """
     names, seated = {m.node for m in usable}, set(seats)
     free = [m for m in in_fabric_order(usable) if m.node not in seated]
-    placed = [node if node in names else _take_spare(free, leaves.get(node, "")) for node in seats]
+    placed = [node if node in names else _take_spare(free, leaves.get(node, ""), degraded) for node in seats]
     count = sum(map(bool, placed))
     if count < fewest:
         return None
@@ -61,10 +68,10 @@ def refill_seats(
     return [node or moving.pop(0) for node in placed[:count]]
 
 
-def _take_spare(free: list[Member], leaf: str) -> str:
+def _take_spare(free: list[Member], leaf: str, degraded: Collection[str]) -> str:
     if not free:
         return ""
-    spare = next((m for m in free if m.leaf == leaf), free[0])
+    spare = min(free, key=lambda member: (member.node in degraded, member.leaf != leaf))
     free.remove(spare)
     return spare.node
 

@@ -8,13 +8,13 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.gang_index import GangIndex
 from muster.daemon.coordinator.core.state.observed_state import ObservedState
-from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE
+from muster.daemon.coordinator.core.state.state_tables import OUT_OF_SERVICE, NodeHealth
 
 
 class StateIndex:
     """The index of `state` and `observed`, which change only by the events and facts that are noted here.
 
-    `out_of_service`: names of the nodes that are out of service.
+    `out_of_service`: names of the nodes that are out of service. `degraded`: names of the DEGRADED nodes.
     """
 
     def __init__(self, state: DurableState, observed: ObservedState) -> None:
@@ -23,6 +23,7 @@ class StateIndex:
         self._gangs: dict[str, GangIndex] = {}
         self._homes: dict[str, list[str]] = {}
         self.out_of_service = {node.name for node in state.nodes.values() if node.health in OUT_OF_SERVICE}
+        self.degraded = {node.name for node in state.nodes.values() if node.health is NodeHealth.DEGRADED}
         for gang in state.gangs.values():
             for node in () if gang.final else gang.members:
                 self._homes.setdefault(node, []).append(gang.id)
@@ -88,5 +89,9 @@ class StateIndex:
             self.out_of_service.add(fact.node)
         else:
             self.out_of_service.discard(fact.node)
+        if fact.health is NodeHealth.DEGRADED:
+            self.degraded.add(fact.node)
+        else:
+            self.degraded.discard(fact.node)
         for gang in self.gangs_of(fact.node):
             self._mark(gang.id, fact.node)

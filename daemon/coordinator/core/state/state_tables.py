@@ -56,11 +56,24 @@ class NodeHealth(StrEnum):
 
     FIT = "FIT"
     SUSPECT = "SUSPECT"  # silent or accused, being probed; shown to users, never journaled, because it proves nothing
-    DEGRADED = "DEGRADED"  # keeps its ranks; a sign of a coming failure was seen
-    UNFIT = "UNFIT"  # alive; its hardware has reported a fatal fault
+    DEGRADED = "DEGRADED"  # works on; a sign of a coming failure was seen
+    UNFIT = "UNFIT"  # alive; its hardware has reported a fatal fault, or a precursor for which its ranks left it
     HUNG = "HUNG"  # its kernel answers, its processes do not
     LOST = "LOST"  # nothing answers: power, kernel or network
     RETURNING = "RETURNING"  # was LOST or HUNG, and answers again; drained until an operator resumes it
+
+
+class Response(StrEnum):
+    """What follows when a node becomes DEGRADED. Each response includes those before it."""
+
+    RECORD = "record"  # the node is shown as DEGRADED
+    FLUSH = "flush"  # the memory checkpoint of the gangs that train on the node is written to durable storage
+    SWAP = "swap"  # a planned swap moves the ranks to a spare, and the node is drained
+
+    @property
+    def strength(self) -> int:
+        """The place in the order of responses."""
+        return list(Response).index(self)
 
 
 OUT_OF_SERVICE = frozenset({NodeHealth.UNFIT, NodeHealth.HUNG, NodeHealth.LOST, NodeHealth.RETURNING})

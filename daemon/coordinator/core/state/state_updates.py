@@ -20,6 +20,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Recovery,
     ReportedDrain,
     Stop,
+    Swap,
 )
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.journal_use import FORGOTTEN_BYTES, JournalUse, counted_bytes
@@ -131,7 +132,7 @@ def _apply_node(state: DurableState, fact: facts.NodeRegistered | facts.NodeJudg
         node.boot_id, node.probe_address, node.addresses = fact.boot_id, fact.probe_address, fact.addresses
     else:
         node.health = check_node_transition(node.health, fact.health)
-        node.reason, node.judged_at = fact.reason, at
+        node.reason, node.judged_at, node.response = fact.reason, at, fact.response
         if fact.health in OUT_OF_SERVICE:
             state.correlated_faults.pop(fact.node, None)
 
@@ -174,6 +175,9 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.order_serial += 1
         case facts.StopPlanned():
             gang.stop = Stop(fact.reason, fact.next_phase, at)
+            gang.order_serial += 1
+        case facts.SwapPlanned():
+            gang.swap = Swap(fact.node, fact.reason, at)
             gang.order_serial += 1
         case facts.JobRestarted():
             _restart_job(gang, fact)
@@ -275,6 +279,7 @@ def _start_generation(gang: Gang, fact: facts.GenerationStarted, at: float) -> N
     before = {seat.node for seat in gang.seats}
     _enter_phase(gang, Phase.STARTING, at)
     gang.generation, gang.started_at, gang.runs_without_start = fact.generation, at, 0
+    gang.swap = None
     gang.seats, gang.spares = fact.seats, fact.spares
     if gang.ranks != gang.ranks_of(Version(fact.generation, 0)):
         gang.rank_counts[fact.generation] = gang.ranks
@@ -304,7 +309,7 @@ def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job, gang.restart_count = fact.job, fact.restart_count
     gang.members, gang.seats, gang.spares, gang.restore_sources = {}, (), (), ()
     gang.job_nodes = ()
-    gang.restored_version = gang.stop = gang.hang = None
+    gang.restored_version = gang.stop = gang.swap = gang.hang = None
     gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
     gang.furthest_step = 0  # the new run may start from an old checkpoint
     gang.fenced_generation = -1

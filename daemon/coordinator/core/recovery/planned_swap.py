@@ -1,0 +1,99 @@
+"""Planned swaps: ranks leave a node at the end of a step, before the node fails, and no step is lost.
+
+1. A node is DEGRADED, and the policy's response is a swap; or a user has asked for one. `respond` records SwapPlanned
+   if a spare is ready.
+2. Orders ask the ranks to finish a step, to keep it in memory and to exit, as for a planned stop.
+3. All ranks have exited. `leave_nodes` takes the node out, and the recovery goes on as after any fault: the spare takes
+   the seat, and the next generation starts from that step.
+
+If the generation ends by another fault meanwhile, that recovery leaves the node, too. If the spare is gone when the
+ranks have exited, they are started again where they were: a node that still works is worth more than none.
+"""
+
+from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
+from muster.daemon.coordinator.core.recovery import restore_plan
+from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
+from muster.daemon.coordinator.core.state.turn import GangTurn
+
+
+def respond(gang_turn: GangTurn) -> None:
+    """Plan a swap, or have the state written, if a node that carries ranks is DEGRADED and the policy asks for it."""
+    degraded = _degraded_seats(gang_turn)
+    if not degraded or not _may_plan(gang_turn):
+        return
+    health = gang_turn.turn.state.node
+    if leaving := _leaving(gang_turn):
+        node = leaving[0]
+        gang_turn.turn.record(
+            facts.SwapPlanned(gang_turn.gang.id, node, gang_turn.gang.generation, health(node).reason)
+        )
+        return
+    for node in degraded:
+        if node not in gang_turn.observed.flushed_for:
+            gang_turn.observed.flushed_for.add(node)
+            gang_turn.observed.flush_requested_by = f"the policy, because {node} is DEGRADED"
+
+
+def _may_plan(gang_turn: GangTurn) -> bool:
+    """The generation trains, nothing else ends it, and its newest step can be kept in memory."""
+    gang = gang_turn.gang
+    if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None or gang.hang is not None:
+        return False
+    if not progress_timeouts.has_finished_step(gang_turn):
+        return False
+    version = restore_plan.newest_complete_version(gang_turn.shards_in_memory(), gang.ranks_of)
+    return version is not None and version.generation == gang.generation
+
+
+def leave_nodes(gang_turn: GangTurn) -> bool:
+    """No rank runs: take out the nodes that shall be left, as far as spares suffice. True: a node was taken out."""
+    leaving = _leaving(gang_turn)
+    for node in leaving:
+        reason = gang_turn.turn.state.node(node).reason
+        circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, node, NodeHealth.UNFIT, reason)
+    return bool(leaving)
+
+
+def fence_exited(gang_turn: GangTurn) -> None:
+    """Every rank has exited for a planned swap. Nodes were left, which fences the generation; or no node can be left
+    any more, and the ranks start again where they were."""
+    swap = gang_turn.gang.swap
+    assert swap is not None
+    if not leave_nodes(gang_turn):
+        words = f"{swap.reason}; {swap.node} keeps its ranks, because no spare is left"
+        failure_detector.fence_generation(gang_turn, words, hardware=True, suspected_at=gang_turn.now)
+
+
+def _degraded_seats(gang_turn: GangTurn) -> list[str]:
+    """The DEGRADED nodes that carry ranks, if something follows from that; by name."""
+    turn, seats = gang_turn.turn, gang_turn.index.seats
+    carrying = (node for node in turn.index.degraded if node in seats and seats[node].group_rank >= 0)
+    return sorted(node for node in carrying if turn.state.node(node).response is not Response.RECORD)
+
+
+def _leaving(gang_turn: GangTurn) -> list[str]:
+    """The nodes that can be left now: a spare is ready for each, and no limit forbids it."""
+    node = gang_turn.turn.state.node
+    wanted = [name for name in _degraded_seats(gang_turn) if node(name).response is Response.SWAP]
+    if not wanted or circuit_breaker.reason_to_withhold(gang_turn.turn):
+        return []
+    usable = {member.node for member in gang_turn.usable()}
+    empty = sum(seat.node not in usable for seat in gang_turn.gang.seats)
+    count = min(len(_ready_spares(gang_turn)) - empty, circuit_breaker.swaps_left(gang_turn))
+    return wanted[: max(0, count)]
+
+
+def _ready_spares(gang_turn: GangTurn) -> list[Member]:
+    """Members without ranks that can take a seat at once: in touch, not suspected, and with no precursor."""
+    seated, seen = {seat.node for seat in gang_turn.gang.seats}, gang_turn.observed
+    return [
+        member
+        for member in gang_turn.usable()
+        if member.node not in seated
+        and gang_turn.turn.state.node(member.node).health is NodeHealth.FIT
+        and seen.is_attached(member.node)
+        and member.node not in seen.suspected_since
+        and not seen.status(member.node).failure
+    ]
