@@ -1,5 +1,7 @@
 """Runs inside the image: installs Muster's source, which lies beside this file, into the Python environment.
 
+It installs the stand-in for NVIDIA's management library, if it lies there too, where programs look for the real one.
+
 It does what pip does with a wheel (package, metadata, entry points, byte code), without building a wheel. This layer is
 built after every change of the source, so it must take only about a second.
 """
@@ -9,11 +11,13 @@ from __future__ import annotations
 import compileall
 import importlib.metadata
 import shutil
+import subprocess
 import sysconfig
 import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+NVML = HERE / "libnvidia-ml.so.1"
 SCRIPT = "#!{python}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
 
 
@@ -27,6 +31,9 @@ def main() -> None:
     for name, target in project["scripts"].items():
         write_script(Path(sysconfig.get_path("scripts")) / name, target)
     compileall.compile_dir(site / "muster", quiet=2)
+    if NVML.exists():
+        shutil.copy(NVML, "/usr/local/lib")
+        subprocess.run(["/sbin/ldconfig"], check=True)
     assert importlib.metadata.version(project["name"]) == project["version"]
 
 

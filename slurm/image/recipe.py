@@ -20,6 +20,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.slurm.image import nvml_stand_in
 from muster.slurm.image.engine import EngineError
 
 IMAGE_DIR = Path(__file__).resolve().parent
@@ -107,13 +108,13 @@ class Source:
 
 
 def requirements() -> list[str]:
-    """The requirements of the package and of the coordinator, from the project file."""
+    """The requirements of the package, of the coordinator and of the node daemon, from the project file."""
     path = ROOT / "pyproject.toml"
     if not path.exists():
         raise EngineError("the image can be built only from a checkout of Muster's repository")
     project = tomllib.loads(path.read_text())["project"]
     extras = project.get("optional-dependencies", {})
-    return sorted({*project["dependencies"], *extras.get("coordinator", [])})
+    return sorted({*project["dependencies"], *extras.get("coordinator", []), *extras.get("daemon", [])})
 
 
 def constraints() -> str:
@@ -123,8 +124,12 @@ def constraints() -> str:
 
 
 def read_source() -> Source:
-    """Reads Muster's package (following links), its project file and its installer."""
+    """Reads Muster's package (following links), its project file, its installer, and the stand-in for NVIDIA's library
+    (if this host has a compiler).
+    """
     files = {"pyproject.toml": ROOT / "pyproject.toml", "install.py": IMAGE_DIR / "install.py"}
+    if compiled := nvml_stand_in.library():
+        files[nvml_stand_in.LIBRARY] = compiled
     package = ROOT / "src" / "muster"
     for folder in (package, *(link for link in package.iterdir() if link.is_symlink())):
         for path in folder.resolve().rglob("*"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 
+from muster.slurm.image import nvml_stand_in
 from muster.slurm.image.recipe import ROOT, TEST_REQUIREMENTS, Recipe, Source, constraints, read_source, requirements
 
 
@@ -19,6 +21,10 @@ def test_the_source_archive_holds_the_package_with_its_linked_folders_once() -> 
     assert not [name for name in inside if "__pycache__" in name or name.startswith("slurm/")]
     on_disk = sum(1 for path in (ROOT / "slurm" / "cluster").glob("*.py"))
     assert len([name for name in inside if name.startswith("muster/slurm/cluster/")]) >= on_disk
+
+
+def test_the_stand_in_for_nvidias_library_is_installed_where_there_is_a_compiler() -> None:
+    assert (nvml_stand_in.LIBRARY in names(read_source())) == bool(shutil.which("gcc"))
 
 
 def test_reading_an_unchanged_source_twice_gives_the_same_digest() -> None:

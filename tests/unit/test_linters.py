@@ -57,6 +57,8 @@ BOUNDARIES = {
             "slurm/client/backends/run_command.py": "Slurm's commands",
             "slurm/cluster/": "the test cluster drives a container engine; no daemon imports it",
             "slurm/image/engine.py": "podman and docker, for the test image and the test cluster",
+            "slurm/image/nvml_stand_in.py": "gcc, for the test image and for tests",
+            "slurm/image/install.py": "ldconfig, inside the test image",
             "daemon/agent/ranks/zygote_handle.py": "starts the zygote, whose children the ranks are",
             "daemon/agent/ranks/zygote.py": "the zygote forks into the rank",
             "daemon/agent/ranks/rank_main.py": "a command that is not Python is executed in the rank's place",
