@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,6 +72,8 @@ class NodeStream:
 
     `trust`: whom to take for a coordinator; None: plain text. `key`: of this daemon's server. It gets each certificate
     that the coordinator sends. The stream is reopened when a new one is due.
+
+    `on_rules` gets the rules of signals that the coordinator sends.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class NodeStream:
         addresses: Callable[[], tuple[str, ...]] = own_addresses,
         trust: Trust | None = None,
         key: ServerKey | None = None,
+        on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
     ) -> None:
+        self._on_rules = on_rules
         self._coordinator = coordinator
         self._credentials = credentials
         self._hello = hello
@@ -210,6 +214,8 @@ class NodeStream:
         self._term = order.term
         if order.certificate and self._key:
             self._key.use(order.certificate)
+        if order.rules:
+            self._on_rules(order.rules)
         state.welcomed.set()
         if state.unanswered and (observation := state.unanswered.popleft()):
             self._outbox.confirm(observation)

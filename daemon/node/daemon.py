@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from muster.daemon.node.port_reservation import ALL_ADDRESSES, STORED_PREFIX, Po
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.node.sensors import SENSORS
 from muster.daemon.node.sensors.sensor import SensorPaths, run_sensor
+from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_address, split_addresses
@@ -86,7 +87,9 @@ class NodeDaemon:
             self._kept_memory,
             trust=settings.trust,
             key=self._key,
+            on_rules=self._use_rules,
         )
+        self._windows = SignalWindows(self._stream.report)
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -113,7 +116,7 @@ class NodeDaemon:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for make in SENSORS:
-                    tasks.create_task(run_sensor(make(self._settings.roots), self._stream.report))
+                    tasks.create_task(run_sensor(make(self._settings.roots), self._windows.report))
                 tasks.create_task(self._stream.run())
                 tasks.create_task(self._reservation.run())
                 tasks.create_task(ClockSteps().run())
@@ -130,6 +133,9 @@ class NodeDaemon:
         self._kept_memory.recover(stored, service.prolog_job() if service else None)
         self._kept_memory.release_expired(clock.monotonic())
         return service
+
+    def _use_rules(self, messages: Iterable[node_pb2.SignalRule]) -> None:
+        self._windows.use(map(SignalRule.from_message, messages))
 
     async def _hello(self) -> node_pb2.NodeHello:
         """Raises OSError: the coordinator's address can't be resolved or routed to."""

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.journal.journal import Journal, JournalError
 from muster.daemon.coordinator.leadership.steady_clock import SteadyClock
+from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services.node_service import RETURN_S_PER_NODE
 from muster.daemon.coordinator.shell.agent_streams import SILENT_STREAM_S, AgentStream
 from muster.daemon.coordinator.testing.scripted_agent import ScriptedAgent
@@ -368,6 +369,22 @@ async def test_the_more_nodes_are_attached_the_more_time_they_are_given_to_retur
             call = await _attach_daemon(channel, node)
             told.append((await call.read()).return_within_s)
     assert told == [RETURN_S_PER_NODE, 2 * RETURN_S_PER_NODE, 3 * RETURN_S_PER_NODE]
+
+
+async def test_a_node_daemon_is_told_all_rules_of_the_policy_once(world: ScriptedWorld, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("[xid.codes]\n63 = { when = { share = 0.5, window_s = 9, clear_s = 99 } }\n")
+    policy = world.settings["policy"] = Policy.load(tmp_path / "policy.toml")
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await _attach_daemon(channel)
+        first = await call.read()
+        await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
+        second = await call.read()
+    rule = node_pb2.SignalRule(kind="xid", code=63, share=0.5, window_s=9, clear_s=99)
+    assert rule in first.rules
+    assert len(first.rules) == len(policy.rules())
+    assert not second.rules
 
 
 async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: ScriptedWorld) -> None:

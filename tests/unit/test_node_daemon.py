@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
         self.term = 1
         self.heartbeat_s = self.return_within_s = 0.0
         self.over: list[pb.KeptGang] = []
+        self.rules: list[pb.SignalRule] = []
         self.mute = False
         self.refuse = ""
 
@@ -62,7 +63,7 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
                     seq = message.heartbeat.seq
                     yield pb.NodeOrder(
                         term=self.term, seq=seq, heartbeat_s=self.heartbeat_s, over=self.over,
-                        return_within_s=self.return_within_s,
+                        return_within_s=self.return_within_s, rules=self.rules if message.HasField("hello") else (),
                     )  # fmt: skip
         finally:
             self.ended.put_nowait("ended")
@@ -128,6 +129,7 @@ def _attachment(
     patience: StreamTimeouts = FAST,
     memory: KeptGangs | None = None,
     addresses: Callable[[], tuple[str, ...]] | None = None,
+    on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
 ) -> NodeStream:
     return NodeStream(
         f"127.0.0.1:{coordinator.port}",
@@ -137,6 +139,7 @@ def _attachment(
         memory or KeptMemoryStore(FdStore("")),
         patience,
         addresses or _no_address,
+        on_rules=on_rules,
     )
 
 
@@ -193,6 +196,18 @@ async def test_memory_that_is_kept_is_told_of_until_it_is_wanted_no_more(
             last = (await coordinator.next("heartbeat")).heartbeat
     assert "h" in [one.gang_id for one in first.kept]
     assert [(one.gang_id, one.generation) for one in last.kept] == [("h", 1)]
+
+
+async def test_the_coordinators_rules_arrive_with_its_first_answer(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    coordinator.rules = [pb.SignalRule(kind="gpu-throttle", code=64, share=0.2, window_s=120, clear_s=600)]
+    told: list[list[pb.SignalRule]] = []
+    stream = _attachment(coordinator, credentials, 0.02, on_rules=lambda rules: told.append(list(rules)))
+    async with Running(stream):
+        for _ in range(3):
+            await coordinator.next("heartbeat")
+    assert told == [coordinator.rules]
 
 
 async def test_the_coordinator_sets_the_pace(coordinator: Coordinator, credentials: SecretCredentials) -> None:

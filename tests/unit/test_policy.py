@@ -10,7 +10,7 @@ import pytest
 from muster.daemon.coordinator.core.detection.correlated_faults import PEER_LOSS_AFTER_S
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import Response
-from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision
+from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision, SignalRule
 
 SHIPPED = Policy.load()
 
@@ -111,6 +111,25 @@ def test_a_site_changes_its_limits(tmp_path: Path) -> None:
     assert SHIPPED.limits == Limits()
 
 
+def test_a_row_says_how_long_its_condition_must_last(tmp_path: Path) -> None:
+    policy = _with(
+        tmp_path,
+        """
+        [xid.codes]
+        63 = { when = { share = 0.2, window_s = 120, clear_share = 0.05, clear_s = 600 } }
+        999 = { verdict = "degraded", reason = "r", source = "us", when = { share = 0, window_s = 0, clear_s = 60 } }
+        """,
+    )
+    ours = [rule for rule in policy.rules() if rule.kind == "xid"]
+    assert ours == [SignalRule("xid", 63, 0.2, 120, 0.05, 600), SignalRule("xid", 999, 0, 0, 0, 60)]
+    assert policy.decide("xid", 63) == SHIPPED.decide("xid", 63)
+
+
+def test_the_end_of_a_signal_changes_nothing() -> None:
+    assert SHIPPED.decide("xid-over", 63) == SignalDecision("ignore", "Xid 63: memory row remap pending: over")
+    assert SHIPPED.decide("toaster-over", 3).action == "ignore"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -129,6 +148,13 @@ def test_a_site_changes_its_limits(tmp_path: Path) -> None:
         ('[xid.codes]\n999 = { verdict = "unfit" }\n', "xid.codes.999.reason is missing: a new row needs verdict and"),
         ('[xid.codes]\nbus = { verdict = "unfit", reason = "x" }\n', "xid.codes.bus: a code is a whole number"),
         ('[xid.codes]\n79 = { reason = "a \\"b\\"" }\n', "no quotation mark"),
+        ("[xid.codes]\n63 = { when = { shar = 1 } }\n", "unknown key xid.codes.63.when.shar: did you mean 'share'?"),
+        ("[xid.codes]\n63 = { when = { share = 0.1 } }\n", "a condition needs share, window_s and clear_s"),
+        ("[xid.codes]\n63 = { when = { share = 1.5, window_s = 1, clear_s = 1 } }\n", "xid.codes.63.when.share = 1.5"),
+        (
+            "[xid.codes]\n63 = { when = { share = 0.1, window_s = 9, clear_share = 0.2, clear_s = 9 } }\n",
+            "xid.codes.63.when: clear_share must not exceed share",
+        ),
         ("[xid]\ncodes = 3\n", "xid: codes = 3: this key needs a table"),
         ("[xid\n", "is not TOML"),
         pytest.param(f"[limits]\nswaps_per_hour = {'1' * 5000}\n", "more than 64 bits", id="digits"),

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.state_tables import Response
@@ -28,6 +28,9 @@ from muster.daemon.transport import toml_text
 
 SignalAction = Literal["unfit", "echo", "degraded", "rank", "ignore"]
 """What Muster does about a hardware signal; policy.toml explains each value."""
+
+OVER = "-over"
+"""The end of a kind's name in a report that a signal which lasted is over."""
 
 _ReasonText = Annotated[str, StringConstraints(min_length=1, max_length=80, pattern=r"^[^\"\\\n]+$")]
 
@@ -46,6 +49,37 @@ class SignalDecision:
     response: Response = Response.RECORD
 
 
+@dataclass(frozen=True, slots=True)
+class SignalRule:
+    """When a condition that the node daemon samples becomes the signal `kind` with `code`, and when that is over.
+
+    It is raised when the condition held for `share` (0 to 1) of the last `window_s` seconds; share 0: at once. It is
+    over when the condition held for no more than `clear_share` of the last `clear_s` seconds.
+    """
+
+    kind: str
+    code: int
+    share: float
+    window_s: float
+    clear_share: float
+    clear_s: float
+
+
+class _Condition(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    window_s: Annotated[float, Field(ge=0, le=3600)]
+    clear_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    clear_s: Annotated[float, Field(ge=0, le=86400)]
+
+    @model_validator(mode="after")
+    def _check_hysteresis(self) -> _Condition:
+        if self.clear_share > self.share:
+            raise ValueError("clear_share must not exceed share: the signal would come and go")
+        return self
+
+
 class _SignalRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,6 +87,8 @@ class _SignalRow(BaseModel):
     reason: _ReasonText
     response: Response = Response.RECORD
     """Of account only with the verdict degraded."""
+    source: str = ""
+    when: _Condition | None = None
 
 
 class _SignalKind(BaseModel):
@@ -134,12 +170,23 @@ class Policy:
 
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
+        if kind.endswith(OVER) and kind.removesuffix(OVER) in self._kinds:
+            return SignalDecision("ignore", f"{self.decide(kind.removesuffix(OVER), code).reason}: over")
         known = self._kinds.get(kind)
         if known is None:
             return SignalDecision("ignore", f"{kind} {code}: a kind of signal that this policy does not know")
         row = known.codes.get(code, known.default)
         number = f" {code}" if code or known.codes else ""
         return SignalDecision(row.verdict, f"{known.title}{number}: {row.reason}", row.response)
+
+    def rules(self) -> list[SignalRule]:
+        """The rules of all rows whose condition must last."""
+        return [
+            SignalRule(kind, code, **row.when.model_dump())
+            for kind, known in self._kinds.items()
+            for code, row in known.codes.items()
+            if row.when
+        ]
 
     def codes(self, kind: str) -> frozenset[int]:
         """The codes of a kind that have their own row."""
@@ -186,7 +233,7 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
     match fault["type"]:
         case "extra_forbidden":
             tables: dict[str, type[BaseModel]] = {_LIMITS: _Limits, _POOL: _Pool}
-            model = tables[parents[0]] if parents else _SignalRow if len(path) > 1 else _SignalKind
+            model = tables[parents[0]] if parents else _Condition if "when" in path else _row_model(path)
             return f"unknown key {at}{_suggestion(last, list(model.model_fields))}"
         case "enum":
             return f"{at} = {fault['input']!r}: a response is one of {', '.join(Response)}"
@@ -194,12 +241,20 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
             return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(SignalAction))}"
         case "int_parsing":
             return f"{at}: a code is a whole number"
+        case "missing" if "when" in path:
+            return f"{at} is missing: a condition needs share, window_s and clear_s"
         case "missing":
             return f"{at} is missing: a new row needs verdict and reason"
+        case "value_error":
+            return f"{at}: {fault['ctx']['error']}"
         case "string_pattern_mismatch":
             return f"{at} = {fault['input']!r}: no quotation mark, backslash or line end (it becomes a drain reason)"
         case _:
             return f"{at} = {fault['input']!r}: {fault['msg']}"
+
+
+def _row_model(path: list[str]) -> type[BaseModel]:
+    return _SignalRow if len(path) > 1 else _SignalKind
 
 
 def _suggestion(word: str, known: list[str]) -> str:

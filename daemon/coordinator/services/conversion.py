@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from google.protobuf.json_format import MessageToJson
 
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.policy.policy import SignalRule
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.site_config import split_address
@@ -215,6 +216,18 @@ def signal(message: node_pb2.Signal) -> node_pb2.Signal:
         device=cut(message.device, job_limits.MAX_NAME_CHARS),
         text=cut(message.text, job_limits.MAX_SIGNAL_CHARS),
         observed_s=message.observed_s,
+    )
+
+
+def signal_rule(rule: SignalRule) -> node_pb2.SignalRule:
+    """The message of a rule of the policy."""
+    return node_pb2.SignalRule(
+        kind=rule.kind,
+        code=rule.code,
+        share=rule.share,
+        window_s=rule.window_s,
+        clear_share=rule.clear_share,
+        clear_s=rule.clear_s,
     )
 
 

@@ -75,6 +75,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._resolve = resolve
         self._lookup = lookup
         self._policy = policy
+        self._rules = [conversion.signal_rule(rule) for rule in policy.rules()]
         self._attach_rate = AttachRate()
         self._turns = AttachTurns()
         self._heartbeat_s = heartbeat_s
@@ -113,7 +114,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self, hello: pb.NodeHello, certificate: bytes, messages: AsyncIterator[pb.NodeMessage], context: _Context
     ) -> None:
         self._engine.post(_attached(hello, current_caller().address))
-        await self._answer(context, 0, certificate=certificate)
+        await self._answer(context, 0, certificate=certificate, rules=self._rules)
         async for message in read_messages(messages, self._stream_limits):
             await self._check_size(message.heartbeat, context)
             seq = self._post_message(hello.node, message)
@@ -127,7 +128,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             await invalid_argument(str(error)).end_call(context)
 
     async def _answer(
-        self, context: _Context, seq: int, over: Iterable[pb.KeptGang] = (), certificate: bytes = b""
+        self,
+        context: _Context,
+        seq: int,
+        over: Iterable[pb.KeptGang] = (),
+        certificate: bytes = b"",
+        rules: Iterable[pb.SignalRule] = (),
     ) -> None:
         """Confirm the newest message: the daemon then forgets the signal that the message carried.
 
@@ -142,6 +148,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             heartbeat_s=self._heartbeat_s,
             over=over,
             certificate=certificate,
+            rules=rules,
             return_within_s=RETURN_S_PER_NODE * len(self._streams),
         )
         await write_message(context, order, self._stream_limits.unread_s)

@@ -1,9 +1,9 @@
 """What a sensor is, and how it is kept running.
 
 A sensor is one file in `muster.daemon.node.sensors` with one method, `watch`, and one line of registration there. It
-reads below the given paths, reports observations and judges nothing: the coordinator's policy table does. A signal
-without a row in policy.toml has no effect, so a new sensor needs one. Missing hardware is no error: `watch` returns. A
-sensor that fails is logged and started again, and harms nothing else.
+reads below the given paths, reports observations and samples, and judges nothing: the coordinator's policy table does.
+A signal without a row in policy.toml has no effect, so a new sensor needs one. Missing hardware is no error: `watch`
+returns. A sensor that fails is logged and started again, and harms nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,23 @@ class Observation:
         )
 
 
-Report = Callable[[Observation], None]
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of a condition that counts only when it lasts. The policy says how long.
+
+    kind, code, device: as in `Observation`. held: the part of the time since the sample before, 0 to 1, in which the
+    condition held. at: monotonic seconds. text: the reading in words.
+    """
+
+    kind: str
+    code: int
+    device: str
+    held: float
+    at: float
+    text: str
+
+
+Report = Callable[[Observation | Sample], None]
 
 
 @dataclass(frozen=True, slots=True)

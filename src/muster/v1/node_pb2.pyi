@@ -131,7 +131,7 @@ class Signal(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     OBSERVED_S_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"xid", "sxid", ... as in the policy table."""
+    """"xid", "sxid", ... as in the policy table. For the end of a signal that lasted: its kind and "-over"."""
     code: _builtins.int
     """The Xid number or a similar code; 0 if the kind has no codes."""
     device: _builtins.str
@@ -156,6 +156,45 @@ class Signal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Signal: _TypeAlias = Signal  # noqa: Y015
+
+@_typing.final
+class SignalRule(_message.Message):
+    """When a condition that a sensor samples becomes a signal, and when the signal is over: a row of the policy table."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    CLEAR_SHARE_FIELD_NUMBER: _builtins.int
+    CLEAR_S_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """As in Signal."""
+    code: _builtins.int
+    share: _builtins.float
+    """The signal is raised when the condition held for this share (0 to 1) of the last window_s seconds. 0: at once."""
+    window_s: _builtins.float
+    clear_share: _builtins.float
+    """The signal is over when the condition held for no more than this share of the last clear_s seconds."""
+    clear_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        code: _builtins.int = ...,
+        share: _builtins.float = ...,
+        window_s: _builtins.float = ...,
+        clear_share: _builtins.float = ...,
+        clear_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_s", b"clear_s", "clear_share", b"clear_share", "code", b"code", "kind", b"kind", "share", b"share", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalRule: _TypeAlias = SignalRule  # noqa: Y015
 
 @_typing.final
 class NodeMessage(_message.Message):
@@ -197,6 +236,7 @@ class NodeOrder(_message.Message):
     OVER_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     RETURN_WITHIN_S_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """The seq of the last heartbeat: the coordinator has received it."""
@@ -214,6 +254,10 @@ class NodeOrder(_message.Message):
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
         """The kept gangs that no longer need their memory: they have ended or have started a newer generation."""
 
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalRule]:
+        """In the answer to hello: all rules. They replace the rules before. A sample without a rule has no effect."""
+
     def __init__(
         self,
         *,
@@ -223,10 +267,11 @@ class NodeOrder(_message.Message):
         over: _abc.Iterable[Global___KeptGang] | None = ...,
         certificate: _builtins.bytes = ...,
         return_within_s: _builtins.float = ...,
+        rules: _abc.Iterable[Global___SignalRule] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "return_within_s", b"return_within_s", "seq", b"seq", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
