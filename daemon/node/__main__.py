@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip
     parser.add_argument("--kmsg", metavar="FILE", type=Path, default=SensorPaths().kmsg,
                         help=f"the kernel log, or a file in its place; default {SensorPaths().kmsg}")  # fmt: skip
+    parser.add_argument("--nvidia-driver", metavar="FILE", type=Path, default=SensorPaths().nvidia_driver,
+                        help="NVIDIA GPUs are watched while this file exists; "
+                        f"default {SensorPaths().nvidia_driver}")  # fmt: skip
     parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
                         help=f"for memory of requeued jobs; empty: keep no memory; default {SOCKET}")  # fmt: skip
     return parser
@@ -88,7 +91,7 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         listen=flags.listen,
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
-        roots=SensorPaths(kmsg=flags.kmsg),
+        roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver),
         memory=Path(flags.memory) if flags.memory else None,
         systemd=Systemd(
             os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())

@@ -100,6 +100,12 @@ class ControlFile:
             lines += [f"gpu {index}", *_lines(gpu)]
         return "".join(f"{line}\n" for line in lines)
 
+    def write(self, path: Path) -> None:
+        """Put the file in place whole: a program may read it at any moment."""
+        aside = path.with_suffix(".new")
+        aside.write_text(self.render())
+        aside.rename(path)
+
 
 _KEY_WORDS = {"violation": 2, "threshold": 2, "ecc": 3, "field": 2, "error": 2, "delay": 2, "hang": 2}
 """How many words of a line are its key; one where it is not said: two lines of one key can't both count."""

@@ -4,6 +4,20 @@ grpc.aio ends this thread when the last channel or server is collected, and wait
 its server open. Later the garbage collector, in any other test, would wait for this thread for ever.
 """
 
+from pathlib import Path
+
 import grpc.aio
+import pytest
+
+from muster.slurm.image import nvml_stand_in
 
 grpc.aio.init_grpc_aio()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVIDIA's management library. A test copies it, so that it has a control file of its own."""
+    library = nvml_stand_in.library(tmp_path_factory.mktemp("nvml"))
+    if library is None:
+        pytest.skip("the stand-in is compiled with gcc")
+    return library

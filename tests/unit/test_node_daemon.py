@@ -1,6 +1,7 @@
 """The node daemon against a real gRPC server on loopback."""
 
 import asyncio
+import shutil
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from muster.daemon.node.stream_pauses import StreamTimeouts
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.daemon.transport.server_limits import COORDINATOR
+from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
 from muster.v1.common_pb2 import PingRequest
@@ -407,6 +409,47 @@ async def test_the_daemon_attaches_answers_probes_and_reports(
             file.write(f"3,1,2,-;{LOST}\n")
         sent = (await coordinator.next("signal")).signal
     assert (sent.kind, sent.code, sent.device, sent.text) == ("xid", 79, "0000:3b:00", LOST)
+
+
+async def test_a_gpu_that_throttles_is_reported_by_the_coordinators_rule(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, nvml_library: Path
+) -> None:
+    library = Path(shutil.copy(nvml_library, tmp_path))
+    driver = Path(f"{library}{CONTROL_SUFFIX}")
+    gpus = ControlFile.of_healthy_gpus(8)
+    gpus.gpus[2]["reasons"] = "0x48"
+    gpus.write(driver)
+    settings = _settings(coordinator, credentials, tmp_path, ":0")
+    settings = replace(settings, roots=replace(settings.roots, nvidia_driver=driver, nvml=str(library)))
+    coordinator.rules = [pb.SignalRule(kind="gpu-throttle", code=64, share=0.5, window_s=2, clear_s=1)]
+    async with Running(NodeDaemon(settings)):
+        raised = (await coordinator.next("signal")).signal
+        gpus.gpus[2]["reasons"] = "0x0"
+        gpus.write(driver)
+        over = (await coordinator.next("signal")).signal
+    assert (raised.kind, raised.code, raised.device) == ("gpu-throttle", 64, "0000:3b:00")
+    assert "GPU 2 (NVIDIA H100 80GB HBM3" in raised.text
+    assert "hardware thermal slowdown; for " in raised.text
+    assert (over.kind, over.code, over.device) == ("gpu-throttle-over", 64, "0000:3b:00")
+
+
+async def test_a_driver_that_hangs_holds_up_neither_heartbeats_nor_the_kernel_log(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path, nvml_library: Path
+) -> None:
+    library = Path(shutil.copy(nvml_library, tmp_path))
+    driver = Path(f"{library}{CONTROL_SUFFIX}")
+    hanging = ControlFile.of_healthy_gpus(8)
+    hanging.library["hang nvmlInitWithFlags"] = ""
+    hanging.write(driver)
+    settings = _settings(coordinator, credentials, tmp_path, ":0")
+    roots = replace(settings.roots, nvidia_driver=driver, nvml=str(library))
+    async with Running(NodeDaemon(replace(settings, roots=roots, heartbeat_s=0.02))):
+        for _ in range(5):
+            await coordinator.next("heartbeat")
+        with (tmp_path / "kmsg").open("a") as file:
+            file.write(f"3,1,2,-;{LOST}\n")
+        assert (await coordinator.next("signal")).signal.code == 79
+        assert (await coordinator.next("heartbeat")).heartbeat.seq > 5
 
 
 async def test_two_daemons_on_one_port_are_a_mistake(

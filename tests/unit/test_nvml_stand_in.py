@@ -14,8 +14,6 @@ import pytest
 from muster.slurm.image import nvml_stand_in
 from muster.slurm.image.nvml_stand_in import ControlFile
 
-pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="the stand-in is compiled with gcc")
-
 # Loads the library argv[1]; pynvml then finds it by its name. Evaluates each line of stdin and prints what it gives.
 _ASK = """
 import ctypes, json, sys
@@ -49,25 +47,16 @@ class Library:
         return json.loads(self._process.stdout.readline())
 
     def write(self, file: ControlFile) -> None:
-        aside = self.control.with_suffix(".new")
-        aside.write_text(file.render())
-        aside.rename(self.control)
+        file.write(self.control)
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = nvml_stand_in.library(tmp_path_factory.mktemp("nvml"))
-    assert library
-    return library
-
-
 @pytest.fixture
-def library(tmp_path: Path, compiled: Path):
-    library = Library(tmp_path, compiled)
+def library(tmp_path: Path, nvml_library: Path):
+    library = Library(tmp_path, nvml_library)
     yield library
     library.close()
 

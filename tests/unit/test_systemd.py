@@ -78,10 +78,12 @@ def test_units_document_the_exit_statuses(name: str) -> None:
     assert unit.service["Restart"] == "always"
 
 
-def test_the_node_daemon_may_read_the_kernel_log_and_nothing_else() -> None:
-    service = Unit("musterd").service
+def test_the_node_daemon_may_open_the_kernel_log_and_nvidia_gpus_and_nothing_else() -> None:
+    unit = Unit("musterd")
+    service = unit.service
     assert service["CapabilityBoundingSet"] == "CAP_SYSLOG"
-    assert service["DeviceAllow"] == "/dev/kmsg r"
+    assert service["DevicePolicy"] == "closed"
+    assert re.findall(r"^DeviceAllow=(.*)$", unit.text, re.MULTILINE) == ["/dev/kmsg r", "char-nvidia* rw"]
     # Each of these would hide /dev/kmsg.
     assert not {"ProtectKernelLogs", "PrivateDevices"} & set(service)
 

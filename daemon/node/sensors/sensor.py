@@ -66,9 +66,15 @@ Report = Callable[[Observation | Sample], None]
 
 @dataclass(frozen=True, slots=True)
 class SensorPaths:
-    """The paths that sensors read. `kmsg`: the kernel log, /dev/kmsg or a growing file in its place."""
+    """What sensors read.
+
+    kmsg: the kernel log, /dev/kmsg or a growing file in its place. nvidia_driver: a file that exists while the NVIDIA
+    driver is loaded. nvml: NVIDIA's management library, a name that the loader finds, or a path.
+    """
 
     kmsg: Path = Path("/dev/kmsg")
+    nvidia_driver: Path = Path("/proc/driver/nvidia/version")
+    nvml: str = "libnvidia-ml.so.1"
 
 
 class Sensor(Protocol):
