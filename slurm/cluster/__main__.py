@@ -13,6 +13,7 @@ from muster.slurm.cluster.cluster import COORDINATOR, Cluster
 from muster.slurm.cluster.spec import CONTROLLER, LOGIN, ClusterSpec, SpecError
 from muster.slurm.cluster.waiting import WaitTimeout
 from muster.slurm.image.engine import EngineError, find_engine
+from muster.slurm.image.nvml_stand_in import MAX_GPUS
 
 DEFAULT_NAME = "dev"
 
@@ -71,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     kmsg = verb("kmsg", _kmsg, "append a line to a node's kernel log")
     kmsg.add_argument("node")
     kmsg.add_argument("line")
+    throttle = verb("throttle", _throttle, "let a GPU of a node report that it slows down for heat")
+    throttle.add_argument("node")
+    throttle.add_argument("gpu", type=int, help="its index, from 0; the node gets GPUs up to that one")
+    throttle.add_argument("--clear", action="store_true", help="the GPU is well again")
     verb("restart-slurmctld", lambda a: _cluster(a).restart_slurmctld(), "restart slurmctld")
     verb(
         "restart-coordinator",
@@ -154,6 +159,12 @@ def _logs(args: argparse.Namespace) -> None:
 
 def _kmsg(args: argparse.Namespace) -> None:
     _cluster(args).kmsg(args.node, args.line)
+
+
+def _throttle(args: argparse.Namespace) -> None:
+    if not 0 <= args.gpu < MAX_GPUS:
+        raise EngineError(f"GPU {args.gpu}: a node has the GPUs 0 to {MAX_GPUS - 1}")
+    _cluster(args).throttle(args.node, args.gpu, clear=args.clear)
 
 
 def _on_node(method: str) -> object:

@@ -21,11 +21,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, write_gpus
 from muster.slurm.cluster.host import Process
 from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
 from muster.slurm.cluster.waiting import wait_until
 from muster.slurm.image.engine import Engine, EngineError, Outcome, find_engine
+from muster.slurm.image.nvml_stand_in import healthy_gpu
 
 COORDINATOR = "muster-coordinator"
 _PAUSE_TIMEOUT_S = 20.0
@@ -213,6 +215,16 @@ class Cluster:
         timestamp = self.exec(node, "sh", "-c", write, stdin=line.encode()).stdout
         return float(timestamp)
 
+    def throttle(self, node: str, gpu: int, clear: bool = False) -> float:
+        """Lets GPU number `gpu` of the node report that its hardware slows it down for heat; `clear`: it is well again.
+
+        The node then has as many GPUs as its Slurm GRES says, and at least this one.
+        """
+        self._touch(node)
+        file = read_gpus(self, node, max(self.spec.gpus, gpu + 1))
+        file.gpus[gpu] = healthy_gpu(gpu) if clear else healthy_gpu(gpu) | THROTTLING
+        return write_gpus(self, node, file)
+
     # Services
 
     def stop_service(self, host: str, service: str, signal: str = "TERM") -> float:
@@ -285,6 +297,7 @@ class Cluster:
                 self.start_node(node)
             self.heal(node)
             self.exec(node, "sh", "-c", "rm -f /run/cluster/*.hold")
+            mend_gpus(self, node)
         for node in nodes:
             self._resume(node)
 

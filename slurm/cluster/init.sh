@@ -72,7 +72,8 @@ node)
     chmod 0644 /var/log/muster-kmsg # musterd believes no file that others can write
     supervise slurmd slurmd -D &
     [ "$daemons" = 0 ] || supervise musterd \
-        musterd --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg &
+        musterd --listen 0.0.0.0:7071 --kmsg /var/log/muster-kmsg \
+        --nvidia-driver /usr/local/lib/libnvidia-ml.so.1.control &
     ;;
 login) ;;
 esac

@@ -24,6 +24,10 @@ POLICY = """# A test cluster has more faults in an hour than a production cluste
 nodes_per_hour = 1000
 fraction = 1.0
 swaps_per_hour = 1000
+# A test waits for seconds where a site waits for minutes.
+[gpu-throttle.codes.64.when]
+window_s = 15
+clear_s = 20
 [pool]
 partition = "shared"
 wait_s = 20

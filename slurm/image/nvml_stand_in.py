@@ -19,6 +19,8 @@ SOURCE = Path(__file__).with_suffix(".c")
 LIBRARY = "libnvidia-ml.so.1"
 """The name under which programs load NVIDIA's library."""
 CONTROL_SUFFIX = ".control"
+MAX_GPUS = 16
+"""How many GPUs the library can have."""
 _COMPILE_TIMEOUT_S = 60.0
 
 

@@ -16,6 +16,7 @@ from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
 from muster.slurm.cluster.diagnostics import diagnostics
 from muster.slurm.cluster.leftovers import find_leftovers, wait_nothing_left
 from muster.slurm.cluster.spec import ClusterSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE
 from muster.slurm.cluster.waiting import WaitTimeout, wait_until
 from muster.slurm.image.engine import EngineError
 
@@ -159,6 +160,30 @@ def test_a_line_reaches_the_kernel_log_as_a_record(healthy: Cluster) -> None:
     healthy.kmsg("n4", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
     last = healthy.sh("n4", "tail -n 1 /var/log/muster-kmsg")
     assert re.fullmatch(r"3,\d+,\d+,-;NVRM: Xid .*bus\.", last)
+
+
+def test_a_gpu_that_throttles_makes_its_node_degraded(healthy: Cluster) -> None:
+    """From the sensor to the coordinator, over the real nvidia-ml-py."""
+
+    def verdict(node: str) -> tuple[str, str]:
+        said = healthy.sh(LOGIN, "muster nodes --json", user="alice")
+        (row,) = [row for row in map(json.loads, said.splitlines()) if row["node"] == node]
+        return row["verdict"], row["reason"]
+
+    assert verdict("n9")[0] == "FIT"
+    healthy.throttle("n9", 2)
+    wait_until(lambda: verdict("n9")[0] == "DEGRADED", 60, "the coordinator knows that a GPU throttles")
+    assert verdict("n9")[1] == "GPU throttled 64: slowed down by the hardware for heat on 0000:3b:00"
+    assert verdict("n8")[0] == "FIT"
+    assert healthy.node_states()["n9"] == "idle"
+    healthy.throttle("n9", 2, clear=True)
+    log = "gpu-throttle-over 64 on 0000:3b:00"
+    wait_until(lambda: log in healthy.logs(CONTROLLER, "muster-coordinator"), 90, "it is over")
+    # A node stays DEGRADED until it is taken out of service and resumed.
+    healthy.kmsg("n9", FATAL_XID_LINE)
+    wait_until(lambda: healthy.node_states()["n9"] == "drained", 30, "n9 is drained")
+    healthy.restore_all()
+    wait_until(lambda: verdict("n9")[0] == "FIT", 30, "n9 is FIT again")
 
 
 def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> None:

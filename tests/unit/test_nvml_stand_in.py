@@ -163,3 +163,9 @@ def test_a_control_file_is_read_as_it_was_written() -> None:
     file.gpus[2] |= {"hang nvmlDeviceGetPowerUsage": "", "violation 1": "10 0.5", "error *": "15"}
     file.library["delay nvmlDeviceGetCount_v2"] = "0.5"
     assert ControlFile.parse(file.render()) == file
+
+
+def test_the_library_has_as_many_gpus_as_its_control_file_may_name(library: Library) -> None:
+    library.write(ControlFile.of_healthy_gpus(nvml_stand_in.MAX_GPUS + 1))
+    library.ask("nvmlInit()")
+    assert library.ask("nvmlDeviceGetCount()") == nvml_stand_in.MAX_GPUS
