@@ -1,7 +1,8 @@
 """Observations that the coordinator has not confirmed: kept while it is away, and sent again afterwards.
 
 For each kind, code and device only one observation waits, so that a storm of one error can't displace the others. The
-coordinator's answer to the message is the confirmation. What was sent on a broken stream counts as not sent.
+end of a signal that has returned meanwhile is not sent: what the coordinator hears last is how it is. The coordinator's
+answer to the message is the confirmation. What was sent on a broken stream counts as not sent.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from muster.daemon.node.sensors.sensor import Observation
+from muster.daemon.node.sensors.sensor import OVER, Observation
 
 MAX_WAITING = 1000
 _log = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ class Outbox:
     def put(self, observation: Observation) -> None:
         """Add an observation unless an equal one waits. If the outbox is full, the oldest is dropped with a warning."""
         key = _key(observation)
+        end = (observation.kind + OVER, observation.code, observation.device)
+        if self._waiting.pop(end, None):
+            self._sent.discard(end)
         if key in self._waiting and key not in self._sent:
             return
         self._sent.discard(key)

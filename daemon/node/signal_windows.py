@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from muster.daemon.host import clock
-from muster.daemon.node.sensors.sensor import Observation, Sample
+from muster.daemon.node.sensors.sensor import OVER, Observation, Sample
 from muster.v1 import node_pb2
 
 MAX_GAP_S = 5.0
 """Seconds between two samples, at most. After a longer pause the time between them counts as without a sample."""
-OVER = "-over"
 _Key = tuple[str, int, str]
 
 

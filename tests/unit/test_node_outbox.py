@@ -1,5 +1,7 @@
 """Signals that wait for the coordinator."""
 
+from dataclasses import replace
+
 import pytest
 
 from muster.daemon.node.outbox import Outbox
@@ -47,6 +49,25 @@ def test_a_repetition_after_sending_is_sent_too() -> None:
     box.put(again)
     box.confirm(first)  # the answer to the first: the second still waits
     assert box.next_unsent() is again
+
+
+def test_a_signal_that_returned_is_not_over() -> None:
+    """While the coordinator is away a signal is raised, over, and raised again: the last word counts."""
+    box = Outbox()
+    for kind in ("gpu-throttle", "gpu-throttle-over", "gpu-throttle"):
+        box.put(replace(_seen(64), kind=kind))
+    box.put(replace(_seen(64, "b"), kind="gpu-throttle-over"))
+    sent = []
+    while observation := box.next_unsent():
+        sent.append((observation.kind, observation.device))
+    assert sent == [("gpu-throttle", "a"), ("gpu-throttle-over", "b")]
+
+
+def test_a_signal_that_is_over_is_told_with_its_end() -> None:
+    box = Outbox()
+    box.put(replace(_seen(64), kind="gpu-throttle"))
+    box.put(replace(_seen(64), kind="gpu-throttle-over"))
+    assert len(box) == 2
 
 
 def test_a_full_box_drops_the_oldest(caplog: pytest.LogCaptureFixture) -> None:

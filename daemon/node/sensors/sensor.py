@@ -20,6 +20,8 @@ from muster.v1 import node_pb2
 RESTART_S = 5.0
 """Seconds after a failure before the sensor is started again."""
 MAX_TEXT_CHARS = 1000
+OVER = "-over"
+"""The end of a kind's name in an observation that a signal which lasted is over."""
 
 _log = logging.getLogger(__name__)
 
