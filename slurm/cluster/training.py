@@ -29,9 +29,7 @@ SLOW_STEPS = (*SMALL_MODEL, "--pause", "0.1")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_transformer"
 FATAL_XID_LINE = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """A kernel log line of a fatal GPU error."""
-PRECURSOR_XID_LINE = (
-    "NVRM: Xid (PCI:0000:3b:00): 64, pid='<unknown>', name=<unknown>, Row Remapper Error: table full."
-)
+PRECURSOR_XID_LINE = "NVRM: Xid (PCI:0000:3b:00): 64, pid='<unknown>', name=<unknown>, Row Remapper Error: table full."
 """A kernel log line of a precursor that the policy answers with a planned swap."""
 _WATCH_RETRY_S = 0.5
 """Seconds between two attempts to follow the job."""
