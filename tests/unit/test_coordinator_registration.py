@@ -135,8 +135,21 @@ def test_an_agent_that_names_another_users_job_as_its_pool_job_keeps_it_from_nob
     """The attack: the pool job that a user's own agent reports is the job that another user has just submitted."""
     gangs = _gang_with_pool_job(1000, 3).gangs.values()
     check_job_is_free(gangs, "g2", 3, 1001)
-    with pytest.raises(RpcAbort, match=r"^job 2 runs gang g1"):
+    with pytest.raises(RpcAbort, match=r"^job 2 runs a gang of another user"):
         check_job_is_free(gangs, "g2", 2, 1001)
+
+
+async def test_another_users_gang_is_not_described_to_who_registers(world: ScriptedWorld, api: Any) -> None:
+    """Slurm uses the numbers of jobs again, and two users may choose one id."""
+    assert world.coordinator
+    post, owner, of_two = world.coordinator.engine.post, os.getuid() + 1, events.GangSpec(2, 1)
+    post(events.GangSubmitted("theirs", 2, owner, "train", of_two, "{}"))
+    of_job = await _refusal(api.Register(_request("g1", 2)))
+    of_id = await _refusal(api.Register(_request("theirs", 3)))
+    words = "job 2 runs a gang of another user: a job has one gang at a time. Submit another job for gang g1"
+    assert of_job == (grpc.StatusCode.ALREADY_EXISTS, words)
+    words = "gang theirs is of another user: use another id for the new gang"
+    assert of_id == (grpc.StatusCode.ALREADY_EXISTS, words)
 
 
 async def test_a_user_has_a_budget_of_gangs(world: ScriptedWorld, api: Any) -> None:

@@ -65,22 +65,63 @@ async def _refusal(call: Any) -> tuple[grpc.StatusCode, str]:
 # -- agents ----------------------------------------------------------------------------------------------------------
 
 
+def _stranger(job: int, gang: str) -> str:
+    """What an agent is told that is not of the user of its job, or of its gang."""
+    return (
+        f"uid {os.getuid()} has no job {job} with gang {gang}: an agent attaches for a job and a gang of its own user"
+    )
+
+
 async def test_an_agent_of_another_users_job_is_rejected(tmp_path: Path) -> None:
     world = ScriptedWorld.create(tmp_path, owner_uid=os.getuid() + 1)
     await world.start_coordinator()
     agent = ScriptedAgent("n1", spec(), world.credentials)
     await agent.open()
-    code, words = await _refusal(agent.attach(world.address))
+    refusal = await _refusal(agent.attach(world.address))
     await agent.die()
-    assert code is grpc.StatusCode.PERMISSION_DENIED
-    assert words == f"job 1 belongs to uid {os.getuid() + 1}, not to uid {os.getuid()}"
+    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, _stranger(1, "g1"))
     assert world.coordinator
     assert not world.coordinator.engine.core.state.gangs
     async with open_channel(world.address, world.credentials) as channel:
         request = api_pb2.RegisterRequest(gang_id="g1", slurm_job_id=1, spec=spec())
         refusal = await _refusal(api_pb2_grpc.MusterStub(channel).Register(request))
+    words = f"job 1 belongs to uid {os.getuid() + 1}, not to uid {os.getuid()}"
     assert refusal == (grpc.StatusCode.PERMISSION_DENIED, words)
     await world.close()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"gang": "g1"},  # another user's job, and its gang
+        {"gang": "g2"},  # the job, and a gang that there is not
+        {"gang": "g1", "job": 77},  # the gang, and a job that there is not
+        {"gang": "g2", "job": 77},
+        {"gang": "g1", "pool": 5},
+        {"gang": "g2", "pool": 5},
+        {"gang": "g1", "restarts": 7},
+        {"gang": "g2", "node": "n9"},
+        {"gang": "g2", "node": "n2"},  # it calls from another address than this node's
+    ],
+    ids=str,
+)
+async def test_a_stranger_learns_nothing_of_jobs_and_gangs(tmp_path: Path, hello: dict[str, Any]) -> None:
+    """The attack: any user asks for job after job which gang it runs, or guesses the gangs of others."""
+    owner = os.getuid() + 1
+    world = ScriptedWorld.create(tmp_path, owner_uid=owner)
+    await world.start_coordinator()
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(events.GangSubmitted("g1", 1, owner, "train", events.GangSpec(2, 1), "{}"))
+    engine.post(events.NodeAttached("n2", "boot", "i", "192.0.2.7:7071", ("192.0.2.7",)))
+    agent = ScriptedAgent(hello.pop("node", "n1"), spec(), world.credentials, **hello)
+    await agent.open()
+    refusal = await _refusal(agent.attach(world.address))
+    await agent.die()
+    await world.close()
+    words = _stranger(agent.hello.slurm_job_id, agent.hello.gang_id)
+    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, words)
+    assert agent.dismissed == ""
 
 
 async def test_an_agent_of_another_users_gang_is_rejected(world: ScriptedWorld) -> None:
@@ -91,7 +132,7 @@ async def test_an_agent_of_another_users_gang_is_rejected(world: ScriptedWorld) 
     await agent.open()
     refusal = await _refusal(agent.attach(world.address))
     await agent.die()
-    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, f"gang g1 belongs to uid {owner}, not to uid {os.getuid()}")
+    assert refusal == (grpc.StatusCode.PERMISSION_DENIED, _stranger(1, "g1"))
 
 
 async def test_an_agent_calls_from_an_address_that_the_daemon_of_its_node_reports(world: ScriptedWorld) -> None:
@@ -176,7 +217,6 @@ async def test_the_stream_of_an_agent_ends_with_its_node_in_the_job_and_is_not_o
     ("node", "job", "pool", "words"),
     [
         ("n9", 1, 0, "node n9 does not belong to job 1 (any more)"),
-        ("n1", 77, 0, "Slurm has no job 77"),
         ("n1", 1, 5, "no node of the pool is wanted any more"),
     ],
 )
@@ -188,6 +228,17 @@ async def test_an_agent_that_does_not_belong_to_the_gang_is_dismissed(
     await agent.attach(world.address)
     await agent.die()
     assert agent.dismissed == words
+
+
+async def test_an_agent_of_a_known_gang_is_dismissed_once_slurm_has_forgotten_the_job(world: ScriptedWorld) -> None:
+    assert world.coordinator
+    engine = world.coordinator.engine
+    engine.post(events.GangSubmitted("g1", 77, os.getuid(), "train", events.GangSpec(2, 1), "{}"))
+    agent = ScriptedAgent("n1", spec(), world.credentials, job=77)
+    await agent.open()
+    await agent.attach(world.address)
+    await agent.die()
+    assert agent.dismissed == "Slurm has no job 77"
 
 
 async def test_an_agent_with_an_overlong_name_is_rejected(world: ScriptedWorld) -> None:

@@ -128,8 +128,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if isinstance(self._slurm, LocalSlurm):
             self._slurm.add_node(hello.slurm_job_id, hello.node, caller.uid)
         gang = self._engine.core.state.gangs.get(hello.gang_id)
+        may_be_stranger = gang is None or not self._is_owner(caller, gang.owner_uid)
+        if may_be_stranger:
+            gang = await self._check_stranger(hello, caller)
         if gang:
-            self._check_is_agent(caller, gang.owner_uid, f"gang {gang.id}")
             self._check_gang(caller, gang, hello)
         else:
             registration.check_id_is_for(hello.gang_id, caller.uid)
@@ -137,8 +139,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._check_address(caller, self._engine.core.state.node(hello.node))
         _check_pool(gang, hello)
         _check_node_in_service(self._engine.core.state.node(hello.node), hello)
-        if not gang or not _is_known(gang, hello):
-            await self._check_job(hello, caller)
+        if gang and not may_be_stranger and not _is_known(gang, hello):
+            await self._check_job(hello, caller, owns_gang=True)
         member = gang.members.get(hello.node) if gang else None
         known = member.peer_address if member else ""
         node = self._engine.core.state.node(hello.node)
@@ -156,9 +158,19 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         issued = self._certificates.issue(call_binding.name_of_agent(hello.gang_id, hello.node), hello)
         return pb.Certificate(certificate=issued, authorities=self._certificates.authorities) if issued else None
 
-    def _check_is_agent(self, caller: Caller, owner_uid: int, whose: str) -> None:
-        if not self._rights.allows(current_method(), caller, owner_uid=owner_uid):
-            raise permission_denied(f"{whose} belongs to uid {owner_uid}, not to uid {caller.uid}")
+    def _is_owner(self, caller: Caller, owner_uid: int) -> bool:
+        return self._rights.allows(current_method(), caller, owner_uid=owner_uid)
+
+    async def _check_stranger(self, hello: pb.AgentHello, caller: Caller) -> Gang | None:
+        """Check an agent that no gang proves to be its owner's. Returns the gang that it names, if there is one now.
+
+        A stranger gets the same refusal whether the job and the gang exist or not, and Slurm is asked in each case.
+        """
+        await self._check_job(hello, caller, owns_gang=False)
+        gang = self._engine.core.state.gangs.get(hello.gang_id)
+        if gang and not self._is_owner(caller, gang.owner_uid):
+            raise _not_the_owner(hello, caller)
+        return gang
 
     def _check_gang(self, caller: Caller, gang: Gang, hello: pb.AgentHello) -> None:
         of_other_job = not hello.pool_serial and hello.slurm_job_id != gang.job
@@ -239,23 +251,28 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except RpcAbort as error:
             raise AgentDismissed(str(error)) from None
 
-    async def _check_job(self, hello: pb.AgentHello, caller: Caller) -> None:
+    async def _check_job(self, hello: pb.AgentHello, caller: Caller, *, owns_gang: bool) -> None:
         called_at = clock.monotonic()
         try:
-            self._check_job_answer(await self._lookup.job(hello.slurm_job_id, caller.uid), hello, caller)
+            found = await self._lookup.job(hello.slurm_job_id, caller.uid)
+            self._check_job_answer(found, hello, caller, owns_gang)
         except (AgentDismissed, RpcAbort):
             # The answer may be older than the job's last change: ask again.
             found = await self._lookup.job(hello.slurm_job_id, caller.uid, since=called_at)
-            self._check_job_answer(found, hello, caller)
+            self._check_job_answer(found, hello, caller, owns_gang)
 
-    def _check_job_answer(self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller) -> None:
+    def _check_job_answer(
+        self, found: Job | Gone | Unknown, hello: pb.AgentHello, caller: Caller, owns_gang: bool
+    ) -> None:
         match found:
             case Unknown():
                 raise unavailable(f"can't get job {hello.slurm_job_id} from Slurm: {found.reason}")
-            case Gone():
+            case Gone() if owns_gang:
                 raise AgentDismissed(f"Slurm has no job {hello.slurm_job_id}")
-        self._check_is_agent(caller, found.user_id, f"job {found.id}")
-        _check_run(found, hello)
+            case Job() if self._is_owner(caller, found.user_id):
+                _check_run(found, hello)
+            case _:
+                raise _not_the_owner(hello, caller)
 
     async def _serve(
         self,
@@ -330,6 +347,14 @@ async def _read_hello(
     except conversion.InvalidMessage as error:
         raise invalid_argument(str(error)) from None
     return hello, second.status
+
+
+def _not_the_owner(hello: pb.AgentHello, caller: Caller) -> RpcAbort:
+    """The refusal of a stranger. It repeats what the agent has said, and tells nothing of jobs and gangs."""
+    return permission_denied(
+        f"uid {caller.uid} has no job {hello.slurm_job_id} with gang {hello.gang_id}: an agent attaches for a job and "
+        "a gang of its own user"
+    )
 
 
 def _check_pool(gang: Gang | None, hello: pb.AgentHello) -> None:

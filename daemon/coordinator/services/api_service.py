@@ -83,9 +83,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if self._is_registered(request, caller):
             return
         if known := gangs.get(request.gang_id):
-            raise already_exists(
-                f"gang {request.gang_id} is job {known.job} of uid {known.owner_uid}: use another id for the new gang"
-            )
+            whose = f"job {known.job}" if known.owner_uid == caller.uid else "of another user"
+            raise already_exists(f"gang {request.gang_id} is {whose}: use another id for the new gang")
         registration.check_job_is_free(gangs.values(), request.gang_id, request.slurm_job_id, caller.uid)
         try:
             event = conversion.submitted(request.gang_id, request.slurm_job_id, caller.uid, request.spec)

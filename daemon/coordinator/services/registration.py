@@ -44,9 +44,9 @@ def check_job_is_free(gangs: Iterable[Gang], gang_id: str, job: int, uid: int) -
     for gang in gangs:
         pool_jobs = (request.job for request in gang.pool.values()) if gang.owner_uid == uid else ()
         if gang.id != gang_id and not gang.final and job in {gang.job, *pool_jobs}:
+            runs = f"gang {gang.id}, which is {gang.phase}" if gang.owner_uid == uid else "a gang of another user"
             raise already_exists(
-                f"job {job} runs gang {gang.id}, which is {gang.phase}: a job has one gang at a time. "
-                f"Submit another job for gang {gang_id}"
+                f"job {job} runs {runs}: a job has one gang at a time. Submit another job for gang {gang_id}"
             )
 
 
