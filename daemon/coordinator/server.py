@@ -28,6 +28,7 @@ from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.transport import authority, call_binding, server_limits
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.channel import bind, make_server, stop_server
+from muster.daemon.transport.coordinator_names import CoordinatorNames
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.management_hosts import Resolve
 from muster.daemon.transport.server_limits import StreamLimits
@@ -51,7 +52,8 @@ class Settings:
         shedding: the load at which watchers are given up.
         lease_term: the term of the lease under which `state_dir` is used; 0: no other coordinator shares the folder.
         certificate_files: what this coordinator proves itself with; None: all connections are plain text.
-        configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for any.
+        configured_names: the coordinators' hosts as callers name them. In plain text, a credential may be made for
+            those of them that are this host.
     """
 
     listen: str
@@ -89,6 +91,7 @@ class Coordinator:
         self._journal = journal
         self._issuing = authority.issuing_authority(settings.state_dir) if settings.certificate_files else None
         self._host_names = call_binding.names_of_this_host()
+        self._plain_names = CoordinatorNames(settings.configured_names, self._host_names)
         self.engine = Engine(
             journal,
             state,
@@ -115,6 +118,8 @@ class Coordinator:
             muster.daemon.transport.channel.ListenError: the address is in use.
         """
         files = self._settings.certificate_files
+        if files is None and self._plain_names.is_waiting:
+            await self._plain_names.resolve_names(self._settings.resolve)
         self.port = bind(self._server, self._settings.listen, files.certificates() if files else None)
         self.engine.start()
         self._watch_task = asyncio.create_task(self._watch_slurm())
@@ -150,7 +155,8 @@ class Coordinator:
 
     async def _watch_slurm(self) -> None:
         resolve, hosts = self._settings.resolve, self._settings.rights.management_hosts
-        await asyncio.gather(self._watch.run(), self.roster.run(), hosts.run(resolve))
+        names = () if self._settings.certificate_files else (self._plain_names.run(resolve),)
+        await asyncio.gather(self._watch.run(), self.roster.run(), hosts.run(resolve), *names)
 
     def _make_server(self) -> grpc.aio.Server:
         settings, engine = self._settings, self.engine
@@ -189,7 +195,7 @@ class Coordinator:
     def _names(self) -> frozenset[str]:
         """The names under which this coordinator may be called. Its certificate names no other coordinator."""
         files = self._settings.certificate_files
-        return self._host_names | (files.names if files else self._settings.configured_names)
+        return self._host_names | files.names if files else self._plain_names.current
 
     def _issuing_pem(self) -> bytes:
         assert self._issuing
