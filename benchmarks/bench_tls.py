@@ -35,7 +35,7 @@ from muster.daemon.transport import authority, call_binding
 from muster.daemon.transport.channel import bind
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.server_limits import agent_limits
-from muster.daemon.transport.tls import ServerKey, Trust, certificate_name
+from muster.daemon.transport.tls import ServerKey, certificate_name
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import ClusterSpec
 from muster.slurm.cluster.training import Training, TrainingSpec
@@ -154,7 +154,8 @@ async def _measure_stream(
 ) -> dict[str, list[float]]:
     """GB/s of each round, by kind of connection."""
     found: dict[str, list[float]] = {"tls": [], "plain": []}
-    channels = PeerChannels(SecretCredentials(secret), "g", Trust(lambda: authorities))
+    channels = PeerChannels(SecretCredentials(secret), "g", plain_text=False)
+    channels.use_authorities(authorities)
     for _ in range(rounds):
         for kind in found:
             stub = channels.stub_for("n", f"127.0.0.1:{ports[kind]}", plain=kind == "plain")

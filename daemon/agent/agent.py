@@ -103,7 +103,7 @@ class Agent:
         self._stream: AgentStream | None = None
         self._key = ServerKey() if settings.trust else None
         self._names = NameResolver()
-        self._channels = PeerChannels(settings.credentials, settings.identity.gang)
+        self._channels = PeerChannels(settings.credentials, settings.identity.gang, plain_text=settings.trust is None)
         self._checkpoints = make_checkpoint_service(self._channels, self._store_changed)
         identity = settings.identity
         self._newest_generation = self._swapped_generation = 0

@@ -289,6 +289,13 @@ def raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
+def unavailable_error(error: IdentityUnavailable) -> grpc.aio.AioRpcError:
+    """The error of a call that this process can't make now, because it can't prove who it is, or ask who the other is.
+    It is UNAVAILABLE, like any other temporary fault."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None)
+
+
 def raise_unexpected_error(task: asyncio.Task[Any]) -> None:
     """Raise the error of a finished task, unless the error only says that the call or the task ended."""
     error = None if task.cancelled() else task.exception()
@@ -335,8 +342,7 @@ class _CallProofs:
         try:
             token = await _call_munge(lambda: self.credentials.issue(payload), self.deadline_s)
         except IdentityUnavailable as error:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, str(error), None) from error
+            raise unavailable_error(error) from error
         return grpc.aio.Metadata((CREDENTIAL_KEY, token))
 
     async def add(self, details: _Details, first_message: bytes) -> _Details:

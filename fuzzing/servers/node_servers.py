@@ -41,7 +41,9 @@ class _Node:
 
     async def _start(self) -> None:
         identity = AgentIdentity("g1", "n1", "i", OWNER)
-        self._shards = CheckpointService("g1", "n1", PeerChannels(self._user, "g1").stub_for, lambda: None)
+        self._shards = CheckpointService(
+            "g1", "n1", PeerChannels(self._user, "g1", plain_text=True).stub_for, lambda: None
+        )
         service = PeerService(identity, self._shards, lambda: None)
         agent = make_agent_server(self._user, agent_limits(members=2), identity, service)
         musterd = make_probe_server(self._user, "n1", "i")

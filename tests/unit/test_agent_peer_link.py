@@ -30,7 +30,7 @@ async def test_a_peer_that_goes_away_is_told_of_and_leaves_nothing_behind(
     server = make_agent_server(credentials, agent_limits(members=2), identity, service)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
     await server.start()
-    channels, answered, closed = PeerChannels(credentials, "g"), asyncio.Event(), asyncio.Event()
+    channels, answered, closed = PeerChannels(credentials, "g", plain_text=True), asyncio.Event(), asyncio.Event()
     hooks = LinkCallbacks(lambda: 0, lambda node, pong: answered.set(), lambda node: closed.set())
     link = PeerLink(LinkEndpoints("g", "n0", "n1", address), channels.open_link, hooks)
     async with asyncio.timeout(120):

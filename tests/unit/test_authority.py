@@ -261,7 +261,7 @@ async def _agent(folder: Path, management_host: str) -> AsyncIterator[tuple[Chos
     """The agent of gang g1 of `OWNER`, as far as peers meet it."""
     owner = ChosenUser(OWNER)
     async with AsyncExitStack() as stack:
-        stub_for = PeerChannels(owner, "g1").stub_for
+        stub_for = PeerChannels(owner, "g1", plain_text=True).stub_for
         shards = CheckpointService("g1", "n1", stub_for, lambda: None)
         stack.push_async_callback(shards.close)
         identity = AgentIdentity("g1", "n1", "i", OWNER)
@@ -450,7 +450,7 @@ async def test_an_agent_of_another_gang_at_a_peers_address_is_no_sign_of_life(tm
 async def test_an_agent_at_the_address_of_another_ends_its_calls(tmp_path: Path) -> None:
     """The other agent has ended. The caller's credential names it."""
     async with _agent(tmp_path, THIS_HOST) as (owner, (served,)):
-        channels = PeerChannels(owner, "g1")
+        channels = PeerChannels(owner, "g1", plain_text=True)
         ping = peer_pb2.LinkPing(gang_id="g1", node="n3", seq=1)
         call = await channels.open_link("n2", served.address, ping)
         await call.write(ping)

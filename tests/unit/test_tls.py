@@ -515,7 +515,8 @@ async def peer(credentials: SecretCredentials, site: Authority) -> AsyncIterator
     port = bind(server, f"{LOOPBACK}:0", key.certificates())
     service.plain_port = bind(server, f"{LOOPBACK}:0")
     await server.start()
-    channels = PeerChannels(credentials, "g1", trust_in(site))
+    channels = PeerChannels(credentials, "g1", plain_text=False)
+    channels.use_authorities(site.pem)
     yield Peer(service, f"{LOOPBACK}:{port}", f"{LOOPBACK}:{service.plain_port}", channels, credentials)
     await channels.close()
     await server.stop(None)
@@ -544,7 +545,7 @@ async def test_a_new_authority_breaks_no_call_and_is_asked_for_by_new_ones(
     server = make_agent_server(credentials, agent_limits(members=2), identity, service, tls=True)
     address = f"{LOOPBACK}:{bind(server, f'{LOOPBACK}:0', key.certificates())}"
     await server.start()
-    channels = PeerChannels(credentials, "g1")
+    channels = PeerChannels(credentials, "g1", plain_text=False)
     channels.use_authorities(site.pem)
     ping = peer_pb2.LinkPing(gang_id="g1", node="n2", seq=1)
     link = await channels.open_link("n1", address, ping)
@@ -567,10 +568,12 @@ async def test_a_site_may_have_pieces_encrypted_too(peer: Peer) -> None:
 
 
 async def _link(peer: Peer) -> None:
-    peer.channels.trust = None
-    ping = peer_pb2.LinkPing(gang_id="g1", node="n2")
-    call = await peer.channels.open_link("n1", peer.plain_address, ping)
-    await call.read()  # a write that finds the call ended would report an internal error in place of the status
+    ping, channels = peer_pb2.LinkPing(gang_id="g1", node="n2"), PeerChannels(peer.credentials, "g1", plain_text=True)
+    call = await channels.open_link("n1", peer.plain_address, ping)
+    try:
+        await call.read()  # a write that finds the call ended would report an internal error in place of the status
+    finally:
+        await channels.close()
 
 
 async def _ping(peer: Peer) -> None:

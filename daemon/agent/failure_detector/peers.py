@@ -19,9 +19,9 @@ import grpc.aio
 from muster.daemon.host import clock
 from muster.daemon.transport import authority_table, call_binding
 from muster.daemon.transport.authority_table import CallerKind
-from muster.daemon.transport.channel import credential_metadata, make_server, open_channel
+from muster.daemon.transport.channel import credential_metadata, make_server, open_channel, unavailable_error
 from muster.daemon.transport.credential_check import is_encrypted
-from muster.daemon.transport.identity import Credentials, current_method
+from muster.daemon.transport.identity import Credentials, IdentityUnavailable, current_method
 from muster.daemon.transport.job_limits import MAX_NAME_CHARS
 from muster.daemon.transport.server_limits import SHARD_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.tls import Trust
@@ -66,16 +66,31 @@ def refuse_other_users(identity: AgentIdentity, method: str, uid: int) -> str:
 
 
 class PeerChannels:
-    """One channel per agent of `gang`, opened at the first use. `trust`: whom to take for another agent; None: plain
-    text."""
+    """One channel per agent of `gang`, opened at the first use.
 
-    def __init__(self, credentials: Credentials, gang: str, trust: Trust | None = None) -> None:
+    plain_text: the site says that connections are plain text. Otherwise there is no channel at all before
+        `use_authorities`: nobody could be asked to prove a name.
+    """
+
+    def __init__(self, credentials: Credentials, gang: str, *, plain_text: bool) -> None:
         self._credentials = credentials
         self._gang = gang
-        self.trust = trust
+        self._plain_text = plain_text
+        self._trust: Trust | None = None
         self._authorities = b""
-        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, str, bool], grpc.aio.Channel] = {}
         self._old_channels: list[grpc.aio.Channel] = []
+
+    @property
+    def trust(self) -> Trust | None:
+        """Whom to take for another agent; None: connections are plain text.
+
+        Raises:
+            IdentityUnavailable: connections use TLS, and the coordinator has sent no certificate yet.
+        """
+        if self._trust is None and not self._plain_text:
+            raise IdentityUnavailable("this agent has no certificate yet, so it calls no other agent")
+        return self._trust
 
     def use_authorities(self, authorities: bytes) -> None:
         """From now on, take for another agent who has a certificate of these authorities (PEM).
@@ -84,38 +99,46 @@ class PeerChannels:
         """
         if authorities == self._authorities:
             return
-        self._authorities, self.trust = authorities, Trust(lambda: authorities)
+        self._authorities, self._trust = authorities, Trust(lambda: authorities)
         self._old_channels += self._channels.values()
         self._channels.clear()
 
     def stub_for(self, node: str, address: str, *, plain: bool = False) -> PeerServiceAsyncStub:
         """Return a stub for the agent on `node`, at `address` ("host:port"). Nothing is sent before the first call.
 
-        `plain`: plain text, whatever `trust` says. The agent at the address must have asked for it.
+        `plain`: plain text, whatever the site says. The agent at the address must have asked for it.
+
+        Raises:
+            grpc.aio.AioRpcError: UNAVAILABLE: there is no certificate yet.
         """
-        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address, None if plain else self.trust))
+        return peer_pb2_grpc.PeerServiceStub(self._channel(node, address, plain))
 
     async def open_link(self, node: str, address: str, first: peer_pb2.LinkPing) -> Any:
         """Open PeerService.Link to the agent on `node`. Return a call that takes pings and yields pongs. The first ping
         must be `first`.
 
         Raises:
-            grpc.aio.AioRpcError: no credential can be made now.
+            grpc.aio.AioRpcError: UNAVAILABLE: there is no certificate yet, or no credential can be made now.
         """
-        channel = self._channel(node, address, self.trust)
+        channel = self._channel(node, address)
         metadata = await credential_metadata(channel, "/muster.v1.PeerService/Link", first)
         return peer_pb2_grpc.PeerServiceStub(channel).Link(metadata=metadata)  # type: ignore[call-arg]  # see above
 
-    def _channel(self, node: str, address: str, trust: Trust | None) -> grpc.aio.Channel:
-        if (node, address) not in self._channels:
-            self._channels[node, address] = open_channel(
+    def _channel(self, node: str, address: str, plain: bool = False) -> grpc.aio.Channel:
+        try:
+            trust = self.trust
+        except IdentityUnavailable as error:
+            raise unavailable_error(error) from error
+        key = (node, address, plain)
+        if key not in self._channels:
+            self._channels[key] = open_channel(
                 address,
                 self._credentials,
-                trust=trust,
+                trust=None if plain else trust,
                 server=call_binding.name_of_agent(self._gang, node),
                 receive_bytes=SHARD_MESSAGE_BYTES,
             )
-        return self._channels[node, address]
+        return self._channels[key]
 
     async def close(self) -> None:
         """Close all channels."""
