@@ -13,7 +13,8 @@ from rich.text import Text
 
 from muster.daemon.host.plain_text import plain
 from muster.daemon.transport.identity import IdentityError
-from muster.daemon.transport.site_config import CONFIG, PLAIN_TEXT, TLS, Site, SiteError
+from muster.daemon.transport.site_config import CONFIG, Site, SiteError
+from muster.daemon.transport.tls import PLAIN_TEXT, TLS
 from muster.launcher.coordinator_client import CoordinatorClient, identity_fault
 from muster.launcher.errors import LauncherError, SiteFault
 

@@ -15,7 +15,7 @@ from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
-from muster.daemon.transport.tls import Trust, is_proof_failure
+from muster.daemon.transport.tls import SAME_CONNECTIONS, Trust, is_answer_without_tls, is_proof_failure, may_want_tls
 from muster.launcher.errors import Busy, LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
@@ -208,7 +208,7 @@ class CoordinatorClient:
     def _raise_error(self, error: grpc.aio.AioRpcError) -> NoReturn:
         if isinstance(error.__cause__, IdentityError):
             raise identity_fault(error.__cause__) from None
-        raise _to_launcher_error(error, self.address) from None
+        raise _to_launcher_error(error, self.address, self._trust) from None
 
 
 def identity_fault(error: IdentityError) -> SiteFault:
@@ -217,7 +217,7 @@ def identity_fault(error: IdentityError) -> SiteFault:
     return SiteFault(f"can't authenticate: {error}", hint)
 
 
-def _to_launcher_error(error: grpc.aio.AioRpcError, address: str) -> LauncherError:
+def _to_launcher_error(error: grpc.aio.AioRpcError, address: str, trust: Trust | None) -> LauncherError:
     words = error.details() or error.code().name
     match error.code():
         # CANCELLED: the coordinator is stopping and has ended the call.
@@ -226,11 +226,17 @@ def _to_launcher_error(error: grpc.aio.AioRpcError, address: str) -> LauncherErr
                 f"the server at {address} does not prove that it is a coordinator of this site: {words}",
                 "check its certificate with `muster pki show` there, and tls_authority in /etc/muster/muster.toml",
             )
+        case grpc.StatusCode.UNAVAILABLE if is_answer_without_tls(words, trust):
+            return SiteFault(
+                f"the server at {address} answers in plain text, and this host uses TLS: no credential was sent",
+                f"{SAME_CONNECTIONS}. If they are the same, another program listens there",
+            )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+            tls = f". Or it uses TLS, and this host does not. {SAME_CONNECTIONS}" if may_want_tls(words, trust) else ""
             return Unavailable(
                 f"the coordinator at {address} does not answer: {words}",
                 "check that muster-coordinator runs there. The address comes from --coordinator, MUSTER_COORDINATOR or"
-                " /etc/muster/muster.toml",
+                f" /etc/muster/muster.toml{tls}",
             )
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.FAILED_PRECONDITION:
             return SiteFault(

@@ -32,7 +32,7 @@ from muster.daemon.transport.channel import (
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
-from muster.daemon.transport.tls import Trust
+from muster.daemon.transport.tls import Trust, explain
 from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
@@ -164,7 +164,7 @@ class AgentStream:
                 if error.code() in _REFUSALS:
                     self._log_and_back_off(f"the coordinator refuses this agent: {error.details()}")
                     return _REFUSED_RETRY_S
-                return self._log_and_back_off(f"{error.code().name}: {error.details()}")
+                return self._log_and_back_off(f"{error.code().name}: {explain(error.details() or '', self._trust)}")
 
     async def _exchange(self, call: Any, hello: AgentMessage) -> None:
         writing = asyncio.ensure_future(self._write(call, hello))

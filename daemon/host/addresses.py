@@ -1,4 +1,4 @@
-"""IP addresses: those of this machine, and the form in which two are compared.
+"""IP addresses: those of this machine, and the form in which addresses and names of hosts are compared.
 
 The machine's are read from /proc: neither a name server nor a netlink socket is needed.
 """
@@ -30,6 +30,11 @@ def comparable(text: str) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
         return ""
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def comparable_host(host: str) -> str:
+    """A host's name or IP address in the form in which hosts are compared: DNS does not tell capitals from others."""
+    return comparable(host) or host.lower()
 
 
 def is_loopback(address: str) -> bool:

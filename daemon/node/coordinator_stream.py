@@ -35,7 +35,7 @@ from muster.daemon.transport.channel import (
 )
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.site_config import split_addresses
-from muster.daemon.transport.tls import ServerKey, Trust
+from muster.daemon.transport.tls import ServerKey, Trust, explain
 from muster.v1 import node_pb2 as pb
 from muster.v1 import node_pb2_grpc
 
@@ -126,9 +126,14 @@ class NodeStream:
                         waits = self._timeouts.backoffs()
             except (StreamLost, grpc.aio.AioRpcError, OSError) as error:
                 raise_if_cancelled()
-                self._detached.meet(f"not attached to {self._coordinator}, trying again: {_describe(error)}")
+                self._detached.meet(f"not attached to {self._coordinator}, trying again: {self._describe(error)}")
                 self._return_pause.stream_ended(loop.time())
                 await self._pause(next(waits))
+
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, grpc.aio.AioRpcError):
+            return f"{error.code().name}: {explain(error.details() or '', self._trust)}"
+        return str(error)
 
     async def _pause(self, backoff_s: float) -> None:
         """Wait before the next attempt: `backoff_s`, and the coordinator's wish if there is no signal to report."""
@@ -248,9 +253,3 @@ async def _wait_until(event: asyncio.Event, moment: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)

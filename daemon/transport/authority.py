@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, PublicKeyAlgorithmOID
 
 from muster.daemon.host import clock, private_file
+from muster.daemon.host.addresses import comparable_host
 from muster.daemon.transport.tls import AUTHORITY_DAYS, ISSUED_DAYS, TlsError
 
 Key = ec.EllipticCurvePrivateKey
@@ -197,14 +198,14 @@ def read_certificate(path: Path) -> bytes:
 
 
 def names_in_certificate(certificate: bytes) -> frozenset[str]:
-    """The DNS names and IP addresses that a certificate (PEM) proves."""
+    """The DNS names and IP addresses that a certificate (PEM) proves, in the form of `comparable_host`."""
     found = x509.load_pem_x509_certificate(certificate)
     try:
         alternatives = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return frozenset()
     addresses = alternatives.get_values_for_type(x509.IPAddress)
-    return frozenset({*alternatives.get_values_for_type(x509.DNSName), *map(str, addresses)})
+    return frozenset(map(comparable_host, (*alternatives.get_values_for_type(x509.DNSName), *map(str, addresses))))
 
 
 def expires_at(certificate: bytes) -> float:

@@ -4,8 +4,8 @@ The payload of a credential is "METHOD SERVER SHA256": the method's full name, t
 of the bytes of the call's first message, in hex. So a credential that is read on its way, or that a dishonest server
 passes on, is worth nothing at another server, for another method, or with another message.
 
-The name of a server is the host that the caller dials. A process that calls a node's daemon or an agent knows more than
-an address, so these have names of their own: `name_of_node_daemon`, `name_of_agent`.
+The name of a server is the host that the caller dials; capitals do not count in it. A process that calls a node's
+daemon or an agent knows more than an address, so these have names of their own: `name_of_node_daemon`, `name_of_agent`.
 
 A person can make a credential by hand. For a call with an empty message at mgmt1:
 
@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any
 
-from muster.daemon.host.addresses import own_addresses
+from muster.daemon.host.addresses import comparable_host, own_addresses
 from muster.daemon.transport.identity import CredentialRefused, OtherServer
 from muster.daemon.transport.site_config import split_address
 
@@ -37,6 +37,8 @@ def payload_of_call(method: str, server: str, first_message: bytes) -> str:
 def check_call(payload: str, method: str, server_names: Collection[str]) -> str:
     """Check that a credential's payload is for this method of this server. Returns the digest of the first message.
 
+    `server_names`: names of hosts among them are in the form of `comparable_host`.
+
     Raises:
         CredentialRefused: it is for another method.
         OtherServer: it is for another server.
@@ -45,7 +47,7 @@ def check_call(payload: str, method: str, server_names: Collection[str]) -> str:
     server, _, digest = rest.partition(" ")
     if made_for != method:
         raise CredentialRefused(f"the credential is refused: it was made for {_shown(made_for)}, not for {method}")
-    if server not in server_names:
+    if _comparable(server) not in server_names:
         raise OtherServer(
             f"the credential is refused: it was made for the server {_shown(server)}; the names of this server are "
             f"{', '.join(sorted(server_names))}"
@@ -79,9 +81,15 @@ def name_of_agent(gang: str, node: str) -> str:
 
 
 def names_of_this_host() -> frozenset[str]:
-    """The host's name, with and without its domain, and its addresses; "localhost" too."""
-    name = os.uname().nodename
+    """The host's name, with and without its domain, and its addresses; "localhost" too. See `comparable_host`."""
+    name = comparable_host(os.uname().nodename)
     return frozenset({name, name.partition(".")[0], *own_addresses(), "localhost", "127.0.0.1", "::1"})
+
+
+def _comparable(server: str) -> str:
+    """The name of a server in the form of `server_names`. Names of daemons and agents hold names of Slurm and of gangs,
+    in which capitals count."""
+    return server if "/" in server else comparable_host(server)
 
 
 def _shown(text: str) -> str:

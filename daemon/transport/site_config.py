@@ -22,17 +22,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from muster.daemon.host.addresses import comparable_host
 from muster.daemon.host.plain_text import PlainFormatter
 from muster.daemon.transport import management_hosts, toml_text
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
 from muster.daemon.transport.port_range import PortRange
-from muster.daemon.transport.tls import CertificateFiles, TlsError, Trust, trust_in_file
+from muster.daemon.transport.tls import PLAIN_TEXT, TLS, CertificateFiles, TlsError, Trust, trust_in_file
 
 CONFIG = Path("/etc/muster/muster.toml")
 TLS_FOLDER = Path("/etc/muster/tls")
-
-TLS, PLAIN_TEXT = "tls", "plain text, the network is trusted"
-"""The two values of `connections`."""
 
 COORDINATOR_PORT = 7070
 NODE_PORT = 7071
@@ -183,9 +181,9 @@ class Site(BaseModel):
         return self.connections == PLAIN_TEXT or (self.auth != "munge" and self.coordinator_hosts() <= _LOOPBACK)
 
     def coordinator_hosts(self) -> frozenset[str]:
-        """The hosts of all coordinators, as callers name them."""
+        """The hosts of all coordinators, as callers name them, in the form of `comparable_host`."""
         addresses = split_addresses(self.coordinator) if self.coordinator else []
-        return frozenset(split_address(address)[0] for address in addresses)
+        return frozenset(comparable_host(split_address(address)[0]) for address in addresses)
 
     def trust(self) -> Trust | None:
         """Whom to take for a coordinator; None: connections are plain text.

@@ -41,6 +41,10 @@ RENEW_AFTER_S = ISSUED_DAYS * 86400 / 2
 """The age of its certificate, in seconds, at which a node's daemon or an agent attaches again for a new one."""
 
 
+TLS, PLAIN_TEXT = "tls", "plain text, the network is trusted"
+"""The two values of the setting `connections`."""
+
+
 class TlsError(Exception):
     """The site's fault: a certificate or a key can't be used."""
 
@@ -114,6 +118,34 @@ def is_proof_failure(details: str) -> bool:
 
 
 _PROOF_FAILURES = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "certificate signature failure")
+
+
+def is_answer_without_tls(details: str, trust: Trust | None) -> bool:
+    """Whether a call's error says, in gRPC's words, that the server answers in plain text, where this side uses TLS.
+    `trust`: of this side; None: plain text."""
+    return trust is not None and _ANSWER_WITHOUT_TLS in details
+
+
+def may_want_tls(details: str, trust: Trust | None) -> bool:
+    """Whether a call's error may come from a server that uses TLS, where this side uses plain text (`trust` is None).
+    Such a server closes the connection. So does one that is just ending."""
+    return trust is None and all(words in details for words in _CLOSED_AT_ONCE)
+
+
+def explain(details: str, trust: Trust | None) -> str:
+    """A call's error for a log, with the setting that may be wrong. `trust`: of this side; None: plain text."""
+    if is_answer_without_tls(details, trust):
+        return f"the server answers in plain text, and this host uses TLS. {SAME_CONNECTIONS} ({details})"
+    if may_want_tls(details, trust):
+        return f"{details}. Does the server use TLS? This host does not. {SAME_CONNECTIONS}"
+    return details
+
+
+SAME_CONNECTIONS = (
+    "Every host needs the same `connections` in muster.toml: "
+    f'"{TLS}", or "{PLAIN_TEXT}" on all of them, the coordinators\' included'
+)
+_ANSWER_WITHOUT_TLS, _CLOSED_AT_ONCE = "WRONG_VERSION_NUMBER", ("failed to connect to all addresses", "Socket closed")
 
 
 class ServerKey:

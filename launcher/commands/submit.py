@@ -17,7 +17,7 @@ from pathlib import Path
 from muster.checkpoint.format import trusted_folder
 from muster.daemon.host import private_file
 from muster.daemon.transport import gang_ids
-from muster.daemon.transport.site_config import Site, split_address, split_addresses
+from muster.daemon.transport.site_config import Site
 from muster.launcher.command import Command, connect, load_site, print_note
 from muster.launcher.errors import LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
 from muster.launcher.spec import spec
@@ -63,8 +63,7 @@ def prepare(options: argparse.Namespace, site: Site) -> Submission:
     """
     job = spec.load(options.job)
     # `localhost` would be a different host on each node. Then the nodes use the address in their own settings.
-    hosts = {split_address(address)[0] for address in split_addresses(site.coordinator)}
-    address = "" if hosts & _LOOPBACK else site.coordinator
+    address = "" if site.coordinator_hosts() & _LOOPBACK else site.coordinator
     wire = job.to_proto(work_dir=os.getcwd())
     wire.node_options.extend(node_options(job, options.options))
     return Submission(

@@ -29,7 +29,7 @@ from muster.daemon.transport.channel import open_first_ready_channel
 from muster.daemon.transport.identity import Credentials
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
-from muster.daemon.transport.tls import Trust
+from muster.daemon.transport.tls import Trust, explain
 from muster.v1.api_pb2 import BatchRef, GangView
 from muster.v1.api_pb2_grpc import MusterStub
 
@@ -80,7 +80,7 @@ class RemoteCoordinator:
             try:
                 return await MusterStub(channel).Attend(self.run, timeout=_CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                log.info("the coordinator at %s: %s", self.address, error.details())
+                log.info("the coordinator at %s: %s", self.address, explain(error.details() or "", self.trust))
                 return ViewFailure.UNKNOWN_GANG if error.code() is grpc.StatusCode.NOT_FOUND else ViewFailure.NO_ANSWER
 
 

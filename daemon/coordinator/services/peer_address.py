@@ -15,7 +15,7 @@ import os
 from muster.daemon.coordinator.core.state.durable_state import Node
 from muster.daemon.coordinator.services.rpc_errors import RpcAbort, permission_denied, unavailable
 from muster.daemon.coordinator.slurm.lookup import SlurmLookup
-from muster.daemon.host.addresses import comparable, is_loopback
+from muster.daemon.host.addresses import comparable, comparable_host, is_loopback
 from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.identity import Caller
 from muster.daemon.transport.site_config import split_address
@@ -62,7 +62,7 @@ def _own_names(caller: Caller) -> set[str]:
 
 
 def _is_one_of(host: str, names: set[str]) -> bool:
-    return host.lower() in {name.lower() for name in names}
+    return comparable_host(host) in set(map(comparable_host, names))
 
 
 def _refusal(peer_address: str, node: Node, names: set[str]) -> RpcAbort:
