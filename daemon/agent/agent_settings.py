@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from muster.daemon.agent.failure_detector.peers import AgentIdentity
 from muster.daemon.agent.ranks.rank_supervisor import NodeJob
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport.identity import Credentials
-from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.tls import Trust
 from muster.v1.common_pb2 import JobSpec
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport.channel import ListenError, bind, check_listen_address
-from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.site_config import split_address
 
 _ALL_ADDRESSES = frozenset({"", "0.0.0.0", "::"})

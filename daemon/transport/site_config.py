@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from muster.daemon.host.addresses import comparable_host
 from muster.daemon.host.plain_text import PlainFormatter
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport import management_hosts, toml_text
 from muster.daemon.transport.identity import Credentials, MungeCredentials, SecretCredentials
-from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.tls import PLAIN_TEXT, TLS, CertificateFiles, TlsError, Trust, trust_in_file
 
 CONFIG = Path("/etc/muster/muster.toml")

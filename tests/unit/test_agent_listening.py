@@ -18,10 +18,10 @@ import pytest
 from muster.daemon.agent.listening import listen
 from muster.daemon.agent.testing.scripted_gang import Gang, scripted_gang
 from muster.daemon.host import clock
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.channel import ListenError, make_server
 from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.tls import ServerKey
 

@@ -20,8 +20,8 @@ import pytest
 
 from muster.daemon.host import clock
 from muster.daemon.host.kept_memory_client import send_request
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.server_limits import NODE_DAEMON, agent_limits
 from muster.daemon.transport.site_config import PLAIN_TEXT
 
@@ -77,7 +77,7 @@ from muster.daemon.agent.listening import listen
 from muster.daemon.transport import call_binding
 from muster.daemon.transport.authority import Authority
 from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.port_range import PortRange
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.transport.server_limits import agent_limits
 from muster.daemon.transport.tls import ServerKey, certificate_name
 from muster.v1.peer_pb2 import PeerAck

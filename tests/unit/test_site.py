@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.agent import __main__ as agent_command
+from muster.daemon.host.port_range import PortRange
 from muster.daemon.node import __main__ as musterd_command
 from muster.daemon.transport import site_config
 from muster.daemon.transport.identity import SecretCredentials
-from muster.daemon.transport.port_range import PortRange
 from muster.daemon.transport.site_config import Site, SiteError, node_name, split_address, split_addresses
 from muster.launcher import __main__ as muster_command
 
