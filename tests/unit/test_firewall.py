@@ -321,6 +321,17 @@ def test_without_the_rule_a_stranger_holds_all_connections_of_an_agent(network: 
 
 
 @pytest.mark.long
+def test_without_the_rule_a_member_connects_when_a_strangers_connection_ends(
+    network: Network, agent: RunningAgent
+) -> None:
+    """The stranger opens every connection again that ends."""
+    end = clock.monotonic() + WAIT_S
+    with network.flooded("stranger", "198.51.100.254", agent.port, 300, "--tls"):
+        while agent.called("node", "203.0.113.254")[0] != "answered":
+            assert clock.monotonic() < end
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("family", [0, 1], ids=["IPv4", "IPv6"])
 def test_with_the_rule_nobody_holds_the_connections_of_an_agent(
     network: Network, agent: RunningAgent, family: int

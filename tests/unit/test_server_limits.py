@@ -405,6 +405,18 @@ async def test_a_connection_without_calls_is_closed(munge: Munge) -> None:
                 await channel.wait_for_state_change(state)
 
 
+async def test_a_caller_whose_idle_connection_has_ended_calls_again(munge: Munge) -> None:
+    """An agent that sends a report for a snapshot after a long step, for example."""
+    receiver = Receiver()
+    async with serving(munge, receiver, replace(LIMITS, idle_s=0.05)) as address, _channel(address) as channel:
+        for _ in range(2):
+            await _call(channel, "unary_unary", b"x", _credential(munge, "unary_unary"))
+            async with asyncio.timeout(WAIT_S):
+                while (state := channel.get_state()) is grpc.ChannelConnectivity.READY:
+                    await channel.wait_for_state_change(state)
+    assert receiver.handled == 2
+
+
 async def test_a_stream_without_messages_is_not_idle(munge: Munge) -> None:
     async with serving(munge, Receiver(), replace(LIMITS, idle_s=0.05)) as address, _channel(address) as channel:
         stream: Any = channel.stream_stream("/test.Receiver/stream_stream")
@@ -441,6 +453,7 @@ def test_an_agents_limits_grow_with_its_gang() -> None:
     assert large.connections > 12_500
     assert large.calls > 12_500
     assert small.connections < 200
+    assert [agent_limits(members).idle_s for members in (2, 166, 1000, 12_500)] == [10.0, 10.0, 60.0, 600.0]
 
 
 class Watched(Receiver):
