@@ -231,9 +231,10 @@ class SeedRun:
         world = self.world
         gang, job = world.gang(id), world.jobs.job(id)
         if gang is None:
-            # If all agents ended before a coordinator knew the job, Slurm ends it.
+            # If all agents ended before a coordinator knew the job, Slurm ends it. An agent that is cut off for ever
+            # makes no coordinator know the job.
             return job.state is not JobState.RUNNING or not any(
-                a.alive for (g, _), a in world.agents.items() if g == id
+                self._should_exit(a) for (g, _), a in world.agents.items() if g == id
             )
         pool_jobs = [pool_job for pool_job in world.jobs.pool_jobs(id) if not pool_job.state.ended]
         if gang.final:

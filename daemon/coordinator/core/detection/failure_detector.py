@@ -384,7 +384,8 @@ def _start_probe(gang_turn: GangTurn, member: Member, deadline_s: float) -> None
 def _take_out_unless_many(gang_turn: GangTurn, member: Member, health: NodeHealth, reason: str) -> None:
     """Take the node out of service, unless many nodes are silent at once: that may be the coordinator's own network.
     Then wait until the suspicion is CAUSE_WAIT_S old."""
-    if gang_turn.now - gang_turn.observed.suspected_since[member.node] < CAUSE_WAIT_S and outage.many_silent(gang_turn):
+    silent_s = gang_turn.now - gang_turn.observed.suspected_since[member.node]
+    if silent_s < CAUSE_WAIT_S and outage.many_silent(gang_turn, member.node):
         gang_turn.turn.tick_at(gang_turn.now + OUTAGE_RECHECK_S)
         return
     _take_out(gang_turn, member, health, reason)

@@ -24,12 +24,12 @@ def chance_limit(gang_turn: GangTurn) -> int:
     return max(2, max(len(gang_turn.turn.state.nodes), len(gang_turn.gang.members)) // 10)
 
 
-def many_silent(gang_turn: GangTurn) -> bool:
-    """More nodes than fail by chance are silent now, or were found silent within SIMULTANEOUS_S.
+def many_silent(gang_turn: GangTurn, node: str) -> bool:
+    """With `node`, more nodes than fail by chance are silent now, or were found silent within SIMULTANEOUS_S.
 
-    Called only when a node is about to be taken out: it looks at every gang if the gang's own nodes do not settle it.
+    Called only when `node` is about to be taken out: it looks at every gang if the gang's own nodes do not settle it.
     """
-    most, found = chance_limit(gang_turn), _silent(gang_turn.turn, gang_turn.observed)
+    most, found = chance_limit(gang_turn), {node} | _silent(gang_turn.turn, gang_turn.observed)
     if len(found) <= most:
         out = [gang_turn.turn.state.node(name) for name in gang_turn.turn.index.out_of_service]
         found |= {n.name for n in out if n.health in UNRESPONSIVE and gang_turn.now - n.judged_at < SIMULTANEOUS_S}
