@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.policy.policy import Policy
@@ -141,6 +141,7 @@ def test_each_condition_has_a_rule_and_a_source_in_the_policy() -> None:
 _NUMBERS = st.none() | st.integers(-(2**70), 2**70)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(_NUMBERS, _NUMBERS, _NUMBERS, st.floats(0, 1e9)), max_size=8))
 def test_no_reading_gives_a_sample_that_makes_no_sense(
     rows: list[tuple[int | None, int | None, int | None, float]],

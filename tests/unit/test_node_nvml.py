@@ -238,14 +238,29 @@ async def test_a_process_that_did_not_run_does_not_take_its_reader_for_hung(node
     await frozen.close()
 
 
-def _name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+def _reader_pid() -> int:
+    (reader,) = [pid for pid in process_tree.child_pids() if Path(f"/proc/{pid}/comm").read_text() == "muster-nvml\n"]
+    return reader
+
+
+async def test_the_reader_stays_small(node: Node) -> None:
+    """It loads NVIDIA's library, and nothing of gRPC, protobuf or pydantic."""
+    await node.read()
+    loaded = Path(f"/proc/{_reader_pid()}/maps").read_text()
+    assert str(node.library) in loaded
+    assert not [word for word in ("grpc", "google", "pydantic", "torch") if word in loaded]
+
+
+async def test_the_reader_ends_with_its_sensor(node: Node) -> None:
+    await node.read()
+    reader = _reader_pid()
+    await node.process.close()
+    assert not Path(f"/proc/{reader}").exists()
 
 
 async def test_a_reader_that_was_killed_is_replaced(node: Node) -> None:
     await node.read()
-    (reader,) = [pid for pid in process_tree.child_pids() if _name_of(pid) == "muster-nvml"]
-    process_tree.kill(reader, group=False)
+    process_tree.kill(_reader_pid(), group=False)
     with pytest.raises(ReaderEnded, match="has ended"):
         await node.read()
     assert (await node.read()).count == 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.node.sensors.sensor import Observation, Sample
@@ -133,7 +133,10 @@ def test_a_sample_from_the_past_is_left_out() -> None:
     assert node.sample(1, 100) == []
 
 
-@given(st.lists(st.tuples(st.floats(allow_nan=False), st.integers(1, 400), st.sampled_from([0, 0, 3, 1000]))))
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(allow_nan=False), st.integers(1, 400), st.sampled_from([0, 0, 3, 1000])), max_size=8)
+)
 def test_raised_and_over_take_turns(phases: list[tuple[float, int, int]]) -> None:
     node = Node()
     for held, seconds, gap_s in phases:
