@@ -22,6 +22,7 @@ PARSERS: dict[str, str] = {
 SERVERS: dict[str, str] = {
     "coordinator_server": "servers.coordinator_server",
     "node_servers": "servers.node_servers",
+    "memory_server": "servers.memory_server",
 }
 """Servers and their callers share one event loop, so the lines that are counted are those of both."""
 TARGETS = PARSERS | SERVERS

@@ -77,5 +77,11 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
         code="    return edge == size > 0\n",
         bug="    return edge == size\n",
     ),
+    "memory_server": PlantedBug(
+        "The descriptors that come with an empty packet stay open.",
+        module="muster.daemon.host.packets",
+        code="        for fd in fds:\n            os.close(fd)\n",
+        bug="",
+    ),
 }
 """By target."""
