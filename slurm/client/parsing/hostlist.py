@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice, product
 from typing import Final
 
-MAX_NAMES: Final = 100_000
-"""Names in one list. No cluster has as many nodes: a longer list is a mistake, or is meant to exhaust memory."""
+MAX_NAMES: Final = 65_536
+"""Names in one list: as many as a range in brackets may have in Slurm (MAX_RANGE). A longer list is a mistake, or is
+meant to exhaust memory and time."""
 MAX_NAME_CHARS: Final = 253
 """Characters of a host name, and so of a node's name."""
 
@@ -25,7 +26,7 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if text in ("", "(null)", "N/A", "None assigned"):
         return ()
-    names = tuple(islice((name for item in _split(text) for name in _expand_item(item)), MAX_NAMES + 1))
+    names = tuple(islice(chain.from_iterable(map(_expand_item, _split(text))), MAX_NAMES + 1))
     if len(names) > MAX_NAMES:
         raise ValueError(f"node list {text[:80]!r}: more than {MAX_NAMES} names")
     return names
@@ -55,7 +56,7 @@ def _expand_item(item: str) -> Iterator[str]:
         choices += [tuple(chain.from_iterable(map(_numbers, numbers.split(",")))), (rest,)]
     if math.prod(map(len, choices)) > MAX_NAMES or sum(len(parts[-1]) for parts in choices) > MAX_NAME_CHARS:
         raise ValueError(f"node list: {item[:80]!r} has more than {MAX_NAMES} names, or a longer name than a host has")
-    return ("".join(parts) for parts in product(*choices) if item)
+    return map("".join, product(*choices)) if item else iter(())
 
 
 def _numbers(part: str) -> Sequence[str]:
