@@ -80,10 +80,11 @@ def a_precursor_is_a_planned_swap(training: Training) -> None:
     assert "muster: Xid 64" in slurm_node(cluster, node)
 
 
-def test_six_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
+def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
     """Power loss and a fatal Xid: swap, drain and let go. Training goes on without the coordinator, and a restarted one
-    completes a recovery. A node that hangs is replaced, too, and a node that the job's owner gives back."""
-    with Training(healthy, TrainingSpec("swaps", nodes=3, spares=6, arguments=BUCKETS)) as training:
+    completes a recovery. A node that hangs is replaced, too, and so are a node that the job's owner gives back and one
+    whose GPU throttles."""
+    with Training(healthy, TrainingSpec("swaps", nodes=3, spares=7, arguments=BUCKETS)) as training:
         job = training.submit()
         training.wait_step(20)
         dead, unfit = power_loss_is_a_swap(training), a_fatal_xid_is_a_swap(training)
@@ -92,6 +93,7 @@ def test_six_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(
         trains_without_a_coordinator(training)
         a_hung_node_is_a_swap(training)
         a_node_that_is_given_back_is_a_swap(training, job, held())
+        a_gpu_that_throttles_is_a_planned_swap(training)
         run_to_the_end(training)
     shown = healthy.sh(CONTROLLER, f"scontrol show job {job}")
     # A job is COMPLETING for up to a minute after a node of its step has died.
@@ -177,6 +179,17 @@ def a_node_that_is_given_back_is_a_swap(training: Training, job: int, held: list
     assert said.strip() == f"node {node} does not belong to job {job} (any more)"
     assert "DRAIN" not in slurm_node(cluster, node)
     assert "DOWN" not in slurm_node(cluster, node)
+
+
+def a_gpu_that_throttles_is_a_planned_swap(training: Training) -> None:
+    """From the sensor of the node to ranks that leave it without repeating a step."""
+    cluster, node = training.cluster, training.node_of(1)
+    cluster.throttle(node, 2)
+    recovery = training.wait_recovered(8)
+    assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [node])
+    assert recovery["cause"].startswith("GPU throttled 64: slowed down by the hardware for heat")
+    assert training.repeated_steps(8) == 0
+    wait_until(lambda: "muster: GPU throttled" in slurm_node(cluster, node), 60, f"{node} is drained")
 
 
 def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(healthy: Cluster) -> None:
