@@ -8,7 +8,8 @@ makes the README's picture and table from it.
 
 The clock starts when the fault takes effect, as the cluster tool reports. It stops when the coordinator learns of the
 first step of the next generation. All containers share this host's clock. `steps_redone` counts the repeated steps in
-the output of rank 0.
+the output of rank 0. After a precursor the ranks train on until they leave the node: for that time, `detect`, nothing
+is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rich.table import Table
 
 from muster.slurm.cluster.cluster import Cluster
 from muster.slurm.cluster.spec import ClusterSpec
-from muster.slurm.cluster.training import FATAL_XID_LINE, Training, TrainingSpec
+from muster.slurm.cluster.training import FATAL_XID_LINE, PRECURSOR_XID_LINE, Training, TrainingSpec
 
 PHASES = ("detect", "fence", "start", "first_step")
 
@@ -64,6 +65,7 @@ FAULTS = (
     Fault("power_loss", lambda c, n, _: c.power_off(n), (6.0, 8.0)),
     Fault("partition", lambda c, n, _: c.partition(n), (6.0, 8.0)),
     Fault("xid", lambda c, n, _: c.kmsg(n, FATAL_XID_LINE), (1.5, 2.5)),
+    Fault("precursor", lambda c, n, _: c.kmsg(n, PRECURSOR_XID_LINE), (3.0, 3.0)),
     Fault("rank_killed", lambda _, __, t: t.kill_rank(3), (1.5, 2.5), runs_per_job=5),
     Fault("node0_crash", lambda c, n, _: c.crash(n), (3.0, 5.0), node0=True, runs_per_job=1),
     Fault("node0_power_loss", lambda c, n, _: c.power_off(n), (7.0, 9.0), node0=True, runs_per_job=1),
