@@ -1,4 +1,4 @@
-"""The simulator finds bugs: each planted bug is found within 200 seeds, one that shows seldom within 600."""
+"""The simulator finds bugs: each planted bug is found within 300 seeds, one that shows seldom within 600."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 from muster.simulator.planted_bugs.catalogue import PLANTED_BUGS
 from muster.simulator.planted_bugs.planting import PlantedBug
 
-SEEDS = 200
+SEEDS = 300
 MORE_SEEDS = {"detached-counts-as-fenced": 600, "blame-nodes-for-storage": 600}
 """Bugs that show only if an agent is detached at the moment of a fence and its ranks live on: in one of 400 seeds; and
 only if ranks on many nodes can't be killed, and stay so for long: in one of 200."""
