@@ -28,7 +28,6 @@ FAULTS = {
     "power_loss": "a node loses power",
     "partition": "a node loses its network",
     "xid": "a GPU reports a fatal Xid",
-    "precursor": "a GPU announces a failure",
     "rank_killed": "a rank is killed",
     "node0_crash": "all processes of the first node die",
     "node0_power_loss": "the first node loses power",
