@@ -88,7 +88,7 @@ class ScriptedCoordinator(agent_pb2_grpc.AgentServiceServicer):
         """Dismiss the agent of `node`."""
         self.agents[node].outbox.put_nowait(self._message(dismissed=reason))
 
-    async def until(self, what: Callable[[], bool], timeout: float = 20.0) -> None:
+    async def until(self, what: Callable[[], bool], timeout: float = 120.0) -> None:
         """Wait until the condition `what` holds.
 
         Raises:
