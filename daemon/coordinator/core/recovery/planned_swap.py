@@ -1,7 +1,6 @@
 """Planned swaps: ranks leave a node at the end of a step, before the node fails, and no step is lost.
 
-1. A node is DEGRADED, and the policy's response is a swap; or a user has asked for one. `respond` records SwapPlanned
-   if a spare is ready.
+1. A node is DEGRADED, and the policy's response is a swap. `respond` records SwapPlanned if a spare is ready.
 2. Orders ask the ranks to finish a step, to keep it in memory and to exit, as for a planned stop.
 3. All ranks have exited. `leave_nodes` takes the node out, and the recovery goes on as after any fault: the spare takes
    the seat, and the next generation starts from that step.
@@ -23,12 +22,9 @@ def respond(gang_turn: GangTurn) -> None:
     degraded = _degraded_seats(gang_turn)
     if not degraded or not _may_plan(gang_turn):
         return
-    health = gang_turn.turn.state.node
     if leaving := _leaving(gang_turn):
-        node = leaving[0]
-        gang_turn.turn.record(
-            facts.SwapPlanned(gang_turn.gang.id, node, gang_turn.gang.generation, health(node).reason)
-        )
+        first, gang = gang_turn.turn.state.node(leaving[0]), gang_turn.gang
+        gang_turn.turn.record(facts.SwapPlanned(gang.id, first.name, gang.generation, first.reason))
         return
     for node in degraded:
         if node not in gang_turn.observed.flushed_for:
