@@ -103,6 +103,7 @@ class CheckpointService:
         self._progress: dict[int, int] = {}
         self._undecided_ranks: set[int] = set()
         """Ranks that have neither kept nor skipped their newest step yet."""
+        self._stopped: dict[int, int] = {}
         self._phases: dict[int, str] = {}
         self._digesting: set[tuple[int, Version]] = set()
 
@@ -118,7 +119,7 @@ class CheckpointService:
         Applying the same order again changes nothing.
         """
         if self._commit_protocol.apply_order(order):
-            self._progress, self._phases, self._undecided_ranks = {}, {}, set()
+            self._progress, self._stopped, self._phases, self._undecided_ranks = {}, {}, {}, set()
             replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
             self._replica_builder.set_replicated_ranks(
                 place.rank for place in order.places if place.node in replicated_nodes
@@ -152,6 +153,10 @@ class CheckpointService:
     def progress(self) -> dict[int, int]:
         """The newest finished step of each rank of this node in this generation."""
         return dict(self._progress)
+
+    def stopped(self) -> dict[int, int]:
+        """The last step of each rank of this node that was asked to stop and has finished that step."""
+        return dict(self._stopped)
 
     def phases(self) -> dict[int, str]:
         """The declared phase of each rank of this node; empty for a rank that has left its phase."""
@@ -261,6 +266,8 @@ class CheckpointService:
             self._on_declared_phase(rank, generation, message.declared.phase)
         elif kind == "filled":
             self._on_filled(rank, Version(generation, message.filled.step), message.filled.slot)
+        elif kind == "stopped":
+            self._on_stopped(rank, Version(generation, message.stopped.step))
         elif kind == "join":
             self._spawn(generation, self._on_join(rank, generation))
         elif kind == "layout":
@@ -323,6 +330,12 @@ class CheckpointService:
         if skipped and not self._slots_refused:
             self._commit_protocol.record_skipped(rank, version)
             self._replica_receiver.notify_slots_changed()
+        self._on_change()
+
+    def _on_stopped(self, rank: int, version: Version) -> None:
+        if version.generation != self._commit_protocol.order.generation:
+            return
+        self._stopped[rank] = version.step
         self._on_change()
 
     def _on_declared_phase(self, rank: int, generation: int, phase: str) -> None:

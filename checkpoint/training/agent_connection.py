@@ -26,6 +26,7 @@ from muster.v1.rank_pb2 import (
     RankLayout,
     RankMessage,
     RankProgress,
+    RankStopped,
 )
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,10 @@ class AgentConnection:
         self._free_slots.pop(slot, None)
         self._fill_counts[slot] = self._fill_counts.get(slot, 0) + 1
         self._send(RankMessage(filled=RankFilled(slot=slot, step=step)))
+
+    def report_stopped(self, step: int) -> None:
+        """Report that `step` is the last step of this rank, as the agent has asked."""
+        self._send(RankMessage(stopped=RankStopped(step=step)))
 
     def read_pending(self) -> None:
         """Read all messages that have arrived, without waiting. This takes microseconds if none has."""

@@ -148,6 +148,7 @@ class Checkpoint:
         if final:
             self._enter_phase(AFTER_LAST_STEP)
         if stop:
+            self._connection.report_stopped(n)
             log.info("stopping after step %d: %s", n, self._connection.stop_reason)
         return not stop
 

@@ -82,6 +82,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
     def shards(self) -> list[ShardStatus]: ...
     def committed(self) -> Version | None: ...
     def progress(self) -> dict[int, int]: ...
+    def stopped(self) -> dict[int, int]: ...
     def phases(self) -> dict[int, str]: ...
     def is_digesting(self, rank: int, generation: int) -> bool: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
@@ -288,9 +289,9 @@ class Agent:
 
     def _store_changed(self) -> None:
         """Shards, commits or steps have changed, which happens at every step. Report it after a delay, except the first
-        and last step of a generation."""
+        step of a generation, and what follows the last one: the gang waits for these."""
         ranks_with_steps = frozenset(self._checkpoints.progress())
-        if ranks_with_steps != self._ranks_with_steps or self._exit_withheld:
+        if ranks_with_steps != self._ranks_with_steps or self._exit_withheld or self._checkpoints.stopped():
             self._ranks_with_steps = ranks_with_steps
             self._status_changed()
         elif self._stream is not None:
@@ -336,8 +337,10 @@ class Agent:
         digesting = {(r.rank, r.generation) for r in ended if self._checkpoints.is_digesting(r.rank, r.generation)}
         self._exit_withheld = bool(digesting)
         ranks, phases = list(self._supervisor.statuses(self._checkpoints.progress())), self._checkpoints.phases()
+        stopped = self._checkpoints.stopped()
         for rank in ranks:
             rank.declared_phase = phases.get(rank.rank, "")
+            rank.stopped_step = stopped.get(rank.rank, 0)
             if (
                 rank.rank,
                 rank.generation,

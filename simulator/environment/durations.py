@@ -20,6 +20,8 @@ class Durations:
     copy_s: float = 0.2
     flush_s: float = 1.0
     launch_s: float = 1.5
+    exit_s: float = 0.3
+    stop_s: float = 3.0
     constant: bool = False
 
 
@@ -62,3 +64,11 @@ class DurationSampler:
     def launch_s(self) -> float:
         """From the start of the job until an agent attaches."""
         return self._sample_s(self._durations.launch_s)
+
+    def exit_s(self) -> float:
+        """From the last step of a training until the rank's process is gone."""
+        return self._sample_s(self._durations.exit_s)
+
+    def stop_s(self) -> float:
+        """From the last step of a rank that was asked to stop until its process is gone. A script may clean up."""
+        return self._sample_s(self._durations.stop_s)

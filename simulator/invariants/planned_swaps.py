@@ -44,8 +44,9 @@ class PlannedSwapInvariant:
         training = self._world.newest_training(fact.gang)
         if training is None or training.generation != fact.generation or fact.cause == facts.PREFLIGHT_CAUSE:
             return
-        exited = bool(training.ranks) and all(rank.exit_code == 0 for rank in training.ranks.values())
-        left = exited and gang.stop is None and not self._world.is_finished(fact.gang)
+        ranks = training.ranks.values()
+        stopped = bool(ranks) and all(rank.exit_code == 0 or rank.stopped_step for rank in ranks)
+        left = stopped and gang.stop is None and not self._world.is_finished(fact.gang)
         require(
             not left or (fact.gang, fact.generation) in self._planned,
             f"invariant 8: the ranks of generation {fact.generation} were asked to leave, and no swap was planned",

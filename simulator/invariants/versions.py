@@ -59,11 +59,11 @@ class VersionInvariant:
         self._committed[gang] = max(version, self._committed.get(gang, version))
 
     def generation_fenced(self, gang: Gang, fact: facts.GenerationFenced) -> None:
-        """If every rank has exited with 0 for a planned swap, the step that they have kept counts as committed."""
+        """If every rank has stopped for a planned swap, the step that they have kept counts as committed."""
         training = self._world.newest_training(gang.id)
         if gang.swap is None or training is None or training.generation != fact.generation:
             return
-        if all(rank.exit_code == 0 for rank in training.ranks.values()):
+        if all(rank.exit_code == 0 or rank.stopped_step for rank in training.ranks.values()):
             kept = Version(fact.generation, training.step)
             self._committed[gang.id] = max(kept, self._committed.get(gang.id, kept))
 

@@ -59,8 +59,8 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "take-a-planned-swap-for-the-end": PlantedBug(
         "The job counts as done when its ranks have exited for a planned swap.",
         module=f"{_ROOM}.transitions",
-        code="        if gang.swap is not None and gang.stop is None:",
-        bug="        if gang.swap is not None and gang.stop is not None:",
+        code="    if whole and gang.swap is not None and gang.stop is None and",
+        bug="    if whole and gang.swap is not None and gang.stop is not None and",
     ),
     "empty-the-pool": PlantedBug(
         "A gang takes more nodes of the shared pool than its job may.",

@@ -27,7 +27,9 @@ from muster.simulator.world.slurm_jobs import JobSubmission
 from muster.simulator.world.world import NO_LIMITS, Site, World
 
 _Fact = TypeVar("_Fact", bound=facts.Fact)
-_DURATIONS = Durations(step_s=0.2, boot_s=1.0, kill_s=0.02, store_s=0.1, copy_s=0.02, launch_s=0.02, constant=True)
+_DURATIONS = Durations(
+    step_s=0.2, boot_s=1.0, kill_s=0.02, store_s=0.1, copy_s=0.02, launch_s=0.02, stop_s=2.0, constant=True
+)
 
 
 class Scenario:
@@ -43,17 +45,22 @@ class Scenario:
         limits: what the coordinator may do.
         step_s: seconds that a step takes.
         launch_s: seconds from the job's start until its processes start.
+        stop_s: seconds that a rank's process lives on after its last step, if it was asked to stop.
+        copy_s: seconds until a buddy has its copy of a shard.
         spec: further fields of the GangSpec.
     """
 
     def __init__(
         self, nodes: int, spares: int, absent: Collection[str] = (), flush_s: float = 0.1,
         time_limit_s: int | None = None, idle_nodes: int = 0, limits: Limits = NO_LIMITS,
-        step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2, **spec: object,
+        step_s: float = _DURATIONS.step_s, launch_s: float = _DURATIONS.launch_s / 2,
+        stop_s: float = _DURATIONS.stop_s / 2, copy_s: float = _DURATIONS.copy_s / 2, **spec: object,
     ) -> None:  # fmt: skip
         folder = Path(tempfile.mkdtemp(prefix="muster-scenario-"))
         leaves = [(f"n{i}", f"s{i % 2}") for i in range(nodes + spares + idle_nodes)]
-        durations = replace(_DURATIONS, flush_s=2 * flush_s, step_s=step_s, launch_s=2 * launch_s)
+        durations = replace(
+            _DURATIONS, flush_s=2 * flush_s, step_s=step_s, launch_s=2 * launch_s, stop_s=2 * stop_s, copy_s=2 * copy_s
+        )
         self.world = World(Site(leaves, durations=durations, limits=limits), 0, folder, Invariants)
         weakref.finalize(self, _clean, self.world, folder)
         self.world.jobs.unstartable_nodes.update(absent)

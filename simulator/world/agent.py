@@ -36,7 +36,8 @@ class Rank:
     """One rank's process.
 
     `alive`: the process exists. `kill_sent`: SIGKILL is on its way, and the process executes no more code. `hung`: the
-    process makes no more steps. `declared_phase`: the phase that the script has declared.
+    process makes no more steps. `declared_phase`: the phase that the script has declared. `stopped_step`: the last
+    step, if the rank was asked to stop.
     """
 
     agent: Agent
@@ -54,6 +55,7 @@ class Rank:
     """The rank is exiting by itself with this code. A SIGKILL that comes now does not change the code."""
     died_of_reset: bool = False
     declared_phase: str = ""
+    stopped_step: int = 0
 
     @property
     def is_active(self) -> bool:
@@ -211,7 +213,7 @@ class Agent(Process):
             ranks.append(
                 events.RankState(
                     r.rank, r.generation, r.running and not has_exited, r.exit_code if has_exited else None, r.stderr,
-                    r.step, r.progressed, r.declared_phase,
+                    r.step, r.progressed, r.declared_phase, r.stopped_step,
                 )
             )  # fmt: skip
         return events.AgentStatus(

@@ -173,7 +173,7 @@ class ShardMemory:
             for key in [k for k in self._digests if self._is_void(k[2], version)]:
                 del self._digests[key]
         self._shards_cache = None
-        agent.status_changed(0.25)
+        agent.status_changed(0.0 if any(rank.stopped_step for rank in agent.ranks.values()) else 0.25)
 
     def _is_void(self, kept: Version, void: Version) -> bool:
         newer = self.committed is None or kept > self.committed

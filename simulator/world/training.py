@@ -108,7 +108,7 @@ class Training:
             if len(active) == len(ranks) or self._one_more_step:
                 self._finish_step(active, all_stop and len(active) == len(ranks))
             if len(active) == len(ranks) and (world.is_finished(self.gang) or all_stop):
-                self.exit_all(0)
+                self._exit_all(world.durations.stop_s if all_stop else world.durations.exit_s)
                 return
         world.schedule.call_later(world.durations.step_s(), self._step)
 
@@ -123,8 +123,9 @@ class Training:
         for rank in ranks:
             rank.step, first = self.step, not rank.progressed
             rank.progressed = True
+            rank.stopped_step = self.step if last else 0
             by_agent.setdefault(rank.agent.node, (rank.agent, []))[1].append(rank.rank)
-            rank.agent.status_changed(0.0 if first else 0.25)
+            rank.agent.status_changed(0.0 if first or last else 0.25)
         for agent, numbers in by_agent.values():
             agent.memory.store_step(self.generation, self.step, numbers, last)
 
@@ -156,13 +157,12 @@ class Training:
         connected = self._world.network.connected
         return all(connected(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b)
 
-    def exit_all(self, code: int) -> None:
-        """Every rank exits with this code."""
+    def _exit_all(self, duration_s: Callable[[], float]) -> None:
+        """Every rank exits with 0, after `duration_s()` seconds."""
         self.over = True
         for rank in self.ranks.values():
             if rank.is_active:
-                delay = 0.3 * self._world.rng.random()
-                self._world.schedule.call_later(delay, rank.agent.rank_exited, rank, code, "")
+                self._world.schedule.call_later(duration_s(), rank.agent.rank_exited, rank, 0, "")
 
     def reset_connections(self, dead: str, probability: float, within_s: float = 1.0, first: str = "") -> None:
         """The kernel of `dead` has reset its connections.

@@ -3,6 +3,7 @@
 import pytest
 
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.limits import Limits
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.simulator.scenarios.scenario import Scenario
@@ -39,6 +40,35 @@ def test_the_ranks_leave_the_node_and_repeat_no_step() -> None:
     world.run_for(3)
     assert verbs(world) == [("drain", node), ("let_go", node)]
     assert world.gang.swap is None
+
+
+def test_a_process_that_does_not_exit_delays_nothing() -> None:
+    """A script that takes no notice of the answer of `loop.step`, or that cleans up for long."""
+    world = training(stop_s=1000.0)
+    node = carrying(world)[1]
+    world.precursor(node)
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    recovery = world.gang.recoveries[-1]
+    assert (recovery.action, recovery.nodes_out) == ("planned swap", [node])
+    assert recovery.step_restored == recovery.step_before
+
+
+def test_no_rank_is_killed_before_its_last_step_is_committed() -> None:
+    world = training(stop_s=1000.0, copy_s=1.0)
+    world.precursor(carrying(world)[1])
+    world.run_until(lambda: world.gang.fenced_generation == 1)
+    last = Version(1, world.gang.recoveries[-1].step_before)
+    agents = [agent for (_, node), agent in world.world.agents.items() if node in carrying(world)]
+    assert {rank.stopped_step for agent in agents for rank in agent.ranks.values()} == {last.step}
+    assert last in {agent.memory.committed for agent in agents}
+
+
+def test_ranks_that_exit_are_not_waited_for_until_their_last_step_is_committed() -> None:
+    """Without a buddy's copy, for example, it never is."""
+    world = training(copy_s=1000.0)
+    world.precursor(carrying(world)[1])
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    assert world.gang.recoveries[-1].action == "planned swap"
 
 
 def test_a_swap_needs_no_failure_budget() -> None:

@@ -262,6 +262,7 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         step=message.step,
         progressed=message.progressed,
         declared=cut(message.declared_phase, job_limits.MAX_NAME_CHARS),
+        stopped_step=message.stopped_step,
     )
 
 

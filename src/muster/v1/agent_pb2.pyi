@@ -252,6 +252,7 @@ class RankStatus(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PROGRESSED_FIELD_NUMBER: _builtins.int
     DECLARED_PHASE_FIELD_NUMBER: _builtins.int
+    STOPPED_STEP_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     generation: _builtins.int
@@ -266,6 +267,8 @@ class RankStatus(_message.Message):
     """Whether the rank has declared a step in this generation."""
     declared_phase: _builtins.str
     """The declared phase of the rank (for example "evaluation"), in which it finishes no step; empty: none."""
+    stopped_step: _builtins.int
+    """The rank was asked to stop, and this is its last step; 0 before. Its process may still run."""
     def __init__(
         self,
         *,
@@ -278,10 +281,11 @@ class RankStatus(_message.Message):
         step: _builtins.int = ...,
         progressed: _builtins.bool = ...,
         declared_phase: _builtins.str = ...,
+        stopped_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

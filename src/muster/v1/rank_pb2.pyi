@@ -141,6 +141,27 @@ class RankDeclared(_message.Message):
 Global___RankDeclared: _TypeAlias = RankDeclared  # noqa: Y015
 
 @_typing.final
+class RankStopped(_message.Message):
+    """The rank was asked to stop, and has finished its last step. What it has kept was reported before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankStopped: _TypeAlias = RankStopped  # noqa: Y015
+
+@_typing.final
 class RankMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -149,6 +170,7 @@ class RankMessage(_message.Message):
     FILLED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     DECLARED_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___RankJoin: ...
     @_builtins.property
@@ -159,6 +181,8 @@ class RankMessage(_message.Message):
     def progress(self) -> Global___RankProgress: ...
     @_builtins.property
     def declared(self) -> Global___RankDeclared: ...
+    @_builtins.property
+    def stopped(self) -> Global___RankStopped: ...
     def __init__(
         self,
         *,
@@ -167,12 +191,13 @@ class RankMessage(_message.Message):
         filled: Global___RankFilled | None = ...,
         progress: Global___RankProgress | None = ...,
         declared: Global___RankDeclared | None = ...,
+        stopped: Global___RankStopped | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "declared", b"declared", "filled", b"filled", "join", b"join", "layout", b"layout", "progress", b"progress", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "layout", "filled", "progress", "declared", "stopped"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -2,17 +2,21 @@
 
 1. A node is DEGRADED, and the policy's response is a swap. `respond` records SwapPlanned if a spare is ready.
 2. Orders ask the ranks to finish a step, to keep it in memory and to exit, as for a planned stop.
-3. All ranks have exited. `leave_nodes` takes the node out, and the recovery goes on as after any fault: the spare takes
-   the seat, and the next generation starts from that step.
+3. All ranks have stopped: they have exited, or the gang has committed the step that is their last one. What a process
+   does after that step is part of no checkpoint, so the gang waits for no exit: eight Python processes with PyTorch
+   need two seconds for it. `leave_nodes` takes the node out, and the recovery goes on as after any fault: the ranks are
+   killed, the spare takes the seat, and the next generation starts from that step.
 
 If the generation ends by another fault meanwhile, that recovery leaves the node, too. If the spare is gone when the
-ranks have exited, they are started again where they were: a node that still works is worth more than none.
+ranks have stopped, they are started again where they were: a node that still works is worth more than none.
 """
 
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.events import Version
+from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -52,8 +56,18 @@ def leave_nodes(gang_turn: GangTurn) -> bool:
     return bool(leaving)
 
 
-def fence_exited(gang_turn: GangTurn) -> None:
-    """Every rank has exited for a planned swap. Nodes were left, which fences the generation; or no node can be left
+def have_ranks_stopped(gang_turn: GangTurn) -> bool:
+    """Every rank has exited with 0; or has finished its last step, and that step is committed."""
+    index, generation = gang_turn.index, gang_turn.gang.generation
+    if index.stopped < index.reported or index.exited_cleanly == index.reported:
+        return index.exited_cleanly == index.reported
+    statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.seats]
+    last = max(rank.stopped_step for status in statuses for rank in ranks_of_generation(status.ranks, generation))
+    return any(status.committed == Version(generation, last) for status in statuses)
+
+
+def fence_stopped(gang_turn: GangTurn) -> None:
+    """Every rank has stopped for a planned swap. Nodes were left, which fences the generation; or no node can be left
     any more, and the ranks start again where they were."""
     swap = gang_turn.gang.swap
     assert swap is not None

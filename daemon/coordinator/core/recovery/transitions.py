@@ -374,11 +374,10 @@ def _run(gang_turn: GangTurn) -> None:
         watched = gang_turn.turn.observed.observing_since <= gang.started_at
         gang_turn.turn.record(facts.FirstStep(gang.id, gang.generation, _first_step(gang_turn), watched))
     attribution.attribute_to_node(gang_turn)
-    if whole and index.exited_cleanly == index.reported:
-        if gang.swap is not None and gang.stop is None:
-            planned_swap.fence_exited(gang_turn)
-        else:
-            completion.complete(gang_turn)
+    if whole and gang.swap is not None and gang.stop is None and planned_swap.have_ranks_stopped(gang_turn):
+        planned_swap.fence_stopped(gang_turn)
+    elif whole and index.exited_cleanly == index.reported:
+        completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
         _release_removed(gang_turn)
         planned_swap.respond(gang_turn)

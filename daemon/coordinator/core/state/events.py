@@ -79,6 +79,8 @@ class RankState:
     progressed: bool = False
     declared: str = ""
     """The phase that the rank has declared, in which it finishes no step; empty: none."""
+    stopped_step: int = 0
+    """The rank was asked to stop, and this is its last step; 0 before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,15 @@ _NOTHING = AgentStatus()
 class RankCount:
     """Ranks of the running generation on one node.
 
-    `reported`: all of them. `progressed`: with a finished step. `exited_cleanly`: exited with 0. `failed`: one has
-    failed. `in_declared_phase`: one is in a declared phase.
+    `reported`: all of them. `progressed`: with a finished step. `exited_cleanly`: exited with 0. `stopped`: exited with
+    0, or with their last step finished, as they were asked. `failed`: one has failed. `in_declared_phase`: one is in a
+    declared phase.
     """
 
     reported: int = 0
     progressed: int = 0
     exited_cleanly: int = 0
+    stopped: int = 0
     failed: bool = False
     in_declared_phase: bool = False
 
@@ -40,6 +42,7 @@ class RankCount:
             len(mine),
             sum(rank.progressed for rank in mine),
             sum(rank.exit_code == 0 for rank in mine),
+            sum(rank.exit_code == 0 or rank.stopped_step > 0 for rank in mine),
             any(not rank.running and rank.exit_code for rank in mine),
             any(rank.declared and rank.exit_code is None for rank in mine),
         )
@@ -73,7 +76,7 @@ class GangIndex:
     `accusers`: the agent misses a watched peer.
     `to_release`: the member is removed, alive, and not released yet.
     `flush_pending`: the agent still writes a part of the running flush. `flush_failed`: the agent could not write it.
-    `reported`, `progressed`, `exited_cleanly`: numbers of ranks of the running generation.
+    `reported`, `progressed`, `exited_cleanly`, `stopped`: numbers of ranks of the running generation.
     """
 
     present: set[str] = field(default_factory=set)
@@ -94,6 +97,7 @@ class GangIndex:
     reported: int = 0
     progressed: int = 0
     exited_cleanly: int = 0
+    stopped: int = 0
     to_recount: set[str] = field(default_factory=set)
     """Nodes to count again."""
     seats: dict[str, facts.Seat] = field(default_factory=dict)
@@ -163,6 +167,7 @@ class GangIndex:
             self.reported += ranks.reported - before.reported
             self.progressed += ranks.progressed - before.progressed
             self.exited_cleanly += ranks.exited_cleanly - before.exited_cleanly
+            self.stopped += ranks.stopped - before.stopped
 
     def agents_behind(self, gang: Gang, seen: ObservedGang) -> set[str]:
         """The present members whose agents have not carried out the newest order."""
