@@ -62,7 +62,7 @@ BOUNDARIES = {
             "daemon/agent/ranks/zygote_handle.py": "starts the zygote, whose children the ranks are",
             "daemon/agent/ranks/zygote.py": "the zygote forks into the rank",
             "daemon/agent/ranks/rank_main.py": "a command that is not Python is executed in the rank's place",
-            "daemon/node/sensors/nvml_process.py": "calls of NVML hang on a dying GPU: in a process of their own",
+            "daemon/node/nvml/nvml_process.py": "calls of NVML hang on a dying GPU: in a process of their own",
             "daemon/host/orphan_guard.py": "the agent's parent forks the agent",
             "daemon/agent/testing/scripted_gang.py": "plays a gang of agents as processes, for tests and measurements",
             "launcher/local/processes.py": "muster run --local: coordinator and agents as processes of one workstation",

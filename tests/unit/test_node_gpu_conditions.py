@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings
 from muster.daemon.node.sensors import gpu_conditions
 from muster.daemon.node.sensors.gpu_conditions import GpuConditions
-from muster.daemon.node.sensors.nvml_process import GpuReading, GpuReadings
 
 HEALTHY = GpuReading(
     *(3, "0000:3b:00", "GPU-4a1c", "NVIDIA H100 80GB HBM3"),

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.host import process_tree
+from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
 from muster.daemon.node.sensors.gpu_conditions import HANG
 from muster.daemon.node.sensors.nvml import ABSENT_S, EMPTY_S, FIRST_RETRY_S, PERIOD_S, NvmlSensor
-from muster.daemon.node.sensors.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
 from muster.daemon.node.sensors.sensor import Observation, Sample, SensorPaths
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from muster.daemon.node.sensors.nvml_process import GpuReading, GpuReadings
+from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings
 from muster.daemon.node.sensors.sensor import Sample
 
 HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x8, 0x20, 0x40, 0x80

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
+from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
 from muster.daemon.node.sensors.gpu_conditions import HANG, GpuConditions, describe
-from muster.daemon.node.sensors.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
 from muster.daemon.node.sensors.sensor import Report, Sample, SensorPaths
 
 PERIOD_S = 1.0
