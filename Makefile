@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NODES ?= 10
 RELEASE := $(VENV)/release-tools
 
-.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
+.PHONY: beside-cluster help setup protos lint unit sim soak fuzz test demo image cluster-up cluster-shell cluster-down torch-test bench-recovery bench-slurm bench-standby bench-cancel bench-core bench-daemon bench-trust bench-tls test-long chaos figures lock audit sbom dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -133,6 +133,9 @@ bench-cancel: image ## how long `muster cancel` takes to free everything, on a c
 
 bench-core: setup ## what the coordinator's decisions, its journal, a restart and a simulated world cost
 	@$(BIN)/python -m benchmarks.bench_core
+
+bench-daemon: setup ## what the node daemon costs, beside Prometheus' node exporter; ARGS=--planned-swap: that, too
+	@$(BIN)/python -m benchmarks.bench_daemon $(ARGS)
 
 bench-tls: image ## what TLS costs a recovery: pairs of the same fault on two clusters of containers
 	@$(BIN)/python -m benchmarks.bench_tls

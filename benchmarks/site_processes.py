@@ -32,7 +32,7 @@ def memory_mib(pid: int, field: str) -> float:
     return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) / 1024
 
 
-_KEPT = ("signal", "judged", "lag_ms")
+_KEPT = ("signal", "judged", "decided", "lag_ms")
 
 
 class Process:
