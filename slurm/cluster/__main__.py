@@ -76,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     throttle.add_argument("node")
     throttle.add_argument("gpu", type=int, help="its index, from 0; the node gets GPUs up to that one")
     throttle.add_argument("--clear", action="store_true", help="the GPU is well again")
+    memory = verb("gpu-ecc", _gpu_ecc, "let a GPU of a node report one more uncorrected memory error")
+    memory.add_argument("node")
+    memory.add_argument("gpu", type=int, help="its index, from 0; the node gets GPUs up to that one")
+    memory.add_argument("--clear", action="store_true", help="the GPU is well again")
     verb("restart-slurmctld", lambda a: _cluster(a).restart_slurmctld(), "restart slurmctld")
     verb(
         "restart-coordinator",
@@ -162,9 +166,18 @@ def _kmsg(args: argparse.Namespace) -> None:
 
 
 def _throttle(args: argparse.Namespace) -> None:
-    if not 0 <= args.gpu < MAX_GPUS:
-        raise EngineError(f"GPU {args.gpu}: a node has the GPUs 0 to {MAX_GPUS - 1}")
+    _check_gpu(args.gpu)
     _cluster(args).throttle(args.node, args.gpu, clear=args.clear)
+
+
+def _gpu_ecc(args: argparse.Namespace) -> None:
+    _check_gpu(args.gpu)
+    _cluster(args).gpu_ecc(args.node, args.gpu, clear=args.clear)
+
+
+def _check_gpu(gpu: int) -> None:
+    if not 0 <= gpu < MAX_GPUS:
+        raise EngineError(f"GPU {gpu}: a node has the GPUs 0 to {MAX_GPUS - 1}")
 
 
 def _on_node(method: str) -> object:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, write_gpus
+from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
 from muster.slurm.cluster.host import Process
 from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
@@ -223,6 +223,16 @@ class Cluster:
         self._touch(node)
         file = read_gpus(self, node, max(self.spec.gpus, gpu + 1))
         file.gpus[gpu] = healthy_gpu(gpu) if clear else healthy_gpu(gpu) | THROTTLING
+        return write_gpus(self, node, file)
+
+    def gpu_ecc(self, node: str, gpu: int, clear: bool = False) -> float:
+        """Lets GPU number `gpu` of the node report one more uncorrected memory error; `clear`: it is well again.
+
+        A daemon that sees the GPU for the first time takes the error for an old one, and sees only the pending remap.
+        """
+        self._touch(node)
+        file = read_gpus(self, node, max(self.spec.gpus, gpu + 1))
+        file.gpus[gpu] = healthy_gpu(gpu) if clear else with_memory_error(file.gpus[gpu])
         return write_gpus(self, node, file)
 
     # Services

@@ -20,6 +20,13 @@ THROTTLING = {
 }
 """What a GPU reports that its hardware slows down because it is too hot."""
 
+
+def with_memory_error(gpu: dict[str, str]) -> dict[str, str]:
+    """The GPU with one more uncorrected error of its DRAM, for which a row remap is pending."""
+    more = {key: str(int(gpu.get(key, "0")) + 1) for key in ("ecc 1 0", "memory 2")}
+    return gpu | more | {"remapped": "0 1 1 0"}
+
+
 # Puts stdin in place, and prints when.
 _WRITE = 'cat >"$1.new" && date +%s.%N && mv "$1.new" "$1"'
 

@@ -19,8 +19,15 @@
  *     margin -1                    degrees to the slow-down
  *     power 350000                 milliwatts
  *     ecc 1 0 2                    1 uncorrected or 0 corrected, 0 volatile or 1 aggregate, count
+ *     memory 7 2                   location (2 DRAM, 7 SRAM), uncorrected errors since the driver started
+ *     sram-threshold 1             too many errors of the SRAM
  *     remapped 0 1 1 0             rows of corrected and of uncorrected errors, pending, failed
+ *     retirement 1                 a page waits for its retirement
+ *     mig 0                        1: the GPU is split
  *     pcie 5 16                    generation and width of the link
+ *     max-pcie 5 16                the highest possible ones
+ *     link 3 1 0 0 0 0             NVLink 3 is active: replays, recoveries, CRC errors, failed recoveries
+ *     fabric 3 0 4a1c 7 0          state, its result, the cluster's id in hexadecimal, clique, health mask
  *     replays 12
  *     field 230 1                  a field value, as an unsigned 64-bit number
  *     error FUNCTION 15            this function returns an error; * is every function
@@ -48,9 +55,10 @@ enum {
     GPU_IS_LOST = 15,
     VERSION_MISMATCH = 25,
     MAX_GPUS = 16,
-    MAX_LINES = 64,
+    MAX_LINES = 96,
     MAX_LINE = 160,
     MAX_WORD = 96,
+    LINK_COUNT = 91, /* NVML_FI_DEV_NVLINK_LINK_COUNT */
     UNSIGNED_LONG_LONG = 3, /* nvmlValueType_t */
 };
 
@@ -78,6 +86,20 @@ typedef struct {
     unsigned version;
     int margin;
 } margin_v1;
+
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state;
+    unsigned health_mask;
+} fabric_v2;
+
+typedef struct {
+    unsigned version;
+    unsigned long long counters[11];
+    unsigned threshold_exceeded;
+} sram_v1;
 
 typedef struct {
     unsigned field, scope;
@@ -431,8 +453,9 @@ int nvmlDeviceGetMemoryErrorCounter(void *handle, unsigned kind, unsigned counte
                                     unsigned long long *count)
 {
     ENTER_GPU(handle);
-    (void)where; /* all errors are in each memory */
-    return give_long(find_numbered(&gpu, "ecc", kind, counter), count);
+    if (kind != 1 || counter)
+        return NOT_SUPPORTED;
+    return give_long(find_numbered(&gpu, "memory", where, -1), count);
 }
 
 int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
@@ -464,13 +487,108 @@ int nvmlDeviceGetPcieReplayCounter(void *handle, unsigned *replays)
     return give_unsigned(find(&gpu, "replays"), replays);
 }
 
+int nvmlDeviceGetMaxPcieLinkGeneration(void *handle, unsigned *generation)
+{
+    ENTER_GPU(handle);
+    return give_unsigned(find(&gpu, "max-pcie"), generation);
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *width)
+{
+    ENTER_GPU(handle);
+    const char *text = find(&gpu, "max-pcie");
+    return give_unsigned(text ? strchr(text, ' ') : NULL, width);
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, unsigned *pending)
+{
+    ENTER_GPU(handle);
+    return give_unsigned(find(&gpu, "retirement"), pending);
+}
+
+int nvmlDeviceGetSramEccErrorStatus(void *handle, sram_v1 *status)
+{
+    ENTER_GPU(handle);
+    if (status->version != (sizeof *status | 1U << 24))
+        return VERSION_MISMATCH;
+    return give_unsigned(find(&gpu, "sram-threshold"), &status->threshold_exceeded);
+}
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending)
+{
+    ENTER_GPU(handle);
+    *pending = 0;
+    return give_unsigned(find(&gpu, "mig"), current);
+}
+
+int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *is_active)
+{
+    ENTER_GPU(handle);
+    if (!find(&gpu, "link"))
+        return NOT_SUPPORTED;
+    const char *text = find_numbered(&gpu, "link", link, -1);
+    return text ? give_unsigned(text, is_active) : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void *handle, fabric_v2 *info)
+{
+    char cluster[33] = "";
+    unsigned state = 0;
+    ENTER_GPU(handle);
+    const char *text = find(&gpu, "fabric");
+    if (info->version != (sizeof *info | 2U << 24))
+        return VERSION_MISMATCH;
+    if (!text || sscanf(text, "%u %u %32s %u %i", &state, &info->status, cluster, &info->clique,
+                        (int *)&info->health_mask) != 5)
+        return NOT_SUPPORTED;
+    info->state = (unsigned char)state;
+    memset(info->cluster, 0, sizeof info->cluster);
+    for (size_t each = 0; cluster[2 * each] && cluster[2 * each + 1]; ++each)
+        sscanf(cluster + 2 * each, "%2hhx", &info->cluster[each]);
+    return SUCCESS;
+}
+
+/* The number of the column of a "link" line that a field reports; 0: the field is not about one link. */
+static int link_column(unsigned field)
+{
+    static const unsigned fields[] = {161, 162, 163, 214};
+    for (int each = 0; each < 4; ++each)
+        if (fields[each] == field)
+            return each + 2;
+    return 0;
+}
+
+static int give_column(const char *text, int column, unsigned long long *into)
+{
+    for (; text && column > 1; --column)
+        text = strchr(text + 1, ' ');
+    return give_long(text, into);
+}
+
+static int give_link_count(const section *gpu, unsigned long long *into)
+{
+    int from = 0;
+    for (*into = 0; find_next(gpu, "link", &from); ++*into)
+        ;
+    return *into ? SUCCESS : NOT_SUPPORTED;
+}
+
+static int give_field(const section *gpu, unsigned field, unsigned scope, unsigned long long *into)
+{
+    int column = link_column(field);
+    if (column)
+        return give_column(find_numbered(gpu, "link", scope, -1), column, into);
+    if (field == LINK_COUNT)
+        return give_link_count(gpu, into);
+    return give_long(find_numbered(gpu, "field", field, -1), into);
+}
+
 int nvmlDeviceGetFieldValues(void *handle, int count, field_value *values)
 {
     ENTER_GPU(handle);
     for (int each = 0; each < count; ++each) {
-        const char *text = find_numbered(&gpu, "field", values[each].field, -1);
         values[each].value_type = UNSIGNED_LONG_LONG;
-        values[each].result = (unsigned)give_long(text, &values[each].value);
+        values[each].result = (unsigned)give_field(&gpu, values[each].field, values[each].scope, &values[each].value);
     }
     return SUCCESS;
 }
@@ -480,7 +598,5 @@ int nvmlDeviceGetFieldValues(void *handle, int count, field_value *values)
 #define UNSUPPORTED(function) \
     int function(void) { return NOT_SUPPORTED; }
 UNSUPPORTED(nvmlDeviceGetFanSpeed)
-UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV)
-UNSUPPORTED(nvmlDeviceGetNvLinkState)
 UNSUPPORTED(nvmlDeviceGetRetiredPages)
 UNSUPPORTED(nvmlDeviceGetRowRemapperHistogram)

@@ -21,6 +21,10 @@ LIBRARY = "libnvidia-ml.so.1"
 CONTROL_SUFFIX = ".control"
 MAX_GPUS = 16
 """How many GPUs the library can have."""
+LINKS = 18
+"""NVLinks of an H100."""
+FABRIC_CLUSTER = "4a1c000000000000000000000000000f"
+"""The id of the NVLink fabric that the GPUs belong to: 16 bytes."""
 _COMPILE_TIMEOUT_S = 60.0
 
 
@@ -64,9 +68,21 @@ def healthy_gpu(index: int) -> dict[str, str]:
         "power": "110000",
         "ecc 0 0": "0",
         "ecc 1 0": "0",
+        "memory 2": "0",
+        "memory 7": "0",
+        "sram-threshold": "0",
         "remapped": "0 0 0 0",
+        "mig": "0",
         "pcie": "5 16",
+        "max-pcie": "5 16",
         "replays": "0",
+        "field 77": "0",
+        "field 79": "0",
+        "field 194": "-2",
+        "field 230": "0",
+        "field 271": "0",
+        "fabric": f"3 0 {FABRIC_CLUSTER} 7 0",
+        **{f"link {link}": "1 0 0 0 0" for link in range(LINKS)},
     }
 
 
@@ -109,7 +125,17 @@ class ControlFile:
         aside.rename(path)
 
 
-_KEY_WORDS = {"violation": 2, "threshold": 2, "ecc": 3, "field": 2, "error": 2, "delay": 2, "hang": 2}
+_KEY_WORDS = {
+    "violation": 2,
+    "threshold": 2,
+    "ecc": 3,
+    "memory": 2,
+    "link": 2,
+    "field": 2,
+    "error": 2,
+    "delay": 2,
+    "hang": 2,
+}
 """How many words of a line are its key; one where it is not said: two lines of one key can't both count."""
 
 

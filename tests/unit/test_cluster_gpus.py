@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.policy.policy import Policy
-from muster.slurm.cluster.gpus import NVML_CONTROL, THROTTLING, mend_gpus, read_gpus, write_gpus
+from muster.slurm.cluster.gpus import NVML_CONTROL, THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
 from muster.slurm.cluster.spec import POLICY
 from muster.slurm.image.engine import EngineError, Outcome
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
@@ -50,6 +50,15 @@ def test_a_repair_leaves_healthy_gpus_and_gives_none_to_a_node_without(host: One
     assert not host.control.exists()
     file = read_gpus(host, "n0", 2)
     file.gpus[0] |= THROTTLING
+    write_gpus(host, "n0", file)
+    mend_gpus(host, "n0")
+    assert ControlFile.parse(host.control.read_text()) == ControlFile.of_healthy_gpus(2)
+
+
+def test_each_memory_error_is_one_more(host: OneHost) -> None:
+    file = read_gpus(host, "n0", 2)
+    file.gpus[1] = with_memory_error(with_memory_error(file.gpus[1]))
+    assert (file.gpus[1]["ecc 1 0"], file.gpus[1]["memory 2"], file.gpus[1]["remapped"]) == ("2", "2", "0 1 1 0")
     write_gpus(host, "n0", file)
     mend_gpus(host, "n0")
     assert ControlFile.parse(host.control.read_text()) == ControlFile.of_healthy_gpus(2)
