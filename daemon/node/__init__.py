@@ -1,5 +1,5 @@
 """musterd, the node daemon: heartbeats, hardware signals, answers to probes.
 
-Its rooms: `sensors` (one sensor per file) and `kept_memory` (shards that outlive a run of a job). No other program
-imports it.
+Its rooms: `sensors` (one sensor per file), `nvml` (the process that calls NVIDIA's library) and `kept_memory` (shards
+that outlive a run of a job). No other program imports it.
 """

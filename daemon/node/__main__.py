@@ -85,13 +85,14 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
     settings = site_config.Site.load(
         coordinator=flags.coordinator, auth=flags.auth, connections=flags.connections, config=flags.config
     )
+    node = site_config.node_name(flags.node)
     return NodeSettings(
-        node=site_config.node_name(flags.node),
+        node=node,
         coordinator=settings.coordinator,
         listen=flags.listen,
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
-        roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver),
+        roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver, node=node),
         memory=Path(flags.memory) if flags.memory else None,
         systemd=Systemd(
             os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())

@@ -13,13 +13,17 @@ import pytest
 
 from muster.daemon.host import process_tree
 from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
-from muster.daemon.node.sensors.gpu_conditions import HANG
+from muster.daemon.node.nvml.nvml_readings import SLOW_EVERY
+from muster.daemon.node.sensors.gpu_conditions import HANG, MISSING, GpuConditions
 from muster.daemon.node.sensors.nvml import ABSENT_S, EMPTY_S, FIRST_RETRY_S, PERIOD_S, NvmlSensor
 from muster.daemon.node.sensors.sensor import Observation, Sample, SensorPaths
+from muster.slurm.image import nvml_stand_in
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 
 DEADLINE_S = 60.0
 """Seconds that end a wait which would never end."""
+NOT_REPORTED_BY_AN_H100 = {"retirement_pending": 3}
+"""It remaps rows instead."""
 DEVICES = ["0000:1b:00", "0000:2b:00", "0000:3b:00"]
 ALL_WELL = GpuReadings(3, [GpuReading(index, device, reasons=0) for index, device in enumerate(DEVICES)])
 
@@ -155,6 +159,44 @@ async def test_the_log_says_what_can_not_be_read_and_when_it_can(
     ]
 
 
+async def test_a_slow_reading_that_fails_does_not_come_and_go_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    slow = GpuReading(2, DEVICES[2], reasons=0, failed={"links": 999})
+    fast = GpuReading(2, DEVICES[2], reasons=0, whole=False)
+    watched = Watched(tmp_path, *[GpuReadings(1, [each]) for each in (slow, fast, fast) * 10], ALL_WELL)
+    await watched.watch()
+    assert [record.message for record in caplog.records] == [
+        "GPU 2 can't be read: links (NVML error 999)",
+        "GPU 2 is read again, after 30 s",
+    ]
+
+
+async def test_a_node_with_fewer_gpus_than_slurm_expects_lacks_one(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("NodeName=n[1-4] Gres=gpu:h100:4\n")
+    watched = Watched(tmp_path, ALL_WELL)
+    paths = SensorPaths(nvidia_driver=watched.driver, node="n3", slurm_conf=(tmp_path / "absent", conf))
+    watched.sensor = NvmlSensor(paths, watched.reader, lambda: watched.at, watched._pause)
+    await watched.watch()
+    missing = [each for each in watched.reported if isinstance(each, Sample) and each.kind == MISSING]
+    assert [(each.code, each.held) for each in missing] == [(0, 0.0), (1, 1.0)]
+    assert missing[1].text == "3 GPUs, Slurm's GRES says 4"
+
+
+async def test_the_log_names_each_gpu_s_fabric_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before = GpuReading(0, DEVICES[0], "GPU-4a1c", fabric=(3, 0, "4a1c", 7, 0))
+    after = GpuReading(0, DEVICES[0], "GPU-4a1c", fabric=(3, 0, "4a1c", 8, 0))
+    watched = Watched(tmp_path, *[GpuReadings(1, [each]) for each in (before, before, after)])
+    await watched.watch()
+    assert [record.message for record in caplog.records] == [
+        "GPU 0 (GPU-4a1c): NVLink fabric 4a1c, clique 7",
+        "GPU 0 (GPU-4a1c): NVLink fabric 4a1c, clique 8",
+    ]
+
+
 # -- the reader process ----------------------------------------------------------------------------------------------
 
 
@@ -189,11 +231,60 @@ async def test_all_gpus_are_read_with_their_addresses_as_the_kernel_log_has_them
         *(2, DEVICES[2], "GPU-00000000-0000-0000-0000-000000000002", "NVIDIA H100 80GB HBM3"),
         reasons=0,
         thermal_violation_ns=0,
+        board_limit_ns=0,
+        reliability_ns=0,
+        power_brake_ns=0,
         temperature_c=45,
+        margin_c=42,
+        slowdown_margin_c=-2,
         power_mw=110_000,
         ecc_uncorrected=0,
+        ecc_dram=0,
+        ecc_sram=0,
+        recovery_action=0,
+        slowdown_c=90,
         remapped=(0, 0, 0, 0),
+        sram_over_threshold=False,
+        mig=0,
+        pcie=(5, 5, 16, 16),
+        pcie_replays=0,
+        links=((1, 0, 0, 0, 0),) * nvml_stand_in.LINKS,
+        fabric=(3, 0, nvml_stand_in.FABRIC_CLUSTER, 7, 0),
+        failed=NOT_REPORTED_BY_AN_H100,
     )
+
+
+async def test_slow_readings_are_taken_of_each_gpu_in_turn(node: Node) -> None:
+    whole = [[gpu.whole for gpu in (await node.read()).gpus] for _ in range(1 + SLOW_EVERY)]
+    assert whole[0] == [True] * 8
+    assert [sum(each) for each in whole[1:]] == [2, 3, 3]
+    assert all(sum(of_gpu) == 1 for of_gpu in zip(*whole[1:], strict=True))
+
+
+async def test_a_link_and_a_fabric_are_read_with_their_counters(node: Node) -> None:
+    file = ControlFile.of_healthy_gpus(1)
+    file.gpus[0] |= {"link 17": "0 1 2 3 4", "fabric": "2 9 00ff 3 0x11", "field 194": "-3", "margin": "-5"}
+    node.has(file)
+    (gpu,) = (await node.read()).gpus
+    assert gpu.links
+    assert gpu.links[16:] == ((1, 0, 0, 0, 0), (0, 1, 2, 3, 4))
+    assert gpu.fabric == (2, 9, "00ff" + "00" * 14, 3, 0x11)
+    assert (gpu.margin_c, gpu.slowdown_margin_c) == (-5, -3)
+
+
+async def test_what_a_gpu_does_not_support_is_left_out(node: Node) -> None:
+    kept = {"uuid", "pci", "name", "reasons", "temperature", "threshold 1", "power", "pcie", "max-pcie"}
+    file = ControlFile.of_healthy_gpus(2)
+    file.gpus[0] = {key: value for key, value in file.gpus[0].items() if key in kept}
+    node.has(file)
+    old, new = (await node.read()).gpus
+    assert set(old.failed.values()) == {3}
+    assert (old.links, old.fabric, old.margin_c, old.recovery_action) == (None, None, None, None)
+    assert (old.slowdown_c, old.pcie) == (90, (5, 5, 16, 16))
+    samples = list(GpuConditions().samples(GpuReadings(1, [old]), 0.0, in_gres=1))
+    assert samples
+    assert not any(sample.held for sample in samples)
+    assert new.failed == NOT_REPORTED_BY_AN_H100
 
 
 async def test_what_changes_is_seen_by_the_same_reader(node: Node) -> None:
@@ -214,7 +305,11 @@ async def test_errors_of_one_gpu_do_not_hide_the_others(node: Node) -> None:
     del file.gpus[5]["remapped"]
     node.has(file)
     gpus = (await node.read()).gpus
-    assert [gpu.failed for gpu in gpus[3:6]] == [{"handle": 15}, {"temperature_c": 999}, {"remapped": 3}]
+    assert [gpu.failed for gpu in gpus[3:6]] == [
+        {"handle": 15},
+        NOT_REPORTED_BY_AN_H100 | {"temperature_c": 999},
+        NOT_REPORTED_BY_AN_H100 | {"remapped": 3},
+    ]
     assert [gpu.reasons for gpu in gpus] == [0, 0, 0, None, 0, 0, 0, 0]
 
 

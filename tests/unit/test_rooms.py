@@ -65,7 +65,7 @@ ROOMS: dict[str, set[str]] = {
         "launcher/local",
     },
     "daemon/node/nvml": {"daemon/host"},
-    "daemon/node/sensors": {"daemon/host", "daemon/node/nvml"},
+    "daemon/node/sensors": {"daemon/host", "slurm/client/parsing", "daemon/node/nvml"},
     "daemon/node/kept_memory": {"daemon/host", "checkpoint/store/memory"},
     "daemon/node": {"daemon/host", "daemon/transport", "daemon/node/sensors", "daemon/node/kept_memory"},
     "daemon/agent/ranks": {"daemon/host", "checkpoint/format"},

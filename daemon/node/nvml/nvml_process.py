@@ -31,25 +31,53 @@ KILL_TIMEOUT_S = 2.0
 """Seconds that a killed reader has to end. Then it hangs in the driver."""
 
 
+Link = tuple[int, int | None, int | None, int | None, int | None]
+"""One NVLink: 1 while it is active; replays, recoveries, CRC errors, failed recoveries since the driver started."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuReading:
     """What one GPU reports; None: it could not be read, and `failed` has NVML's return code by the reading's name.
 
-    device: the PCI address as in the kernel log, empty if it could not be read. reasons: the clock event reasons, a
-    bit mask. remapped: rows remapped for corrected and for uncorrected errors, whether a remap is pending, whether one
-    failed.
+    device: the PCI address as in the kernel log, empty if it could not be read. whole: whether the slow readings were
+    taken (from `slowdown_c` on); if not, they are None without an entry in `failed`. reasons: the clock event reasons,
+    a bit mask. The counters `*_ns` grow while clocks are held down for that cause. margin_c: degrees until the GPU is
+    too hot, negative above; slowdown_margin_c: the margin at which it slows down. ecc_*: uncorrected errors since the
+    driver started. recovery_action: NVML's number of what the driver asks for, 0 for nothing.
+
+    slowdown_c: the temperature at which it slows down, for GPUs without a margin. remapped: rows remapped for corrected
+    and for uncorrected errors, whether a remap is pending, whether one failed. pcie: generation, the highest possible
+    one, lanes, most possible lanes. fabric: NVML's state of the registration (3: done), its result, the cluster's id,
+    the clique, the health mask.
     """
 
     index: int
     device: str
     uuid: str = ""
     name: str = ""
+    whole: bool = True
     reasons: int | None = None
     thermal_violation_ns: int | None = None
+    board_limit_ns: int | None = None
+    reliability_ns: int | None = None
+    power_brake_ns: int | None = None
     temperature_c: int | None = None
+    margin_c: int | None = None
+    slowdown_margin_c: int | None = None
     power_mw: int | None = None
     ecc_uncorrected: int | None = None
+    ecc_dram: int | None = None
+    ecc_sram: int | None = None
+    recovery_action: int | None = None
+    slowdown_c: int | None = None
     remapped: tuple[int, int, int, int] | None = None
+    retirement_pending: int | None = None
+    sram_over_threshold: bool | None = None
+    mig: int | None = None
+    pcie: tuple[int, int, int, int] | None = None
+    pcie_replays: int | None = None
+    links: tuple[Link, ...] | None = None
+    fabric: tuple[int, int, str, int, int] | None = None
     failed: dict[str, int] = field(default_factory=dict)
 
 

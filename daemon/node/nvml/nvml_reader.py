@@ -20,12 +20,12 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
 from muster.daemon.host import process_tree
+from muster.daemon.node.nvml import nvml_readings
 
 
 def main(library: str, parent: int) -> None:
@@ -39,19 +39,20 @@ def main(library: str, parent: int) -> None:
         _say(unavailable=str(error))
         return
     gpus: list[dict[str, Any]] = []
-    for line in sys.stdin:
-        gpus = _read_all(gpus, set(json.loads(line)))
+    for number, line in enumerate(sys.stdin):
+        gpus = _read_all(gpus, set(json.loads(line)), number)
 
 
-def _read_all(gpus: list[dict[str, Any]], leave_out: set[str]) -> list[dict[str, Any]]:
-    """Answer one request. Returns what stays the same of each GPU; `gpus` is that of the request before."""
+def _read_all(gpus: list[dict[str, Any]], leave_out: set[str], number: int) -> list[dict[str, Any]]:
+    """Answer request `number`. Returns what stays the same of each GPU; `gpus` is that of the request before."""
     count = pynvml.nvmlDeviceGetCount()
     gpus = [gpus[index] if index < len(gpus) else {"index": index, "device": ""} for index in range(count)]
     for gpu in gpus:
         failed = _find_device(gpu)
         if gpu["device"] not in leave_out or failed:
             _say(reading=gpu["device"])
-            _say(gpu={**gpu, "failed": failed} if failed else _read(gpu))
+            slow = not number or not (number + gpu["index"]) % nvml_readings.SLOW_EVERY
+            _say(gpu={**gpu, "failed": failed} if failed else _read(gpu, slow))
     _say(count=count)
     return gpus
 
@@ -69,42 +70,26 @@ def _find_device(gpu: dict[str, Any]) -> dict[str, int]:
     return {}
 
 
-def _read(gpu: dict[str, Any]) -> dict[str, Any]:
+def _read(gpu: dict[str, Any], slow: bool) -> dict[str, Any]:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(gpu["index"])
     except pynvml.NVMLError as error:
         return {**gpu, "failed": {"handle": error.value}}
-    values, failed = dict(gpu), dict[str, int]()
-    for name, read in _READINGS.items():
-        try:
-            values[name] = read(handle)
-        except pynvml.NVMLError as error:
-            failed[name] = error.value
-    return {**values, "failed": failed}
+    failed = _learn_names(gpu, handle)
+    values, not_read = nvml_readings.read(handle, slow)
+    return {**gpu, **values, "failed": failed | not_read, "whole": slow}
 
 
-def _reasons(handle: object) -> int:
-    """Clock event reasons. Drivers before 535 have the older name only."""
-    try:
-        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except pynvml.NVMLError_FunctionNotFound:
-        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-
-
-_READINGS: dict[str, Callable[[Any], Any]] = {
-    "uuid": pynvml.nvmlDeviceGetUUID,
-    "name": pynvml.nvmlDeviceGetName,
-    "reasons": _reasons,
-    "thermal_violation_ns": lambda handle: (
-        pynvml.nvmlDeviceGetViolationStatus(handle, pynvml.NVML_PERF_POLICY_THERMAL).violationTime
-    ),
-    "temperature_c": lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-    "power_mw": pynvml.nvmlDeviceGetPowerUsage,
-    "ecc_uncorrected": lambda handle: pynvml.nvmlDeviceGetTotalEccErrors(
-        handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    ),
-    "remapped": pynvml.nvmlDeviceGetRemappedRows,
-}
+def _learn_names(gpu: dict[str, Any], handle: object) -> dict[str, int]:
+    """Learn what stays the same. Returns what failed."""
+    failed = dict[str, int]()
+    for name, call in (("uuid", pynvml.nvmlDeviceGetUUID), ("name", pynvml.nvmlDeviceGetName)):
+        if name not in gpu:
+            try:
+                gpu[name] = call(handle)
+            except pynvml.NVMLError as error:
+                failed[name] = error.value
+    return failed
 
 
 def _say(**line: object) -> None:

@@ -17,8 +17,10 @@ from typing import Protocol
 from muster.daemon.host import clock
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.node.nvml.nvml_process import GpuReading, GpuReadings, NvmlProcess, ReaderEnded, ReaderHung
-from muster.daemon.node.sensors.gpu_conditions import HANG, GpuConditions, describe
+from muster.daemon.node.sensors.gpu_conditions import HANG, GpuConditions
+from muster.daemon.node.sensors.gpu_samples import describe
 from muster.daemon.node.sensors.sensor import Report, Sample, SensorPaths
+from muster.daemon.node.sensors.slurm_gres import NodeGres
 
 PERIOD_S = 1.0
 """Seconds from one reading to the next."""
@@ -88,6 +90,8 @@ class NvmlSensor:
         self._now = now
         self._pause = pause
         self._conditions = GpuConditions()
+        self._gres = NodeGres(paths.node, paths.slurm_conf)
+        self._inventory = FabricInventory()
         self._retries = Retries()
         self._unreadable = UnreadableGpus(now)
         self._ended = LastingProblem(_log, "GPUs are read", now)
@@ -126,7 +130,8 @@ class NvmlSensor:
         for device in ("", *(gpu.device for gpu in readings.gpus if gpu.device)):
             self._retries.worked(device)
             report(Sample(HANG, 0, device, 0.0, now, "NVML answers"))
-        for sample in self._conditions.samples(readings, now):
+        self._inventory.note(readings.gpus)
+        for sample in self._conditions.samples(readings, now, self._gres.gpus()):
             report(sample)
 
     def _note_hang(self, hung: ReaderHung, report: Report) -> float:
@@ -153,7 +158,7 @@ class UnreadableGpus:
             if errors:
                 words = ", ".join(f"{name} (NVML error {code})" for name, code in errors.items())
                 self._problem(gpu.index).meet(f"{describe(gpu)} can't be read: {words}")
-            elif gpu.index in self._problems:
+            elif gpu.whole and gpu.index in self._problems:
                 self._problems.pop(gpu.index).end()
             if missing := {name for name, code in gpu.failed.items() if code in NOT_REPORTED} - self._not_reported:
                 self._not_reported |= missing
@@ -161,3 +166,20 @@ class UnreadableGpus:
 
     def _problem(self, index: int) -> LastingProblem:
         return self._problems.setdefault(index, LastingProblem(_log, f"GPU {index} is read again", self._now))
+
+
+class FabricInventory:
+    """Which NVLink fabric each GPU belongs to. The log has it at the first reading and when it changes."""
+
+    def __init__(self) -> None:
+        self.fabrics: dict[str, tuple[str, int]] = {}
+        """The cluster's id and the clique, by device."""
+
+    def note(self, gpus: list[GpuReading]) -> None:
+        """Take in the GPUs of one answer."""
+        for gpu in gpus:
+            if gpu.fabric and gpu.fabric[0]:
+                _, _, cluster, clique, _ = gpu.fabric
+                if self.fabrics.get(gpu.device) != (cluster, clique):
+                    self.fabrics[gpu.device] = (cluster, clique)
+                    _log.info("GPU %d (%s): NVLink fabric %s, clique %d", gpu.index, gpu.uuid, cluster, clique)

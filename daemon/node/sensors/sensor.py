@@ -71,12 +71,15 @@ class SensorPaths:
     """What sensors read.
 
     kmsg: the kernel log, /dev/kmsg or a growing file in its place. nvidia_driver: a file that exists while the NVIDIA
-    driver is loaded. nvml: NVIDIA's management library, a name that the loader finds, or a path.
+    driver is loaded. nvml: NVIDIA's management library, a name that the loader finds, or a path. node: this node's name
+    in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first that exists is read.
     """
 
     kmsg: Path = Path("/dev/kmsg")
     nvidia_driver: Path = Path("/proc/driver/nvidia/version")
     nvml: str = "libnvidia-ml.so.1"
+    node: str = ""
+    slurm_conf: tuple[Path, ...] = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 
 
 class Sensor(Protocol):
