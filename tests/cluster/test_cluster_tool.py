@@ -162,19 +162,19 @@ def test_a_line_reaches_the_kernel_log_as_a_record(healthy: Cluster) -> None:
     assert re.fullmatch(r"3,\d+,\d+,-;NVRM: Xid .*bus\.", last)
 
 
+def _verdict(cluster: Cluster, node: str) -> tuple[str, str]:
+    said = cluster.sh(LOGIN, "muster nodes --json", user="alice")
+    (row,) = [row for row in map(json.loads, said.splitlines()) if row["node"] == node]
+    return row["verdict"], row["reason"]
+
+
 def test_a_gpu_that_throttles_makes_its_node_degraded(healthy: Cluster) -> None:
     """From the sensor to the coordinator, over the real nvidia-ml-py."""
-
-    def verdict(node: str) -> tuple[str, str]:
-        said = healthy.sh(LOGIN, "muster nodes --json", user="alice")
-        (row,) = [row for row in map(json.loads, said.splitlines()) if row["node"] == node]
-        return row["verdict"], row["reason"]
-
-    assert verdict("n9")[0] == "FIT"
+    wait_until(lambda: _verdict(healthy, "n9")[0] == "FIT", 30, "n9 has attached")
     healthy.throttle("n9", 2)
-    wait_until(lambda: verdict("n9")[0] == "DEGRADED", 60, "the coordinator knows that a GPU throttles")
-    assert verdict("n9")[1] == "GPU throttled 64: slowed down by the hardware for heat on 0000:3b:00"
-    assert verdict("n8")[0] == "FIT"
+    wait_until(lambda: _verdict(healthy, "n9")[0] == "DEGRADED", 60, "the coordinator knows that a GPU throttles")
+    assert _verdict(healthy, "n9")[1] == "GPU throttled 64: slowed down by the hardware for heat on 0000:3b:00"
+    assert _verdict(healthy, "n8")[0] != "DEGRADED"
     assert healthy.node_states()["n9"] == "idle"
     healthy.throttle("n9", 2, clear=True)
     log = "gpu-throttle-over 64 on 0000:3b:00"
@@ -183,7 +183,21 @@ def test_a_gpu_that_throttles_makes_its_node_degraded(healthy: Cluster) -> None:
     healthy.kmsg("n9", FATAL_XID_LINE)
     wait_until(lambda: healthy.node_states()["n9"] == "drained", 30, "n9 is drained")
     healthy.restore_all()
-    wait_until(lambda: verdict("n9")[0] == "FIT", 30, "n9 is FIT again")
+    wait_until(lambda: _verdict(healthy, "n9")[0] == "FIT", 30, "n9 is FIT again")
+
+
+def test_a_new_memory_error_of_a_gpu_makes_its_node_degraded(healthy: Cluster) -> None:
+    """An error that musterd has not seen happen is old: here the GPUs are well at its first reading."""
+    healthy.throttle("n7", 1, clear=True)
+    read = "GPU 1 (GPU-00000000-0000-0000-0000-000000000001): NVLink fabric"
+    wait_until(lambda: read in healthy.logs("n7", "musterd"), 60, "musterd has read the GPUs")
+    healthy.gpu_ecc("n7", 1)
+    reason = "GPU memory 5: new uncorrected errors of the DRAM on 0000:2b:00"
+    wait_until(lambda: _verdict(healthy, "n7") == ("DEGRADED", reason), 60, "the coordinator knows of the error")
+    healthy.kmsg("n7", FATAL_XID_LINE)
+    wait_until(lambda: healthy.node_states()["n7"] == "drained", 30, "n7 is drained")
+    healthy.restore_all()
+    wait_until(lambda: _verdict(healthy, "n7")[0] == "FIT", 30, "n7 is FIT again")
 
 
 def test_a_killed_service_stays_down_until_it_is_started(healthy: Cluster) -> None:
