@@ -7,7 +7,7 @@ from muster.simulator.planted_bugs.planting import PlantedBug
 PLANTED_BUGS: dict[str, PlantedBug] = {
     "kernel_lines": PlantedBug(
         "The escape of a control character may have one digit, and the message can't be read.",
-        module="muster.daemon.node.sensors.kernel_record",
+        module="muster.daemon.node.kernel.kernel_record",
         code=r'_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")',
         bug=r'_ESCAPE = re.compile(rb"\\x([0-9a-f]{1,2})")',
     ),

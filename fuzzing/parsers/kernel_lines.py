@@ -1,7 +1,7 @@
 """Lines of the kernel log. Whatever they hold, they are read, and only a record of the kernel is an error."""
 
-from muster.daemon.node.sensors.kernel_record import KERNEL_FACILITY, parse_line, parse_record
-from muster.daemon.node.sensors.xid import KernelErrorParser
+from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, parse_line, parse_record
+from muster.daemon.node.kernel.xid import KernelErrorParser
 
 _KINDS = {"xid", "xid-nonfatal", "sxid", "sxid-nonfatal", "gpu-lost", "gpu-recovery"}
 _SIGNAL_BYTES_PER_BYTE = 10

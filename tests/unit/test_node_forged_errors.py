@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from muster.daemon.node.sensors.kernel_record import KernelRecord, parse_line, parse_record
-from muster.daemon.node.sensors.xid import KernelErrorParser
+from muster.daemon.node.kernel.kernel_record import KernelRecord, parse_line, parse_record
+from muster.daemon.node.kernel.xid import KernelErrorParser
 
 HOSTILE = Path(__file__).parent / "kernel_log" / "hostile.txt"
 DRIVER_WORDS = re.compile(r"NVRM|SXid|XID|nvidia-nvswitch|fallen off the bus")

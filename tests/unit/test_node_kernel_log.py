@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.daemon.node.sensors.kernel_log import Device, KernelLog, open_kernel_log, reason_for_distrust
-from muster.daemon.node.sensors.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_log import Device, KernelLog, open_kernel_log, reason_for_distrust
+from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.xid import KernelError
 from muster.daemon.node.sensors.kmsg import KernelLogSensor, RecentErrors
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
-from muster.daemon.node.sensors.xid import KernelError
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
 

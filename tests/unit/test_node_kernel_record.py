@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.daemon.node.sensors.kernel_record import KernelRecord, parse_line, parse_record
+from muster.daemon.node.kernel.kernel_record import KernelRecord, parse_line, parse_record
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from muster.daemon.node.sensors.kernel_record import KernelRecord
-from muster.daemon.node.sensors.xid import KernelError, KernelErrorParser
+from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.xid import KernelError, KernelErrorParser
 
 
 def kernel(message: str) -> KernelRecord:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 
 from muster.daemon.host import clock
-from muster.daemon.node.sensors.kernel_log import open_kernel_log
-from muster.daemon.node.sensors.kernel_record import KernelRecord
+from muster.daemon.node.kernel.kernel_log import open_kernel_log
+from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.xid import KernelError, KernelErrorParser
 from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
-from muster.daemon.node.sensors.xid import KernelError, KernelErrorParser
 
 REPEAT_S = 1.0
 """Seconds within which an equal error is a repetition."""

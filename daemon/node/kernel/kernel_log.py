@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from muster.daemon.node.sensors.kernel_record import KernelRecord, parse_line, parse_record
+from muster.daemon.node.kernel.kernel_record import KernelRecord, parse_line, parse_record
 
 _RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX: a shorter buffer makes read fail
 _CHUNK_BYTES = 65536

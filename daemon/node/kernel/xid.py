@@ -33,7 +33,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from muster.daemon.node.sensors.kernel_record import KERNEL_FACILITY, KernelRecord
+from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecord
 
 _DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
 _BDF = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
