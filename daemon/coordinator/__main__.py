@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -34,7 +35,7 @@ from muster.daemon.coordinator.leadership.state_folder import (
     check_unshared_folder,
 )
 from muster.daemon.coordinator.leadership.writable_folder import wait_until_writable
-from muster.daemon.coordinator.policy.policy import Policy, PolicyError
+from muster.daemon.coordinator.policy.policy import SITE_POLICY, Policy, PolicyError
 from muster.daemon.coordinator.server import Coordinator, Settings
 from muster.daemon.coordinator.slurm.local_slurm import LocalSlurm
 from muster.daemon.host import memory_shortage
@@ -92,7 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slurm", choices=["auto", "pyslurm", "cli", "fake"], default="auto",
                         help="how to call Slurm; fake: without Slurm (muster run --local)")  # fmt: skip
     parser.add_argument(
-        "--policy", metavar="FILE", type=Path, help="a policy file that changes rows of the built-in policy.toml"
+        "--policy",
+        metavar="FILE",
+        type=Path,
+        default=SITE_POLICY if os.path.exists(SITE_POLICY) else None,
+        help=f"a policy file that changes rows of the built-in policy.toml; default {SITE_POLICY} if it exists",
     )
     parser.add_argument("--heartbeat", metavar="SECONDS", type=float, default=5.0,
                         help="interval of the node daemons' heartbeats; default 5")  # fmt: skip

@@ -175,3 +175,26 @@ def test_a_wrong_key_or_value_is_an_error(tmp_path: Path, text: str, words: str)
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="can't be read: No such file"):
         Policy.load(tmp_path / "absent.toml")
+
+
+ROWS = [(kind, code) for kind in SHIPPED.kinds for code in (*sorted(SHIPPED.codes(kind)), None)]
+
+
+@pytest.mark.parametrize(("kind", "code"), ROWS)
+def test_a_site_overrides_every_row_by_its_key(tmp_path: Path, kind: str, code: int | None) -> None:
+    table, number = (f"[{kind}.default]", SHIPPED.free_code(kind)) if code is None else (f"[{kind}.codes.{code}]", code)
+    policy = _with(tmp_path, f'{table}\nverdict = "degraded"\nresponse = "swap"\nreason = "ours"\nsource = "we"\n')
+    row = policy.row(kind, number)
+    assert row is not None
+    assert (row.decision.action, row.decision.response, row.source) == ("degraded", Response.SWAP, "we")
+    assert row.decision.reason.endswith(": ours")
+    assert row.site_keys == ("verdict", "response", "reason", "source")
+    others = [(other, n) for other, n in ROWS if (other, n) != (kind, code) and n is not None]
+    assert all(policy.decide(*other) == SHIPPED.decide(*other) for other in others)
+
+
+@pytest.mark.parametrize("code", ["063", "0063", "0x3F"])
+def test_a_code_has_one_spelling(tmp_path: Path, code: str) -> None:
+    """Otherwise a site could have two rows for one code, of which one counts."""
+    with pytest.raises(PolicyError, match="written in digits only"):
+        _with(tmp_path, f'[xid.codes]\n{code} = {{ verdict = "rank", reason = "r" }}\n')

@@ -20,7 +20,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from muster.daemon.coordinator.core.state.limits import Limits, Pool
 from muster.daemon.coordinator.core.state.state_tables import Response
@@ -35,8 +45,19 @@ OVER = "-over"
 _ReasonText = Annotated[str, StringConstraints(min_length=1, max_length=80, pattern=r"^[^\"\\\n]+$")]
 
 
+SITE_POLICY = Path("/etc/muster/policy.toml")
+"""A site's own file. The coordinator reads it if it exists."""
+
+
 class PolicyError(Exception):
-    """The site's fault: a policy file can't be read, or a key or value is wrong. Says what would be right."""
+    """The site's fault: a policy file can't be read, or a key or value is wrong. Says what would be right.
+
+    `mistakes`: each mistake in one line.
+    """
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = mistakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +68,27 @@ class SignalDecision:
     action: SignalAction
     reason: str
     response: Response = Response.RECORD
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The row that decides about a signal. `key`: its place in the file, "xid.codes.79" or "xid.default".
+    `site_keys`: what of it the site's file sets."""
+
+    key: str
+    decision: SignalDecision
+    source: str
+    when: dict[str, float] | None
+    site_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of the site's file. `shipped`: the value that it replaces; None: the shipped table has no such key."""
+
+    key: str
+    shipped: Any
+    site: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +133,21 @@ class _SignalRow(BaseModel):
     when: _Condition | None = None
 
 
+def _plain_number(key: Any) -> Any:
+    """Two ways to write one code would be two keys, of which one counts."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and key != str(int(key)):
+        raise PydanticCustomError("code", "written otherwise")
+    return key
+
+
 class _SignalKind(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     title: _ReasonText
+    source: str = ""
+    """The source of rows that name none."""
     default: _SignalRow
-    codes: dict[Annotated[int, Field(ge=0)], _SignalRow] = {}
+    codes: dict[Annotated[int, BeforeValidator(_plain_number), Field(ge=0)], _SignalRow] = {}
 
 
 class _Limits(BaseModel):
@@ -138,8 +189,9 @@ T = TypeVar("T")
 class Policy:
     """A checked policy. The shipped file fixes the kinds of signals, because each kind needs a sensor."""
 
-    def __init__(self, kinds: Mapping[str, _SignalKind], limits: Limits) -> None:
+    def __init__(self, kinds: Mapping[str, _SignalKind], limits: Limits, site: Mapping[str, Any] | None = None) -> None:
         self._kinds = kinds
+        self._site = _flat(site or {})
         self.limits = limits
 
     @classmethod
@@ -147,26 +199,26 @@ class Policy:
         """The shipped policy.toml, with the file `override` merged over it.
 
         Raises:
-            PolicyError: `override` can't be read, or one of its keys or values is wrong.
+            PolicyError: `override` can't be read, or some of its keys or values are wrong.
         """
         shipped = _shipped_table()
         if override is None:
-            return cls._from_table(shipped, "policy.toml")
-        site = _read(override)
-        if unknown := sorted(set(site) - set(shipped)):
-            raise PolicyError(
-                f"{override}: unknown kind of signal {unknown[0]!r}{_suggestion(unknown[0], list(shipped))}"
-            )
-        return cls._from_table(_merged(shipped, site, where=str(override)), str(override))
+            return cls._from_table(shipped, {}, "policy.toml", [])
+        site, mistakes = _read(override), list[str]()
+        for unknown in sorted(set(site) - set(shipped)):
+            mistakes.append(f"{override}: unknown kind of signal {unknown!r}{_suggestion(unknown, list(shipped))}")
+            del site[unknown]
+        return cls._from_table(_merged(shipped, site, str(override), mistakes), site, str(override), mistakes)
 
     @classmethod
-    def _from_table(cls, table: dict[str, Any], where: str) -> Policy:
-        kinds: dict[str, _SignalKind] = _checked(
-            _KINDS_SCHEMA, {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL)}, where
-        )
-        limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, _LIMITS)
-        pool = _checked(_POOL_SCHEMA, table[_POOL], where, _POOL)
-        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core()))
+    def _from_table(cls, table: dict[str, Any], site: dict[str, Any], where: str, mistakes: list[str]) -> Policy:
+        rows = {name: rows for name, rows in table.items() if name not in (_LIMITS, _POOL)}
+        kinds = _checked(_KINDS_SCHEMA, rows, where, mistakes)
+        limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
+        pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
+        if mistakes or kinds is None or limits is None or pool is None:
+            raise PolicyError(*mistakes)
+        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core()), site)
 
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
@@ -178,6 +230,32 @@ class Policy:
         row = known.codes.get(code, known.default)
         number = f" {code}" if code or known.codes else ""
         return SignalDecision(row.verdict, f"{known.title}{number}: {row.reason}", row.response)
+
+    def row(self, kind: str, code: int) -> Row | None:
+        """The row with which `decide` answers; None if this policy does not know the kind."""
+        known = self._kinds.get(kind)
+        if known is None:
+            return None
+        row = known.codes.get(code)
+        key = f"{kind}.codes.{code}" if row else f"{kind}.default"
+        row = row or known.default
+        when = row.when.model_dump() if row.when else None
+        site_keys = tuple(name.removeprefix(f"{key}.") for name in self._site if name.startswith(f"{key}."))
+        return Row(key, self.decide(kind, code), row.source or known.source, when, site_keys)
+
+    def changes(self) -> list[Change]:
+        """What the site's file sets, in its order, values equal to the shipped ones included."""
+        shipped = _flat(_shipped_table())
+        return [Change(key, shipped.get(key), value) for key, value in self._site.items()]
+
+    def free_code(self, kind: str) -> int:
+        """A code of the kind without a row of its own."""
+        return max(self.codes(kind), default=-1) + 1
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of signals."""
+        return tuple(self._kinds)
 
     def rules(self) -> list[SignalRule]:
         """The rules of all rows whose condition must last."""
@@ -208,23 +286,34 @@ def _read(path: Path) -> dict[str, Any]:
         raise PolicyError(f"{path} is not TOML: {error}") from None
 
 
-def _merged(shipped: Any, site: Any, where: str) -> Any:
-    """`shipped` with the values of `site` in place of its own, table by table."""
+def _flat(table: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Each value of a table and of the tables in it, by its whole key."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{parent}{key}.") if isinstance(value, dict) else {f"{parent}{key}": value}
+    return found
+
+
+def _merged(shipped: Any, site: Any, where: str, mistakes: list[str]) -> Any:
+    """`shipped` with the values of `site` in place of its own, table by table. What does not fit is a mistake."""
     if not isinstance(shipped, dict):
         return site
     if not isinstance(site, dict):
-        raise PolicyError(f"{where} = {site!r}: this key needs a table")
+        mistakes.append(f"{where} = {site!r}: this key needs a table")
+        return shipped
     merged = dict(shipped)
     for key, value in site.items():
-        merged[key] = _merged(shipped[key], value, f"{where}: {key}") if key in shipped else value
+        merged[key] = _merged(shipped[key], value, f"{where}: {key}", mistakes) if key in shipped else value
     return merged
 
 
-def _checked(schema: TypeAdapter[T], table: Any, where: str, *parents: str) -> T:
+def _checked(schema: TypeAdapter[T], table: Any, where: str, mistakes: list[str], *parents: str) -> T | None:
+    """The checked table; None, and its mistakes, if it has some."""
     try:
         return schema.validate_python(table)
     except ValidationError as error:
-        raise PolicyError("\n".join(f"{where}: {_describe(fault, parents)}" for fault in error.errors())) from None
+        mistakes += (f"{where}: {_describe(fault, parents)}" for fault in error.errors())
+        return None
 
 
 def _describe(fault: Any, parents: tuple[str, ...]) -> str:
@@ -239,8 +328,8 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
             return f"{at} = {fault['input']!r}: a response is one of {', '.join(Response)}"
         case "literal_error":
             return f"{at} = {fault['input']!r}: a verdict is one of {', '.join(get_args(SignalAction))}"
-        case "int_parsing":
-            return f"{at}: a code is a whole number"
+        case "int_parsing" | "code":
+            return f"{at}: a code is a whole number, written in digits only, without a zero in front"
         case "missing" if "when" in path:
             return f"{at} is missing: a condition needs share, window_s and clear_s"
         case "missing":
