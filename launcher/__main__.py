@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from muster.daemon.host.orphan_guard import run_guarded
 from muster.launcher.command import Command, print_error, site_arguments
-from muster.launcher.commands import cancel, events, logs, nodes, pki, run, status, submit
+from muster.launcher.commands import cancel, events, logs, nodes, pki, policy, run, status, submit
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
 COMMANDS: tuple[Command, ...] = (
@@ -28,6 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     nodes.COMMAND,
     run.COMMAND,
     pki.COMMAND,
+    policy.COMMAND,
 )
 
 

@@ -7,6 +7,7 @@ import ast
 import builtins
 import keyword
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def test_commands_that_are_shown_are_understood() -> None:
     names = {command.name for command in COMMANDS}
     for page in PAGES:
         for line in re.findall(r"^(?:\$ )?muster ([^\n#]*)", page.read_text(), re.MULTILINE):
-            words = line.split()
+            words = shlex.split(line)
             assert words[0] in names, f"{page.name}: muster {line}"
             parser().parse_args(["42" if word == "JOB" else word for word in words])
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon.node.kernel.kernel_errors import MAX_RECENT, RecentErrors
 from muster.daemon.node.kernel.kernel_log import Device, KernelLog, open_kernel_log, reason_for_distrust
 from muster.daemon.node.kernel.kernel_record import KernelRecord
 from muster.daemon.node.kernel.xid import KernelError
-from muster.daemon.node.sensors.kmsg import KernelLogSensor, RecentErrors
+from muster.daemon.node.sensors.kmsg import KernelLogSensor
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths, run_sensor
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
@@ -263,3 +264,11 @@ async def test_a_sensor_that_fails_is_started_again(caplog: pytest.LogCaptureFix
     await run_sensor(sensor, Seen(), pause)
     assert (sensor.tries, waits) == (3, [5.0, 5.0])
     assert "sensor broken failed" in caplog.text
+
+
+def test_a_storm_of_different_errors_takes_no_more_memory() -> None:
+    recent = RecentErrors()
+    for number in range(3 * MAX_RECENT):
+        assert recent.is_new(KernelError("xid", 79, str(number), ""), 1.0)
+    assert recent.is_new(KernelError("xid", 79, "0", ""), 1.0)
+    assert not recent.is_new(KernelError("xid", 79, str(3 * MAX_RECENT - 1), ""), 1.0)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 
 from muster.daemon.host import clock
+from muster.daemon.node.kernel.kernel_errors import KernelErrors
 from muster.daemon.node.kernel.kernel_log import open_kernel_log
 from muster.daemon.node.kernel.kernel_record import KernelRecord
 from muster.daemon.node.kernel.xid import KernelError, KernelErrorParser
 from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
 
-REPEAT_S = 1.0
-"""Seconds within which an equal error is a repetition."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,32 +34,16 @@ class KernelLogSensor:
             return
         with log:
             _log_old_errors(log.existing_records())
-            parser, recent = KernelErrorParser(), RecentErrors()
+            errors = KernelErrors()
             async for record in log.follow():
-                error = parser.parse(record)
-                if error and recent.is_new(error, clock.monotonic()):
+                if error := errors.new_error(record, clock.monotonic()):
                     _log.warning("hardware error: %s", error.text)
-                    report(_observation(error))
+                    report(observation(error, clock.wall()))
 
 
-class RecentErrors:
-    """The errors of the last REPEAT_S seconds, so that each is reported once."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, str], float] = {}
-
-    def is_new(self, error: KernelError, now: float) -> bool:
-        """Whether this is no repetition. `now`: monotonic seconds."""
-        self._seen = {key: at for key, at in self._seen.items() if now - at < REPEAT_S}
-        key = (error.kind, error.code, error.device)
-        if key in self._seen:
-            return False
-        self._seen[key] = now
-        return True
-
-
-def _observation(error: KernelError) -> Observation:
-    return Observation(error.kind, error.code, error.device, error.text, clock.wall())
+def observation(error: KernelError, observed_s: float) -> Observation:
+    """The report of an error that was seen at this time."""
+    return Observation(error.kind, error.code, error.device, error.text, observed_s)
 
 
 def _log_old_errors(records: list[KernelRecord]) -> None:

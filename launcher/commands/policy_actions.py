@@ -1,0 +1,76 @@
+"""What `muster policy` does: `check`, `explain`, `replay`. A module of its own, because it imports the policy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from muster.daemon.coordinator.policy.policy import SITE_POLICY, Policy, PolicyError
+from muster.daemon.host.plain_text import plain
+from muster.launcher.command import print_note
+from muster.launcher.errors import SiteFault, WrongInput
+from muster.launcher.policy.differences import differences
+from muster.launcher.policy.explanation import explain
+from muster.launcher.policy.replay import Replay, bounded_lines
+
+EXIT_MISTAKES = 2
+"""`check` has found mistakes."""
+
+
+def check(path: Path) -> int:
+    """Print the mistakes of a site's file, or what it changes. Returns the exit status."""
+    try:
+        policy = Policy.load(path)
+    except PolicyError as error:
+        for mistake in error.mistakes:
+            print_note(mistake)
+        return EXIT_MISTAKES
+    for line in differences(policy, str(path)):
+        _print(line)
+    return 0
+
+
+def explain_text(text: str, site: Path | None) -> int:
+    """Print which row decides about a line or a signal. Returns the exit status.
+
+    Raises:
+        SiteFault: the site's file has mistakes.
+    """
+    policy, path = _load(site)
+    for line in explain(text, policy, str(path)):
+        _print(line)
+    return 0
+
+
+def replay_log(log: str, site: Path | None) -> int:
+    """Print what a saved log would have led to; "-" is the standard input. Returns the exit status.
+
+    Raises:
+        SiteFault: the site's file has mistakes.
+        WrongInput: the log can't be read.
+    """
+    replay = Replay(_load(site)[0])
+    try:
+        with sys.stdin.buffer if log == "-" else open(log, "rb") as file:
+            for line in replay.lines(bounded_lines(file)):
+                _print(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise WrongInput(f"{log} can't be read: {error.strerror}") from None
+    for line in replay.summary():
+        _print(line)
+    return 0
+
+
+def _load(site: Path | None) -> tuple[Policy, Path | None]:
+    path = site or (SITE_POLICY if os.path.exists(SITE_POLICY) else None)
+    try:
+        return Policy.load(path), path
+    except PolicyError as error:
+        raise SiteFault(str(error), f"muster policy check {path}") from None
+
+
+def _print(line: str) -> None:
+    print(plain(line))

@@ -1,0 +1,81 @@
+"""Which row of the policy decides about a line of the kernel log, or about a signal of a sensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from muster.daemon.coordinator.policy.policy import Policy, Row
+from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY
+from muster.daemon.node.kernel.xid import KernelErrorParser
+from muster.launcher.policy.log_lines import read_line
+
+_SIGNAL = re.compile(r"(?P<kind>[a-z0-9-]{1,40})(?:[ /:.]{1,3}(?P<code>0x[0-9a-f]{1,8}|[0-9]{1,9}))?", re.ASCII)
+_SHIPPED = "the shipped table"
+
+
+def explain(text: str, policy: Policy, site: str) -> Iterator[str]:
+    """The answer in lines. `text`: a line of the kernel log, or "KIND", or "KIND CODE". `site`: the site's file."""
+    words = text.strip()
+    if (found := _SIGNAL.fullmatch(words)) and found["kind"] in policy.kinds:
+        yield from _of_signal(policy, found["kind"], found["code"], site)
+    else:
+        yield from _of_line(words, policy, site)
+
+
+def _of_line(line: str, policy: Policy, site: str) -> Iterator[str]:
+    record = read_line(line.encode(errors="surrogateescape")).record
+    error = KernelErrorParser().parse(record)
+    if error is None:
+        yield "this means nothing to Muster: no signal, and nothing follows from it"
+        yield f"  {_reason_for_silence(record.facility, record.fragment)}"
+        yield f"  the kinds of signals are {', '.join(policy.kinds)}"
+        return
+    yield f"signal {error.kind} {error.code}{f' of {error.device}' if error.device else ''}"
+    row = policy.row(error.kind, error.code)
+    if row is None:
+        yield "  no row: this policy does not know the kind, and ignores it"
+    else:
+        yield from _of_row(row, site)
+
+
+def _reason_for_silence(facility: int, fragment: bool) -> str:
+    if facility != KERNEL_FACILITY:
+        return "a program wrote this record, not the kernel: its facility is not 0"
+    if fragment:
+        return "the record is a fragment of a line: its start may be a user's text"
+    return "a message counts only if it begins with the kernel's own words for an error"
+
+
+def _of_signal(policy: Policy, kind: str, code: str | None, site: str) -> Iterator[str]:
+    if code is not None:
+        codes: list[int | None] = [int(code, 0 if code.startswith("0x") else 10)]
+    else:
+        codes = [*sorted(policy.codes(kind)), None]
+    for each in codes:
+        row = policy.row(kind, policy.free_code(kind) if each is None else each)
+        if row is not None:
+            yield f"signal {kind} {'of any other code' if each is None else each}"
+            yield from _of_row(row, site)
+
+
+def _of_row(row: Row, site: str) -> Iterator[str]:
+    decision = row.decision
+    yield f"  row       {row.key}"
+    yield f"  verdict   {decision.action}"
+    if decision.action == "degraded":
+        yield f"  response  {decision.response}"
+    yield f"  reason    {decision.reason}"
+    yield f"  when      {window_words(row)}"
+    yield f"  source    {row.source or 'none given'}"
+    ours = f"{site}: {', '.join(row.site_keys)}; the rest: " if row.site_keys else ""
+    yield f"  from      {ours}{_SHIPPED}"
+
+
+def window_words(row: Row) -> str:
+    """The row's window and rate in words."""
+    when = row.when
+    if when is None:
+        return "at once, each time"
+    begin = f"for {when['share']:.0%} of {when['window_s']:g} s" if when["share"] else "at once"
+    return f"{begin}; over when it held for at most {when['clear_share']:.0%} of {when['clear_s']:g} s"
