@@ -73,7 +73,7 @@ class NodeStream:
     `trust`: whom to take for a coordinator; None: plain text. `key`: of this daemon's server. It gets each certificate
     that the coordinator sends. The stream is reopened when a new one is due.
 
-    `on_rules` gets the rules of signals that the coordinator sends.
+    `on_rules` gets the rules of signals that the coordinator sends in its answer to hello.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class NodeStream:
         self._term = order.term
         if order.certificate and self._key:
             self._key.use(order.certificate)
-        if order.rules:
+        if order.rules or not state.welcomed.is_set():  # an older coordinator has none, and says so with hello's answer
             self._on_rules(order.rules)
         state.welcomed.set()
         if state.unanswered and (observation := state.unanswered.popleft()):

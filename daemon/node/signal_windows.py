@@ -4,9 +4,12 @@ A rule says: the signal is raised when its condition held for a share of a windo
 condition held for less than a smaller share of another, usually longer, window (hysteresis). Each signal is reported
 once when it is raised and once when it is over. The kind of the second report ends in "-over".
 
+A rule may give a count instead of a share: then the signal is raised when so many observations, lines of the kernel log
+for example, have come within the window (`repetitions`). An observation without such a rule is passed on at once.
+
 The rules are rows of the coordinator's policy table; it sends them in its answer to hello. Until then, and without a
-rule, a sample has no effect. Time is that of the samples. Time without a sample counts as neither: it does not help to
-raise a signal, and not to end one.
+rule, a sample has no effect, and observations wait for the rules. Time is that of the samples. Time without a sample
+counts as neither: it does not help to raise a signal, and not to end one.
 """
 
 from __future__ import annotations
@@ -14,20 +17,28 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.daemon.host import clock
+from muster.daemon.node.repetitions import Repetitions
 from muster.daemon.node.sensors.sensor import OVER, Observation, Sample
 from muster.v1 import node_pb2
 
+MAX_WAITING = 1000
+"""Observations that wait for the first rules, at most; the oldest are dropped. The outbox has the same limit."""
 MAX_GAP_S = 5.0
 """Seconds between two samples, at most. After a longer pause the time between them counts as without a sample."""
+MAX_COUNT = 10_000
+"""The largest count of a rule: the time of each line is kept."""
 _Key = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SignalRule:
-    """When the signal `kind` with `code` is raised and when it is over. Shares are 0 to 1, times are seconds."""
+    """When the signal `kind` with `code` is raised and when it is over. Shares are 0 to 1, times are seconds.
+
+    `count`: raised by so many observations within the window; the shares are of no account. 0: by samples.
+    """
 
     kind: str
     code: int
@@ -35,19 +46,26 @@ class SignalRule:
     window_s: float
     clear_share: float
     clear_s: float
+    count: int = 0
 
     @classmethod
     def from_message(cls, message: node_pb2.SignalRule) -> SignalRule:
         """The rule of a message."""
         return cls(
-            message.kind, message.code, message.share, message.window_s, message.clear_share, message.clear_s
-        )  # fmt: skip
+            message.kind,
+            message.code,
+            message.share,
+            message.window_s,
+            message.clear_share,
+            message.clear_s,
+            message.count,
+        )
 
     @property
     def is_usable(self) -> bool:
         """Whether all numbers make sense."""
         numbers = (self.share, self.window_s, self.clear_share, self.clear_s)
-        return all(math.isfinite(number) and number >= 0 for number in numbers)
+        return all(math.isfinite(number) and number >= 0 for number in numbers) and self.count <= MAX_COUNT
 
 
 @dataclass(slots=True)
@@ -97,18 +115,35 @@ class SignalWindows:
         self._wall = wall
         self._rules: dict[tuple[str, int], SignalRule] = {}
         self._histories: dict[_Key, _History] = {}
+        self._repetitions = Repetitions()
+        self._waiting: deque[Observation] | None = deque(maxlen=MAX_WAITING)
 
     def use(self, rules: Iterable[SignalRule]) -> None:
         """Replace the rules. What was raised stays raised until its new rule says that it is over."""
         self._rules = {(rule.kind, rule.code): rule for rule in rules if rule.is_usable}
         self._histories = {key: kept for key, kept in self._histories.items() if key[:2] in self._rules}
+        self._repetitions.forget_all_but({key for key, rule in self._rules.items() if rule.count})
+        waiting, self._waiting = self._waiting, None
+        for observation in waiting or ():
+            self.report(observation)
 
     def report(self, reported: Observation | Sample) -> None:
-        """Pass an observation on, or take a sample in."""
-        if isinstance(reported, Observation):
+        """Pass an observation on, or take in a sample or an observation that counts only when it repeats."""
+        rule = self._rules.get((reported.kind, reported.code))
+        if isinstance(reported, Sample):
+            if rule and not rule.count:
+                self._take_in(reported, rule)
+        elif self._waiting is not None:
+            self._waiting.append(reported)
+        elif rule and rule.count:
+            self._count(reported, rule)
+        else:
             self._report(reported)
-        elif rule := self._rules.get((reported.kind, reported.code)):
-            self._take_in(reported, rule)
+
+    def _count(self, observation: Observation, rule: SignalRule) -> None:
+        if self._repetitions.is_reached(observation, rule.count, rule.window_s, rule.clear_s):
+            words = f"{observation.text}; {rule.count} times within {rule.window_s:g} s"
+            self._report(replace(observation, text=words))
 
     def _take_in(self, sample: Sample, rule: SignalRule) -> None:
         key = (sample.kind, sample.code, sample.device)

@@ -77,5 +77,7 @@ def window_words(row: Row) -> str:
     when = row.when
     if when is None:
         return "at once, each time"
-    begin = f"for {when['share']:.0%} of {when['window_s']:g} s" if when["share"] else "at once"
-    return f"{begin}; over when it held for at most {when['clear_share']:.0%} of {when['clear_s']:g} s"
+    if when.count:
+        return f"{when.count} times within {when.window_s:g} s; again only after {when.clear_s:g} s without"
+    begin = f"for {when.share:.0%} of {when.window_s:g} s" if when.share else "at once"
+    return f"{begin}; over when it held for at most {when.clear_share:.0%} of {when.clear_s:g} s"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
 from muster.daemon.coordinator.policy.policy import Policy
@@ -72,10 +72,7 @@ class Replay:
         """A node daemon starts."""
         self._errors = KernelErrors()
         self._windows = SignalWindows(self._signals.append, wall=lambda: self._now)
-        self._windows.use(
-            SignalRule(rule.kind, rule.code, rule.share, rule.window_s, rule.clear_share, rule.clear_s)
-            for rule in self._policy.rules()
-        )
+        self._windows.use(SignalRule(**asdict(rule)) for rule in self._policy.rules())
 
     def _take(self, line: LogLine) -> None:
         if line.at is None:

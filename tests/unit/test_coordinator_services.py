@@ -423,7 +423,7 @@ async def test_the_more_nodes_are_attached_the_more_time_they_are_given_to_retur
 
 
 async def test_a_node_daemon_is_told_all_rules_of_the_policy_once(world: ScriptedWorld, tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text("[xid.codes]\n63 = { when = { share = 0.5, window_s = 9, clear_s = 99 } }\n")
+    (tmp_path / "policy.toml").write_text("[xid.codes]\n63 = { when = { count = 5, window_s = 9, clear_s = 99 } }\n")
     policy = world.settings["policy"] = Policy.load(tmp_path / "policy.toml")
     await world.stop_coordinator()
     await world.start_coordinator()
@@ -432,7 +432,7 @@ async def test_a_node_daemon_is_told_all_rules_of_the_policy_once(world: Scripte
         first = await call.read()
         await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
         second = await call.read()
-    rule = node_pb2.SignalRule(kind="xid", code=63, share=0.5, window_s=9, clear_s=99)
+    rule = node_pb2.SignalRule(kind="xid", code=63, count=5, window_s=9, clear_s=99)
     assert rule in first.rules
     assert len(first.rules) == len(policy.rules())
     assert not second.rules

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.daemon.node.repetitions import MAX_DEVICES
 from muster.daemon.node.sensors.sensor import Observation, Sample
 from muster.daemon.node.signal_windows import SignalRule, SignalWindows
 
@@ -144,3 +145,72 @@ def test_raised_and_over_take_turns(phases: list[tuple[float, int, int]]) -> Non
         node.sample(held, seconds)
     kinds = [observation.kind for observation in node.reported]
     assert kinds == (["gpu-throttle", "gpu-throttle-over"] * len(kinds))[: len(kinds)]
+
+
+COUNTED = SignalRule("pcie-aer", 1, share=0, window_s=60, clear_share=0, clear_s=600, count=3)
+
+
+def _aer(at: float, device: str = "0000:1b:00.0") -> Observation:
+    return Observation("pcie-aer", 1, device, "corrected error", at)
+
+
+def _raised(*observations: Observation, node: Node | None = None) -> list[float]:
+    node = node or Node(COUNTED)
+    for observation in observations:
+        node.windows.report(observation)
+    return [observation.observed_s for observation in node.reported]
+
+
+def test_what_repeats_is_raised_once_when_the_count_is_reached() -> None:
+    node = Node(COUNTED)
+    assert _raised(*map(_aer, (100, 130, 160, 161, 170, 700)), node=node) == [160]
+    assert node.reported[0].text == "corrected error; 3 times within 60 s"
+
+
+def test_what_repeats_too_slowly_is_not_raised() -> None:
+    assert _raised(*(_aer(31 * number) for number in range(1, 100))) == []
+
+
+def test_each_device_counts_for_itself() -> None:
+    assert _raised(_aer(1), _aer(2), _aer(3, "0000:1c:00.0"), _aer(4, "0000:1d:00.0")) == []
+
+
+def test_after_a_quiet_time_it_can_be_raised_again() -> None:
+    assert _raised(*map(_aer, (1, 2, 3, 500, 1099, 1699, 1700, 1701, 1702))) == [3, 1701]
+
+
+def test_a_clock_that_is_set_back_raises_nothing() -> None:
+    assert _raised(*map(_aer, (1000, 1001, 1, 2))) == []
+    assert _raised(*map(_aer, (1000, 1001, 1, 2, 3))) == [3]
+    assert _raised(*map(_aer, (1000, 1001, 1002, 1, 2, 3, 4))) == [1002]
+
+
+def test_observations_wait_for_the_first_rules() -> None:
+    """A line that the policy counts is no signal by itself, even if it came before the coordinator answered."""
+    reported: list[Observation] = []
+    windows = SignalWindows(reported.append)
+    lost = Observation("xid", 79, "0000:1b:00", "Xid 79", 1.0)
+    for observation in (_aer(1), lost, _aer(2)):
+        windows.report(observation)
+    assert reported == []
+    windows.use([COUNTED])
+    assert reported == [lost]
+    windows.report(_aer(3))
+    assert [observation.kind for observation in reported] == ["xid", "pcie-aer"]
+
+
+def test_a_coordinator_without_rules_lets_everything_pass() -> None:
+    reported: list[Observation] = []
+    windows = SignalWindows(reported.append)
+    windows.report(_aer(1))
+    windows.use([])
+    assert len(reported) == 1
+
+
+def test_many_devices_take_no_more_memory() -> None:
+    node = Node(COUNTED)
+    for number in range(3 * MAX_DEVICES):
+        node.windows.report(_aer(1, f"{number}"))
+    first, last = "0", f"{3 * MAX_DEVICES - 1}"
+    assert _raised(_aer(2, first), _aer(3, first), node=node) == []
+    assert _raised(_aer(2, last), _aer(3, last), node=node) == [3]

@@ -116,12 +116,18 @@ def test_a_row_says_how_long_its_condition_must_last(tmp_path: Path) -> None:
         tmp_path,
         """
         [xid.codes]
-        63 = { when = { share = 0.2, window_s = 120, clear_share = 0.05, clear_s = 600 } }
-        999 = { verdict = "degraded", reason = "r", source = "us", when = { share = 0, window_s = 0, clear_s = 60 } }
+        63 = { when = { count = 3, window_s = 120, clear_s = 600 } }
+        [gpu-throttle.codes]
+        4 = { verdict = "degraded", reason = "r", source = "us", when = { share = 0, window_s = 0, clear_s = 60 } }
+        64 = { when = { share = 0.9 } }
         """,
     )
-    ours = [rule for rule in policy.rules() if rule.kind == "xid"]
-    assert ours == [SignalRule("xid", 63, 0.2, 120, 0.05, 600), SignalRule("xid", 999, 0, 0, 0, 60)]
+    ours = set(policy.rules()) - set(SHIPPED.rules())
+    assert ours == {
+        SignalRule("xid", 63, 0, 120, 0, 600, count=3),
+        SignalRule("gpu-throttle", 4, 0, 0, 0, 60),
+        SignalRule("gpu-throttle", 64, 0.9, 120, 0.05, 600),
+    }
     assert policy.decide("xid", 63) == SHIPPED.decide("xid", 63)
 
 
@@ -154,6 +160,31 @@ def test_the_end_of_a_signal_changes_nothing() -> None:
         (
             "[xid.codes]\n63 = { when = { share = 0.1, window_s = 9, clear_share = 0.2, clear_s = 9 } }\n",
             "xid.codes.63.when: clear_share must not exceed share",
+        ),
+        (
+            "[xid.codes]\n63 = { when = { share = 0.1, window_s = 9, clear_s = 9 } }\n",
+            "xid.codes.63.when: xid comes as single messages, so the condition needs count",
+        ),
+        (
+            "[xid.codes]\n63 = { when = { share = 0.1, count = 3, window_s = 9, clear_s = 9 } }\n",
+            "xid.codes.63.when: a condition needs either share or count",
+        ),
+        ("[xid.codes]\n63 = { when = { count = 0, window_s = 9, clear_s = 9 } }\n", "xid.codes.63.when.count = 0"),
+        (
+            "[xid.default]\nwhen = { count = 3, window_s = 9, clear_s = 9 }\n",
+            "xid.default.when: a condition needs a code",
+        ),
+        (
+            '[gpu-throttle.codes]\n4 = { verdict = "degraded", reason = "r" }\n',
+            "gpu-throttle.codes.4.when is missing: a sensor samples gpu-throttle",
+        ),
+        (
+            '[nvml-error.codes.1]\nverdict = "rank"\nreason = "r"\nwhen = { count = 3, window_s = 9, clear_s = 9 }\n',
+            "nvml-error.codes.1.when: a sensor samples nvml-error, so the condition needs share",
+        ),
+        (
+            "[gpu-throttle.codes]\n64 = { when = { window_s = 86400 } }\n",
+            "gpu-throttle.codes.64.when: window_s must not exceed 3600 for a share",
         ),
         ("[xid]\ncodes = 3\n", "xid: codes = 3: this key needs a table"),
         ("[xid\n", "is not TOML"),

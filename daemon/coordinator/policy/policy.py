@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -78,7 +78,7 @@ class Row:
     key: str
     decision: SignalDecision
     source: str
-    when: dict[str, float] | None
+    when: SignalRule | None
     site_keys: tuple[str, ...]
 
 
@@ -95,8 +95,10 @@ class Change:
 class SignalRule:
     """When a condition that the node daemon samples becomes the signal `kind` with `code`, and when that is over.
 
-    It is raised when the condition held for `share` (0 to 1) of the last `window_s` seconds; share 0: at once. It is
-    over when the condition held for no more than `clear_share` of the last `clear_s` seconds.
+    `count` is not 0: it is raised when so many lines of the kernel log have come within `window_s` seconds, and again
+    only after `clear_s` seconds without one. Otherwise it is raised when the condition held for `share` (0 to 1) of the
+    last `window_s` seconds; share 0: at once. It is over when the condition held for no more than `clear_share` of the
+    last `clear_s` seconds.
     """
 
     kind: str
@@ -105,21 +107,37 @@ class SignalRule:
     window_s: float
     clear_share: float
     clear_s: float
+    count: int = 0
+
+
+_LONGEST_SAMPLED_S = 3600
+"""Seconds of the longest window for a condition that is sampled each second."""
 
 
 class _Condition(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    share: Annotated[float, Field(ge=0, le=1)]
-    window_s: Annotated[float, Field(ge=0, le=3600)]
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    count: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    window_s: Annotated[float, Field(ge=0, le=86400)]
     clear_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     clear_s: Annotated[float, Field(ge=0, le=86400)]
 
     @model_validator(mode="after")
-    def _check_hysteresis(self) -> _Condition:
-        if self.clear_share > self.share:
+    def _check_numbers(self) -> _Condition:
+        if (self.share is None) == (self.count is None):
+            raise ValueError("a condition needs either share or count, beside window_s and clear_s")
+        if self.clear_share > (self.share or 0):
             raise ValueError("clear_share must not exceed share: the signal would come and go")
+        if self.share is not None and self.window_s > _LONGEST_SAMPLED_S:
+            raise ValueError(f"window_s must not exceed {_LONGEST_SAMPLED_S} for a share: the samples are kept")
         return self
+
+    def rule(self, kind: str, code: int) -> SignalRule:
+        """The rule for a signal whose row has this condition."""
+        return SignalRule(
+            kind, code, self.share or 0.0, self.window_s, self.clear_share, self.clear_s, self.count or 0
+        )  # fmt: skip
 
 
 class _SignalRow(BaseModel):
@@ -216,6 +234,7 @@ class Policy:
         kinds = _checked(_KINDS_SCHEMA, rows, where, mistakes)
         limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
         pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
+        mistakes += (f"{where}: {words}" for words in _useless_conditions(kinds or {}))
         if mistakes or kinds is None or limits is None or pool is None:
             raise PolicyError(*mistakes)
         return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core()), site)
@@ -239,7 +258,7 @@ class Policy:
         row = known.codes.get(code)
         key = f"{kind}.codes.{code}" if row else f"{kind}.default"
         row = row or known.default
-        when = row.when.model_dump() if row.when else None
+        when = row.when.rule(kind, code) if row.when else None
         site_keys = tuple(name.removeprefix(f"{key}.") for name in self._site if name.startswith(f"{key}."))
         return Row(key, self.decide(kind, code), row.source or known.source, when, site_keys)
 
@@ -260,7 +279,7 @@ class Policy:
     def rules(self) -> list[SignalRule]:
         """The rules of all rows whose condition must last."""
         return [
-            SignalRule(kind, code, **row.when.model_dump())
+            row.when.rule(kind, code)
             for kind, known in self._kinds.items()
             for code, row in known.codes.items()
             if row.when
@@ -284,6 +303,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise PolicyError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path} is not TOML: {error}") from None
+
+
+def _sampled_kinds() -> frozenset[str]:
+    """The kinds whose conditions a sensor samples. What is observed, as a line of the kernel log is, has no share."""
+    rows = {kind: table.get("codes", {}).values() for kind, table in _shipped_table().items()}
+    return frozenset(kind for kind in rows if any("share" in row.get("when", {}) for row in rows[kind]))
+
+
+def _useless_conditions(kinds: Mapping[str, _SignalKind]) -> Iterator[str]:
+    """Conditions that would have no effect, in words."""
+    sampled = _sampled_kinds()
+    for kind, known in kinds.items():
+        if known.default.when:
+            yield f"{kind}.default.when: a condition needs a code: give the code a row of its own"
+        for code, row in known.codes.items():
+            at = f"{kind}.codes.{code}"
+            if kind in sampled and row.when is None and row.verdict != "ignore":
+                yield f"{at}.when is missing: a sensor samples {kind}, so a new row needs when"
+            elif kind in sampled and row.when and row.when.share is None:
+                yield f"{at}.when: a sensor samples {kind}, so the condition needs share, window_s and clear_s"
+            elif kind not in sampled and row.when and row.when.count is None:
+                yield f"{at}.when: {kind} comes as single messages, so the condition needs count, window_s and clear_s"
 
 
 def _flat(table: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
@@ -331,7 +372,7 @@ def _describe(fault: Any, parents: tuple[str, ...]) -> str:
         case "int_parsing" | "code":
             return f"{at}: a code is a whole number, written in digits only, without a zero in front"
         case "missing" if "when" in path:
-            return f"{at} is missing: a condition needs share, window_s and clear_s"
+            return f"{at} is missing: a condition needs share, window_s and clear_s (messages: count in place of share)"
         case "missing":
             return f"{at} is missing: a new row needs verdict and reason"
         case "value_error":

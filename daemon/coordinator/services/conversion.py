@@ -228,6 +228,7 @@ def signal_rule(rule: SignalRule) -> node_pb2.SignalRule:
         window_s=rule.window_s,
         clear_share=rule.clear_share,
         clear_s=rule.clear_s,
+        count=rule.count,
     )
 
 

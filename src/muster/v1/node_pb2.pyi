@@ -159,7 +159,9 @@ Global___Signal: _TypeAlias = Signal  # noqa: Y015
 
 @_typing.final
 class SignalRule(_message.Message):
-    """When a condition that a sensor samples becomes a signal, and when the signal is over: a row of the policy table."""
+    """When a condition that a sensor samples becomes a signal, and when the signal is over: a row of the policy table. Or how
+    often what a sensor observes must repeat.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -169,6 +171,7 @@ class SignalRule(_message.Message):
     WINDOW_S_FIELD_NUMBER: _builtins.int
     CLEAR_SHARE_FIELD_NUMBER: _builtins.int
     CLEAR_S_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """As in Signal."""
     code: _builtins.int
@@ -178,6 +181,10 @@ class SignalRule(_message.Message):
     clear_share: _builtins.float
     """The signal is over when the condition held for no more than this share of the last clear_s seconds."""
     clear_s: _builtins.float
+    count: _builtins.int
+    """Not 0: the signal is raised when so many observations have come within window_s seconds, and again only after
+    clear_s seconds without one. The shares are of no account then.
+    """
     def __init__(
         self,
         *,
@@ -187,10 +194,11 @@ class SignalRule(_message.Message):
         window_s: _builtins.float = ...,
         clear_share: _builtins.float = ...,
         clear_s: _builtins.float = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_s", b"clear_s", "clear_share", b"clear_share", "code", b"code", "kind", b"kind", "share", b"share", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_s", b"clear_s", "clear_share", b"clear_share", "code", b"code", "count", b"count", "kind", b"kind", "share", b"share", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
