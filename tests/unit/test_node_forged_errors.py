@@ -1,4 +1,4 @@
-"""No user makes the kernel say that a GPU has failed, whatever the kernel quotes."""
+"""No user makes the kernel say that a GPU or the host has failed, whatever the kernel quotes."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_record import KernelRecord, parse_line, parse_record
 from muster.daemon.node.kernel.xid import KernelErrorParser
 
@@ -24,8 +26,36 @@ GENUINE = (
     "XID 64 Dynamic Page Retirement: Fatal error, unable to retire page (0x1)",
     "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has\n"
     "NVRM: fallen off the bus and is not responding to commands.",
+    "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400",
+    "mce: Uncorrected hardware memory error in user-access at 1a2b3c000",
+    "[Hardware Error]: Corrected error, no action required.",
+    "{1}[Hardware Error]: event severity: fatal",
+    "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1)",
+    "EDAC MC0: UE on mc#0csrow#0channel#0 (csrow:0 channel:0)",
+    "EXT4-fs (sda1): Remounting filesystem read-only",
+    "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0",
+    "XFS (sda1): Corruption of in-memory data detected.  Shutting down filesystem",
+    "XFS (dm-0): Log I/O Error (0x2) detected at xlog_ioend_work+0x58 (fs/xfs/xfs_log.c:1378).",
+    "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out",
+    "mlx5_core 0000:3b:00.0 eth0: TX timeout detected",
+    "mlx5_core 0000:3b:00.0: device's health compromised - reached miss count",
+    "ixgbe 0000:3b:00.0 eth0: Reset adapter",
+    "a 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+    "nvme nvme0: I/O 22 QID 4 timeout, reset controller",
+    "nvme nvme0: Disabling device after reset failure: -19",
+    "I/O error, dev nvme0n1, sector 4711 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+    "Buffer I/O error on dev nvme0n1p1, logical block 3, async page read",
+    "BUG: soft lockup - CPU#12 stuck for 22s! [python:4711]",
+    "watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3",
 )
-DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
+OF_PROCESSES = {"oom-kill", "hung-task"}
+"""The kinds that name a process, and so a user's text. The policy never acts on a node for them."""
+CARD = re.compile(r"[\w-]{1,64} [0-9A-Fa-f]{4,8}:", re.ASCII)
+"""Messages about a card start with the name of its driver."""
+DRIVER_STARTS = (
+    *("NVRM: ", "nvidia-nvswitch", "XID ", "mce: ", "[Hardware Error]: ", "{", "EDAC MC", "EXT", "XFS (", "NETDEV"),
+    *("mlx5_core ", "nvme nvme", "Buffer I/O", "I/O error, ", "BUG: soft", "watchdog: "),
+)
 NAME_FIRST = (
     "{}[4711]: segfault at 0 ip 0000000000401136 sp 00007ffd4f3c error 6",
     "{}[4711] vsyscall attempted with vsyscall=none ip:ffffffffff600000 cs:33",
@@ -41,6 +71,10 @@ NAME_FIRST = (
     "{}/4711 is trying to acquire lock:",
     "{} D    0  4711      1 0x00000000",
     "{} cpuset=a mems_allowed=0",
+    "{} cpuset=QID 4 timeout, aborting mems_allowed=0",
+    "{} cpuset=.  Shutting down filesystem mems_allowed=0",
+    "{} cpuset=x on y (channel:1 mems_allowed=0",
+    "{}[4711]: segfault at 0 ip 401136 sp 7ffd error 6 in dev nvme0n1, sector 1[401000+1000]",
     "{}: renamed from veth0",
     "{}: port 1(veth0) entered blocking state",
 )
@@ -75,7 +109,18 @@ CORPUS = list(records())
 
 
 def _finds(record: KernelRecord) -> bool:
-    return KernelErrorParser().parse(record) is not None
+    return _concerns_the_node(KernelErrorParser().parse(record))
+
+
+def _concerns_the_node(error: KernelError | None) -> bool:
+    return error is not None and error.kind not in OF_PROCESSES
+
+
+def test_no_message_that_names_a_process_is_held_against_the_node() -> None:
+    policy = Policy.load()
+    for kind in OF_PROCESSES:
+        for code in (*policy.codes(kind), policy.free_code(kind)):
+            assert policy.decide(kind, code).action == "rank"
 
 
 def test_the_corpus_is_hostile() -> None:
@@ -97,7 +142,7 @@ def test_no_sequence_of_quoted_texts_is_an_error() -> None:
     parser = KernelErrorParser()
     for data in CORPUS:
         for line in data.rstrip(b"\n").split(b"\n"):  # as a file in place of the device has them
-            assert parser.parse(parse_line(line)) is None, line
+            assert not _concerns_the_node(parser.parse(parse_line(line))), line
 
 
 @pytest.mark.parametrize("genuine", GENUINE)
@@ -118,7 +163,7 @@ prefixes = st.one_of(
 @given(prefixes, texts, st.text())
 def test_no_text_inside_a_message_is_an_error(prefix: str, quoted: str, rest: str) -> None:
     message = prefix + quoted + rest
-    assume(not message.startswith(DRIVER_STARTS))
+    assume(not message.startswith(DRIVER_STARTS) and not CARD.match(message))
     assert not _finds(KernelRecord(0, 3, 1, False, message))
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_record import KernelRecord
-from muster.daemon.node.kernel.xid import KernelError, KernelErrorParser
+from muster.daemon.node.kernel.xid import KernelErrorParser
 
 
 def kernel(message: str) -> KernelRecord:

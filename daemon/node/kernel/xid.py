@@ -1,5 +1,7 @@
 r"""Reads NVIDIA's messages in the kernel log: Xid, SXid, recovery actions, a GPU that fell off the bus.
 
+`KernelErrorParser` reads the messages about the host, too (`host_errors`).
+
 Pure: records in, data out. The formats are those of the drivers since about 2010:
 
     NVRM: Xid (0000:03:00): 14, Channel 00000001                                  to 2012: no "PCI:"
@@ -31,8 +33,9 @@ in many messages. Hence:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from muster.daemon.node.kernel.host_errors import host_error
+from muster.daemon.node.kernel.kernel_error import KernelError, one_line
 from muster.daemon.node.kernel.kernel_record import KERNEL_FACILITY, KernelRecord
 
 _DRIVER_STARTS = ("NVRM: ", "nvidia-nvswitch", "XID ")
@@ -76,20 +79,6 @@ _NVLINK5_CODES = range(144, 151)
 _RECOVERY_CODE = 154
 
 
-@dataclass(frozen=True, slots=True)
-class KernelError:
-    """One error in one message.
-
-    `device`: the PCI address as printed, in lower case; empty if the message has none. `text`: the message in one line,
-    its control characters escaped.
-    """
-
-    kind: str
-    code: int
-    device: str
-    text: str
-
-
 class KernelErrorParser:
     """Parses record after record.
 
@@ -106,8 +95,13 @@ class KernelErrorParser:
             return None
         beginning, self._beginning = self._beginning, ""
         message = record.message
-        if record.fragment or not message.startswith(_DRIVER_STARTS) or _is_of_packet(message):
-            return None  # nearly every record: skip the patterns
+        if record.fragment:
+            return None
+        if not message.startswith(_DRIVER_STARTS):
+            error = host_error(message.rstrip())  # nearly every record: none
+            return None if error and _is_of_packet(message) else error
+        if _is_of_packet(message):
+            return None
         return _error(message.rstrip()) or self._lost_gpu(message.rstrip(), beginning)
 
     def _lost_gpu(self, message: str, beginning: str) -> KernelError | None:
@@ -118,7 +112,7 @@ class KernelErrorParser:
         if found := _LOST_SENTENCE.fullmatch(sentence):
             return KernelError("gpu-lost", 0, found["bdf"].lower(), f"NVRM: {sentence}")
         if _LOST_END.match(message):
-            return KernelError("gpu-lost", 0, "", _one_line(message))
+            return KernelError("gpu-lost", 0, "", one_line(message))
         if _LOST_BEGINNING.fullmatch(sentence):
             self._beginning = sentence
         return None
@@ -131,7 +125,7 @@ def _is_of_packet(message: str) -> bool:
 
 def _error(message: str) -> KernelError | None:
     """The error of which one message tells."""
-    text = _one_line(message)
+    text = one_line(message)
     if found := _XID.fullmatch(message):
         return _xid(found, text)
     if found := _SXID.match(message):
@@ -151,8 +145,3 @@ def _xid(found: re.Match[str], text: str) -> KernelError:
     if code in _NVLINK5_CODES and (severity := _NVLINK5.match(rest)) and severity["severity"] == "Nonfatal":
         return KernelError("xid-nonfatal", code, device, text)
     return KernelError("xid", code, device, text)
-
-
-def _one_line(message: str) -> str:
-    """`message` with its control characters escaped as the kernel escapes them."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in message)

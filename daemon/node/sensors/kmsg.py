@@ -1,4 +1,4 @@
-"""Sensor: GPU and NVSwitch errors in the kernel log, as soon as the record appears.
+"""Sensor: errors of GPUs, NVSwitches and the host in the kernel log, as soon as the record appears.
 
 Only records after the start are reported. Older ones were handled before, or belong to a repaired node: they are
 counted, and the newest is logged. Drivers print one fault several times, so the same code of the same device within a
@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 
 from muster.daemon.host import clock
+from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_errors import KernelErrors
 from muster.daemon.node.kernel.kernel_log import open_kernel_log
 from muster.daemon.node.kernel.kernel_record import KernelRecord
-from muster.daemon.node.kernel.xid import KernelError, KernelErrorParser
+from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,176 @@
+"""What the kernel says of the host, as printed by kernels since about 2012."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.daemon.coordinator.core.state.state_tables import Response
+from muster.daemon.coordinator.policy.policy import Policy
+from muster.daemon.node.kernel.kernel_error import KernelError
+from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.xid import KernelErrorParser
+from muster.launcher.policy.replay import Replay
+
+POLICY = Policy.load()
+BDF = "0000:3b:00.0"
+AER = f"pcieport {BDF}: PCIe Bus Error: severity="
+
+
+def _parsed(message: str) -> KernelError | None:
+    return KernelErrorParser().parse(KernelRecord(0, 3, 1, False, message))
+
+
+MESSAGES = [
+    ("Memory cgroup out of memory: Killed process 7 (python) total-vm:8kB, anon-rss:0kB, UID:1000", "oom-kill", 1, ""),
+    ("Memory cgroup out of memory: Kill process 7 (python) score 1970 or sacrifice child", "oom-kill", 1, ""),
+    ("Out of memory: Killed process 7 (a)b\n) total-vm:8kB, anon-rss:0kB", "oom-kill", 2, ""),
+    ("Out of memory: Kill process 7 (python) score 900 or sacrifice child", "oom-kill", 2, ""),
+    ("mce: [Hardware Error]: Machine check events logged", "machine-check", 1, ""),
+    ("[Hardware Error]: Machine check events logged", "machine-check", 1, ""),
+    ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: 8c00004000010090", "machine-check", 1, "cpu3"),
+    ("mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: b200000000070f0f", "machine-check", 2, "cpu3"),
+    ("mce: Uncorrected hardware memory error in user-access at 1a2b3c000", "machine-check", 2, ""),
+    ("[Hardware Error]: Corrected error, no action required.", "machine-check", 1, ""),
+    ("[Hardware Error]: Uncorrected, software restartable error.", "machine-check", 2, ""),
+    ("{1}[Hardware Error]: event severity: corrected", "machine-check", 1, ""),
+    ("{17}[Hardware Error]: event severity: recoverable", "machine-check", 2, ""),
+    (
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1)",
+        "edac",
+        1,
+        "mc0",
+    ),
+    ("EDAC MC12: 3 UE on mc#12csrow#0channel#0 (csrow:0 channel:0 page:0x0)", "edac", 2, "mc12"),
+    ("EDAC MC0: 1 CE Cannot decode normalized address on unknown memory (csrow:0 channel:1)", "edac", 1, "mc0"),
+    ("EXT4-fs (sda1): Remounting filesystem read-only", "filesystem", 1, "sda1"),
+    ("EXT4-fs (nvme0n1p2): Remounting filesystem read-only", "filesystem", 1, "nvme0n1p2"),
+    ("XFS (dm-0): Log I/O Error (0x2) detected at xlog_ioend_work+0x58.", "filesystem", 1, "dm-0"),
+    ("XFS (md127): Corruption of in-memory data detected.  Shutting down filesystem", "filesystem", 1, "md127"),
+    ("XFS (sdb): Filesystem has been shut down due to log error (0x2).", "filesystem", 1, "sdb"),
+    ("BTRFS info (device sda1 state EA): forced readonly", "filesystem", 1, "sda1"),
+    ("EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm ls: reading", "filesystem", 2, "sda1"),
+    ("XFS (sda1): Metadata corruption detected at xfs_agi_verify+0x5d", "filesystem", 2, "sda1"),
+    ("NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out", "nic", 1, "eth0"),
+    (f"ixgbe {BDF} eth0: NETDEV WATCHDOG: CPU: 1: transmit queue 3 timed out 5000 ms", "nic", 1, BDF),
+    (f"mlx5_core {BDF} eth0: TX timeout detected", "nic", 1, BDF),
+    (f"mlx5_core {BDF}: poll_health:801:(pid 0): device's health compromised - reached miss count", "nic", 2, BDF),
+    (
+        f"mlx5_core {BDF}: wait_func:1157:(pid 7): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource",
+        *("nic", 2, BDF),
+    ),
+    (f"e1000e {BDF} eth0: Reset adapter unexpectedly", "nic", 3, BDF),
+    (AER + "Corrected, type=Physical Layer, (Receiver ID)", "pcie-aer", 1, BDF),
+    (AER + "Correctable, type=Data Link Layer, (Transmitter ID)", "pcie-aer", 1, BDF),
+    (AER.replace("PCIe", "AER: PCIe") + "Corrected, type=Physical Layer, id=0018(Receiver ID)", "pcie-aer", 1, BDF),
+    (AER + "Uncorrected (Non-Fatal), type=Transaction Layer, (Requester ID)", "pcie-aer", 2, BDF),
+    (AER + "Uncorrectable (Fatal), type=Transaction Layer, (Receiver ID)", "pcie-aer", 3, BDF),
+    ("nvme nvme0: I/O 22 QID 4 timeout, aborting", "nvme", 1, "nvme0"),
+    ("nvme nvme0: I/O tag 123 (c07b) opcode 0x2 (I/O Cmd) QID 4 timeout, aborting req_op:READ(0)", "nvme", 1, "nvme0"),
+    ("nvme nvme1: I/O 22 QID 0 timeout, reset controller", "nvme", 2, "nvme1"),
+    ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "nvme", 2, "nvme0"),
+    ("nvme nvme0: Disabling device after reset failure: -19", "nvme", 3, "nvme0"),
+    ("Buffer I/O error on dev nvme0n1p1, logical block 3, async page read", "nvme", 4, "nvme0n1"),
+    ("blk_update_request: I/O error, dev nvme0n1, sector 4711", "nvme", 4, "nvme0n1"),
+    ("critical medium error, dev nvme0n1, sector 4711 op 0x0:(READ)", "nvme", 4, "nvme0n1"),
+    ("INFO: task python:4711 blocked for more than 120 seconds.", "hung-task", 0, ""),
+    ("watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:7]", "lockup", 1, "cpu12"),
+    ("NMI watchdog: BUG: soft lockup - CPU#2 stuck for 23s! [python:7]", "lockup", 1, "cpu2"),
+    ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", "lockup", 2, "cpu3"),
+    ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", "lockup", 2, "cpu3"),
+]
+
+
+@pytest.mark.parametrize(("message", "kind", "code", "device"), MESSAGES)
+def test_a_message_about_the_host_is_read(message: str, kind: str, code: int, device: str) -> None:
+    error = _parsed(message)
+    assert error is not None
+    assert (error.kind, error.code, error.device) == (kind, code, device)
+    assert error.text.isprintable()
+
+
+@pytest.mark.parametrize(("message", "kind", "code", "device"), MESSAGES)
+def test_every_message_has_a_row_with_its_source(message: str, kind: str, code: int, device: str) -> None:
+    row = POLICY.row(kind, code)
+    assert row is not None
+    assert row.source
+    assert row.decision.action in ("degraded", "rank")
+    assert row.key.endswith(f".codes.{code}") or kind == "hung-task"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "EXT4-fs (loop0): Remounting filesystem read-only",  # a user's image
+        "EXT4-fs (sda1): re-mounted. Opts: ro",
+        "EXT4-fs (sda1): mounted filesystem with ordered data mode",
+        "XFS (sda1): User initiated shutdown received.",
+        "EDAC MC: Ver: 3.0.0",
+        "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0 IMC#0",
+        "mce: CPU0: Thermal monitoring enabled (TM1)",
+        "mce: [Hardware Error]: TSC 0 ADDR 1a2b3c000",
+        "nvme nvme0: 8/0/0 default/read/poll queues",
+        "nvme nvme0: pci function 0000:5e:00.0",
+        "I/O error, dev loop0, sector 0",
+        "pcieport 0000:00:03.0: AER: enabled with IRQ 26",
+        f"mlx5_core {BDF} eth0: Link up",
+        "INFO: task hung",
+        "watchdog: BUG",
+        "invoked oom-killer",
+    ],
+)
+def test_what_is_no_error_of_the_host_is_none(message: str) -> None:
+    assert _parsed(message) is None
+
+
+def _actions(*lines: str) -> list[str]:
+    replay = Replay(POLICY)
+    return [words.split("  ")[1].partition(":")[0] for words in replay.lines(line.encode() for line in lines)]
+
+
+def test_an_oom_kill_is_the_jobs_doing() -> None:
+    lines = [f"[{at}.0] Memory cgroup out of memory: Killed process {at} (python) total-vm:8kB" for at in range(99)]
+    assert set(_actions(*lines)) == {"rank"}
+    assert _actions("[1.0] Out of memory: Killed process 7 (python) total-vm:8kB") == ["rank"]
+
+
+@pytest.mark.parametrize("code", [13, 31, 43, 45])
+def test_an_application_xid_never_takes_a_node(code: int) -> None:
+    lines = [f"[{at}.0] NVRM: Xid (PCI:0000:3b:00): {code}, pid=7, name=python, Ch 00000008" for at in range(999)]
+    assert set(_actions(*lines)) == {"rank"}
+
+
+def test_corrected_pcie_errors_count_by_their_rate() -> None:
+    message = AER + "Corrected, type=Physical Layer, (Receiver ID)"
+    assert _actions(*(f"[{at}.0] {message}" for at in range(0, 100_000, 11))) == []
+    assert _actions(*(f"[{at}.0] {message}" for at in range(0, 2000, 10))) == ["degraded, record"]
+    storm = [f"[{at}.{part}] {message}" for at in range(59) for part in range(10)]
+    assert _actions(*storm) == []  # equal lines within a second are one
+
+
+@pytest.mark.parametrize(
+    ("message", "response"),
+    [
+        (AER + "Uncorrected (Fatal), type=Transaction Layer, (Requester ID)", Response.SWAP),
+        ("EXT4-fs (sda1): Remounting filesystem read-only", Response.SWAP),
+        ("nvme nvme0: Disabling device after reset failure: -19", Response.SWAP),
+        ("mce: Uncorrected hardware memory error in user-access at 1a2b3c000", Response.SWAP),
+        ("nvme nvme0: I/O 22 QID 0 timeout, reset controller", Response.FLUSH),
+    ],
+)
+def test_an_uncorrected_error_counts_at_once(message: str, response: Response) -> None:
+    assert _actions(f"[1.0] {message}") == [f"degraded, {response}"]
+
+
+def test_three_timeouts_of_a_card_within_an_hour_are_a_precursor() -> None:
+    line = "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out"
+    assert _actions(*(f"[{at}.0] {line}" for at in (0, 10, 3700, 5600))) == []
+    assert _actions(*(f"[{at}.0] {line}" for at in (0, 10, 3500, 3600))) == ["degraded, swap"]
+
+
+def test_a_site_makes_a_counted_row_count_at_once(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('[pcie-aer.codes]\n1 = { verdict = "unfit", when = { count = 1 } }\n')
+    replay = Replay(Policy.load(tmp_path / "site.toml"))
+    line = f"[1.0] {AER}Corrected, type=Physical Layer, (Receiver ID)"
+    assert "unfit: PCIe error 1: corrected errors" in next(iter(replay.lines([line.encode()])))
