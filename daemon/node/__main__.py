@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nvidia-driver", metavar="FILE", type=Path, default=SensorPaths().nvidia_driver,
                         help="NVIDIA GPUs are watched while this file exists; "
                         f"default {SensorPaths().nvidia_driver}")  # fmt: skip
+    parser.add_argument("--host-root", metavar="DIR", type=Path, default=SensorPaths().host_root,
+                        help="the folder whose sys and proc show this host's hardware; default /")  # fmt: skip
     parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
                         help=f"for memory of requeued jobs; empty: keep no memory; default {SOCKET}")  # fmt: skip
     return parser
@@ -92,7 +94,7 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         listen=flags.listen,
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
-        roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver, node=node),
+        roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver, host_root=flags.host_root, node=node),
         memory=Path(flags.memory) if flags.memory else None,
         systemd=Systemd(
             os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())

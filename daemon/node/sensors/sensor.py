@@ -72,7 +72,8 @@ class SensorPaths:
 
     kmsg: the kernel log, /dev/kmsg or a growing file in its place. nvidia_driver: a file that exists while the NVIDIA
     driver is loaded. nvml: NVIDIA's management library, a name that the loader finds, or a path. node: this node's name
-    in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first that exists is read.
+    in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first that exists is read. host_root: the folder that
+    holds sys and proc.
     """
 
     kmsg: Path = Path("/dev/kmsg")
@@ -80,6 +81,7 @@ class SensorPaths:
     nvml: str = "libnvidia-ml.so.1"
     node: str = ""
     slurm_conf: tuple[Path, ...] = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
+    host_root: Path = Path("/")
 
 
 class Sensor(Protocol):
