@@ -80,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("node")
     memory.add_argument("gpu", type=int, help="its index, from 0; the node gets GPUs up to that one")
     memory.add_argument("--clear", action="store_true", help="the GPU is well again")
+
+    for name, method, about in _CLEARABLE_VERBS:
+        one = verb(name, _clearable(method), about)
+        one.add_argument("node")
+        one.add_argument("--clear", action="store_true", help="the fault is over")
     verb("restart-slurmctld", lambda a: _cluster(a).restart_slurmctld(), "restart slurmctld")
     verb(
         "restart-coordinator",
@@ -106,6 +111,11 @@ _NODE_VERBS = (
     ("restart", "restart", "reboot and wait until Slurm can use the node"),
     ("repair", "repair", "undo all faults of the node and resume it in Slurm"),
     ("restart-slurmd", "restart_slurmd", "restart slurmd"),
+)
+
+_CLEARABLE_VERBS = (
+    ("link-down", "link_down", "let the link of a node's InfiniBand port go down"),
+    ("ecc", "memory_error", "let a node's memory have an error that ECC can't correct"),
 )
 
 
@@ -178,6 +188,10 @@ def _gpu_ecc(args: argparse.Namespace) -> None:
 def _check_gpu(gpu: int) -> None:
     if not 0 <= gpu < MAX_GPUS:
         raise EngineError(f"GPU {gpu}: a node has the GPUs 0 to {MAX_GPUS - 1}")
+
+
+def _clearable(method: str) -> object:
+    return lambda args: getattr(_cluster(args), method)(args.node, clear=args.clear) and None
 
 
 def _on_node(method: str) -> object:

@@ -121,6 +121,7 @@ class ChaosRun:
             (self._partition, 4, True),
             (self._pause, 3, True),
             (self._xid, 4, True),
+            (self._link_down, 2, True),
             (self._two_at_once, 4, True),
             (self._kill_rank, 4, False),
             (self._kill_agent, 2, False),
@@ -158,6 +159,9 @@ class ChaosRun:
 
     def _xid(self, sequence: JobSequence) -> str:
         return self._fault_node(sequence, lambda node: self.cluster.kmsg(node, FATAL_XID_LINE))
+
+    def _link_down(self, sequence: JobSequence) -> str:
+        return self._fault_node(sequence, self.cluster.link_down)
 
     def _two_at_once(self, sequence: JobSequence) -> str:
         """Faults two nodes, at once or one soon after the other, in the middle of a recovery."""

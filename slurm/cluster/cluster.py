@@ -23,6 +23,7 @@ from pathlib import Path
 
 from muster.slurm.cluster.gpus import THROTTLING, mend_gpus, read_gpus, with_memory_error, write_gpus
 from muster.slurm.cluster.host import Process
+from muster.slurm.cluster.host_hardware import mend_hardware, set_link, set_memory_error
 from muster.slurm.cluster.registry import clusters_dir, container_name, remove_cluster
 from muster.slurm.cluster.spec import CONTROLLER, KMSG, LOGIN, USERS, ClusterSpec
 from muster.slurm.cluster.waiting import wait_until
@@ -235,6 +236,16 @@ class Cluster:
         file.gpus[gpu] = healthy_gpu(gpu) if clear else with_memory_error(file.gpus[gpu])
         return write_gpus(self, node, file)
 
+    def link_down(self, node: str, clear: bool = False) -> float:
+        """Lets the link of the node's InfiniBand port go down; `clear`: it is up again."""
+        self._touch(node)
+        return set_link(self, node, up=clear)
+
+    def memory_error(self, node: str, clear: bool = False) -> float:
+        """Lets the node's memory have one more uncorrectable error; `clear`: as after a reboot, it had none."""
+        self._touch(node)
+        return set_memory_error(self, node, clear=clear)
+
     # Services
 
     def stop_service(self, host: str, service: str, signal: str = "TERM") -> float:
@@ -308,6 +319,7 @@ class Cluster:
             self.heal(node)
             self.exec(node, "sh", "-c", "rm -f /run/cluster/*.hold")
             mend_gpus(self, node)
+            mend_hardware(self, node)
         for node in nodes:
             self._resume(node)
 

@@ -28,6 +28,9 @@ swaps_per_hour = 1000
 [gpu-throttle.codes.64.when]
 window_s = 15
 clear_s = 20
+[rdma-port.codes.1.when]
+window_s = 5
+clear_s = 20
 [pool]
 partition = "shared"
 wait_s = 20

@@ -120,7 +120,8 @@ def _write_files(folder: Path, spec: ClusterSpec) -> None:
     )
     _make_certificates(folder, spec)
     (folder / "muster" / "policy.toml").write_text(POLICY)
-    shutil.copy(_HERE / "init.sh", folder / "cluster" / "init.sh")
+    for script in ("init.sh", "healthy-host.sh"):
+        shutil.copy(_HERE / script, folder / "cluster" / script)
     key = folder / "cluster" / "munge.key"
     key.touch(mode=0o400)
     key.chmod(0o600)

@@ -1,5 +1,7 @@
 """The first node of a job, which is the batch host and runs rank 0 and srun, can be replaced like any other node."""
 
+import json
+
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
@@ -40,7 +42,7 @@ def stops_before_its_time_limit(cluster: Cluster, training: Training) -> None:
     assert saved[-1].startswith(f"step_{last:08d}_")
 
 
-def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_2(healthy: Cluster) -> None:
+def test_a_fatal_xid_on_node_0_then_its_death_then_a_link_that_stays_down_on_node_2(healthy: Cluster) -> None:
     with Training(healthy, TrainingSpec("batch-host", nodes=3, spares=2, arguments=SMALL_MODEL)) as training:
         job = training.submit()
         following = afterok(healthy, job)
@@ -51,13 +53,30 @@ def test_a_fatal_xid_on_node_0_then_its_death_then_a_fatal_xid_on_node_2(healthy
         healthy.power_off("n0")
         training.wait_step(int(training.view["step"]) + 20)
         assert training.generation == 2, "the death of a node without ranks costs nothing"
-        healthy.kmsg("n2", FATAL_XID_LINE)
-        training.wait_recovered(3)
+        a_link_that_stays_down_is_a_swap(training)
         training.finish()
         view = training.wait_final()
         assert view["phase"] == "DONE", view.get("reason")
         wait_until(lambda: state(healthy, job) == "COMPLETED", 60, f"job {job} ends COMPLETED")
         wait_until(lambda: state(healthy, following) == "COMPLETED", 90, "the afterok job runs")
+
+
+def a_link_that_stays_down_is_a_swap(training: Training) -> None:
+    """From the files of the adapter to the drain, with its reason. No other node is blamed."""
+    cluster = training.cluster
+    cluster.link_down("n2")
+    recovery = training.wait_recovered(3)
+    assert (recovery["action"], recovery["nodes_out"]) == ("swap", ["n2"])
+    reason = "RDMA port 1: link went down and stays down on mlx5_0/1"
+    assert recovery["cause"].startswith(reason)
+    rows = map(json.loads, cluster.sh(LOGIN, "muster nodes --json", user="alice").splitlines())
+    shown = {row["node"]: (row["verdict"], row["reason"]) for row in rows}
+    assert shown["n2"] == ("UNFIT", reason)
+    assert {shown[node][0] for node in ("n1", "n3", "n4", "n5")} == {"FIT"}
+    events = cluster.sh(LOGIN, f"muster events {training.job}", user="alice").splitlines()
+    assert any("node n2 is UNFIT" in line and reason in line for line in events)
+    drained = lambda: f"muster: {reason}" in cluster.sh(CONTROLLER, "scontrol show node n2")  # noqa: E731
+    wait_until(drained, 60, "n2 is drained with the reason")
 
 
 def test_a_job_whose_batch_host_died_fails_with_its_code(healthy: Cluster) -> None:
