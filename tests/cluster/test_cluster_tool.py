@@ -169,7 +169,7 @@ def _verdict(cluster: Cluster, node: str) -> tuple[str, str]:
 
 
 def test_a_gpu_that_throttles_makes_its_node_degraded(healthy: Cluster) -> None:
-    """From the sensor to the coordinator, over the real nvidia-ml-py."""
+    """From the sensor to the coordinator, over the real nvidia-ml-py. The host's memory errors arrive there, too."""
     wait_until(lambda: _verdict(healthy, "n9")[0] == "FIT", 30, "n9 has attached")
     healthy.throttle("n9", 2)
     wait_until(lambda: _verdict(healthy, "n9")[0] == "DEGRADED", 60, "the coordinator knows that a GPU throttles")
@@ -179,6 +179,9 @@ def test_a_gpu_that_throttles_makes_its_node_degraded(healthy: Cluster) -> None:
     healthy.throttle("n9", 2, clear=True)
     log = "gpu-throttle-over 64 on 0000:3b:00"
     wait_until(lambda: log in healthy.logs(CONTROLLER, "muster-coordinator"), 90, "it is over")
+    healthy.memory_error("n9")
+    log = "host-memory 1 on mc0"
+    wait_until(lambda: log in healthy.logs(CONTROLLER, "muster-coordinator"), 30, "an uncorrectable error is known")
     # A node stays DEGRADED until it is taken out of service and resumed.
     healthy.kmsg("n9", FATAL_XID_LINE)
     wait_until(lambda: healthy.node_states()["n9"] == "drained", 30, "n9 is drained")

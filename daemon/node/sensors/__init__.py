@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from muster.daemon.node.sensors.host import HostSensor
 from muster.daemon.node.sensors.infiniband import InfinibandSensor
 from muster.daemon.node.sensors.kmsg import KernelLogSensor
 from muster.daemon.node.sensors.nvml import NvmlSensor
 from muster.daemon.node.sensors.sensor import Sensor, SensorPaths
 
-SENSORS: tuple[Callable[[SensorPaths], Sensor], ...] = (KernelLogSensor, NvmlSensor, InfinibandSensor)
+SENSORS: tuple[Callable[[SensorPaths], Sensor], ...] = (KernelLogSensor, NvmlSensor, InfinibandSensor, HostSensor)
