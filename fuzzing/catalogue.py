@@ -18,6 +18,7 @@ PARSERS: dict[str, str] = {
     "snapshot_headers": "parsers.snapshot_headers",
     "shard_transfers": "parsers.shard_transfers",
     "journal_rows": "parsers.journal_rows",
+    "host_files": "parsers.host_files",
 }
 SERVERS: dict[str, str] = {
     "coordinator_server": "servers.coordinator_server",

@@ -65,6 +65,12 @@ PLANTED_BUGS: dict[str, PlantedBug] = {
         code="    except (ValidationError, KeyError, IllegalTransition) as error:\n",
         bug="    except (ValidationError, KeyError) as error:\n",
     ),
+    "host_files": PlantedBug(
+        "A counter that jumps back and returns to where it was has grown.",
+        module="muster.daemon.node.sysfs.counter_growth",
+        code="        if not jumped_before:\n            self._pending = grown\n",
+        bug="        self._pending = grown\n",
+    ),
     "coordinator_server": PlantedBug(
         "The rights of a caller who asks for the job of somebody else are not checked.",
         module="muster.daemon.transport.authority_table",
