@@ -77,7 +77,7 @@ def a_precursor_is_a_planned_swap(training: Training) -> None:
     assert "Xid 64" in recovery["cause"]
     assert training.repeated_steps(3) == 0
     wait_until(lambda: "DRAIN" in slurm_node(cluster, node), 60, f"{node} is drained")
-    assert "muster: Xid 64" in slurm_node(cluster, node)
+    assert "muster: [node] Xid 64" in slurm_node(cluster, node)
 
 
 def test_seven_nodes_in_a_row_are_replaced_two_of_them_after_a_coordinator_outage(healthy: Cluster) -> None:
@@ -189,7 +189,7 @@ def a_gpu_that_throttles_is_a_planned_swap(training: Training) -> None:
     assert (recovery["action"], recovery["nodes_out"]) == ("planned swap", [node])
     assert recovery["cause"].startswith("GPU throttled 64: slowed down by the hardware for heat")
     assert training.repeated_steps(8) == 0
-    wait_until(lambda: "muster: GPU throttled" in slurm_node(cluster, node), 60, f"{node} is drained")
+    wait_until(lambda: "muster: [node] GPU throttled" in slurm_node(cluster, node), 60, f"{node} is drained")
 
 
 def test_a_rank_that_hangs_is_restarted_from_memory_and_its_stacks_are_kept(healthy: Cluster) -> None:

@@ -17,7 +17,7 @@ from muster.slurm.client.types import Gone, Job, Node, Slurm, Unknown
 
 NO_SUCH_JOB = 999_999
 SILENCE_S = 2.0
-REASON = 'muster: Xid 79 (GPU fell off the bus) on gpu 3; "see" events = 7'
+REASON = 'muster: [node] Xid 79 (GPU fell off the bus) on gpu 3; "see" events = 7'
 
 
 class World(Protocol):

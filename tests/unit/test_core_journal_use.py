@@ -149,7 +149,7 @@ def _swap(nodes: int, ranks_per_node: int) -> list[facts.Fact]:
     )
     lost = "node00001 is lost: agent and daemon silent to the coordinator and to other nodes"
     return [
-        facts.SlurmCallOwed("g", 7, "down", 1, names[1], f"muster: {lost}"),
+        facts.SlurmCallOwed("g", 7, "down", 1, names[1], f"muster: [node] {lost}"),
         facts.GenerationFenced("g", 5, lost, True, names[0], 1000, 1e9),
         facts.MemberRemoved("g", names[1], lost, False),
         facts.GenerationStarted("g", 6, seats, (), names[0], 1, Version(5, 1000), sources, "", 1e9, "swap"),

@@ -32,7 +32,7 @@ JOB = {
 }  # fmt: skip
 NODE = {
     "name": "n1", "state": ["IDLE", "DRAIN", "NOT_RESPONDING"], "address": "10.0.0.2", "hostname": "n1",
-    "reason": "muster: Xid 79", "reason_set_by_user": "slurm", "reason_changed_at": number(1795247000),
+    "reason": "muster: [node] Xid 79", "reason_set_by_user": "slurm", "reason_changed_at": number(1795247000),
     "boot_time": number(1795240000), "slurmd_start_time": number(1795247905), "last_busy": number(1795247905),
     "active_features": ["a", "b"], "partitions": ["main"], "gres": "gpu:8", "cpus": 4, "real_memory": 1000,
     "version": "26.05.5",
@@ -89,7 +89,7 @@ async def test_a_node_in_full(commands: Commands, slurm: CliSlurm) -> None:
     states = frozenset({NodeState.IDLE, NodeState.DRAIN, NodeState.NOT_RESPONDING})
     assert await slurm.nodes() == {
         "n1": Node(
-            "n1", states, address="10.0.0.2", hostname="n1", reason="muster: Xid 79", reason_by="slurm",
+            "n1", states, address="10.0.0.2", hostname="n1", reason="muster: [node] Xid 79", reason_by="slurm",
             reason_at=1795247000.0, boot_time=1795240000.0, slurmd_start_time=1795247905.0,
             last_busy=1795247905.0, features=("a", "b"), partitions=("main",), gres="gpu:8", cpus=4,
             memory_mib=1000, version="26.05.5",

@@ -12,6 +12,8 @@ Whoever asks for more is told when to ask again, and requests stop no gang.
 
 from math import ceil
 
+from muster.daemon.coordinator.core.detection import drain_reason
+from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, DrainSource
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
@@ -20,8 +22,6 @@ from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, 
 from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 
-DRAIN_PREFIX = "muster: "
-"""First words of each reason that Slurm shows of a node."""
 MIB = 1024 * 1024
 SPARED_MIB = 1.0
 """MiB of its own records, some 20 recoveries, below which a gang goes on whatever other gangs of its user have used."""
@@ -66,9 +66,16 @@ def _too_many_reports(turn: Turn, gang: Gang) -> str:
     return ""
 
 
-def take_out_of_service(turn: Turn, gang: Gang | None, node: str, health: NodeHealth, reason: str) -> None:
+def take_out_of_service(
+    turn: Turn,
+    gang: Gang | None,
+    node: str,
+    health: NodeHealth,
+    reason: str,
+    source: DrainSource = DrainSource.NODE,
+) -> None:
     """Set the node's health, and owe Slurm a drain (the node is alive) or DOWN. If a limit withholds the call, record
-    that."""
+    that. `source`: on whose word."""
     held, before = reason_to_withhold(turn), turn.state.node(node).health
     if health is before or health in NODE_TRANSITIONS[before]:
         turn.record(facts.NodeJudged(node, health, reason))
@@ -77,7 +84,7 @@ def take_out_of_service(turn: Turn, gang: Gang | None, node: str, health: NodeHe
     if held:
         turn.record(facts.ActionWithheld(id, node, verb, f"{reason}; {held}"))
     else:
-        turn.owe(verb, id, job, f"{DRAIN_PREFIX}{reason}", node=node)
+        turn.owe(verb, id, job, str(DrainReason(reason, source)), node=node)
 
 
 def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -> None:
@@ -91,13 +98,14 @@ def drain_if_run_has_node(turn: Turn, gang: Gang, member: Member, reason: str) -
         turn.record(facts.ActionWithheld(gang.id, member.node, "drain", f"{reason}; {held}"))
     else:
         run = gang.restart_count if member.job == gang.job else 0  # a pool job is never requeued
-        turn.owe("drain", gang.id, member.job, f"{DRAIN_PREFIX}{reason}", node=member.node, if_run_has_node=run)
+        turn.owe("drain", gang.id, member.job, str(DrainReason(reason)), node=member.node, if_run_has_node=run)
 
 
 def judge_drained(turn: Turn, owed: facts.SlurmCallOwed) -> None:
     """Slurm has carried out a drain that `drain_if_run_has_node` owed: the node is UNFIT."""
     if NodeHealth.UNFIT in NODE_TRANSITIONS[turn.state.node(owed.node).health]:
-        turn.record(facts.NodeJudged(owed.node, NodeHealth.UNFIT, owed.text.removeprefix(DRAIN_PREFIX)))
+        reason = drain_reason.parse(owed.text)
+        turn.record(facts.NodeJudged(owed.node, NodeHealth.UNFIT, reason.words if reason else owed.text))
 
 
 def reason_to_stop(gang_turn: GangTurn) -> str:
