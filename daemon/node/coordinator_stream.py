@@ -25,6 +25,7 @@ import grpc.aio
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.lasting_problem import LastingProblem
 from muster.daemon.node.outbox import Outbox
+from muster.daemon.node.own_verdict import OwnVerdict
 from muster.daemon.node.sensors.sensor import Observation
 from muster.daemon.node.stream_pauses import DEFAULT_TIMEOUTS, ReturnPause, StreamTimeouts
 from muster.daemon.transport.channel import (
@@ -73,7 +74,8 @@ class NodeStream:
     `trust`: whom to take for a coordinator; None: plain text. `key`: of this daemon's server. It gets each certificate
     that the coordinator sends. The stream is reopened when a new one is due.
 
-    `on_rules` gets the rules of signals that the coordinator sends in its answer to hello.
+    `on_rules` gets the rules of signals that the coordinator sends in its answer to hello. `own_verdict` gets all
+    observations and answers.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class NodeStream:
         trust: Trust | None = None,
         key: ServerKey | None = None,
         on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
+        own_verdict: OwnVerdict | None = None,
     ) -> None:
+        self._own_verdict = own_verdict or OwnVerdict()
         self._on_rules = on_rules
         self._coordinator = coordinator
         self._credentials = credentials
@@ -107,6 +111,7 @@ class NodeStream:
 
     def report(self, observation: Observation) -> None:
         """Send an observation now, or as soon as the coordinator answers."""
+        self._own_verdict.observe(observation)
         self._outbox.put(observation)
 
     async def run(self) -> None:
@@ -221,9 +226,12 @@ class NodeStream:
             self._key.use(order.certificate)
         if order.rules or not state.welcomed.is_set():  # an older coordinator has none, and says so with hello's answer
             self._on_rules(order.rules)
+        to_hello = not state.welcomed.is_set()
         state.welcomed.set()
-        if state.unanswered and (observation := state.unanswered.popleft()):
+        observation = state.unanswered.popleft() if state.unanswered else None
+        if observation:
             self._outbox.confirm(observation)
+        self._own_verdict.take_answer(order, observation, to_hello)
         for gang in order.over:
             self._memory.mark_obsolete(gang.gang_id, gang.generation)
         if state.heartbeat_waits:

@@ -20,6 +20,7 @@ from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.node.own_verdict import OwnVerdict
 from muster.daemon.node.port_reservation import ALL_ADDRESSES, STORED_PREFIX, PortReservation
 from muster.daemon.node.probe_service import make_probe_server
 from muster.daemon.node.sensors import SENSORS
@@ -79,6 +80,7 @@ class NodeDaemon:
         self._kept_memory = KeptMemoryStore(store)
         self._reservation = PortReservation(settings.listen, stored, store)
         self._key = ServerKey() if settings.trust else None
+        self._own_verdict = OwnVerdict()
         self._stream = NodeStream(
             settings.coordinator,
             settings.credentials,
@@ -88,6 +90,7 @@ class NodeDaemon:
             trust=settings.trust,
             key=self._key,
             on_rules=self._use_rules,
+            own_verdict=self._own_verdict,
         )
         self._windows = SignalWindows(self._stream.report)
 
@@ -129,7 +132,8 @@ class NodeDaemon:
         """Recover what an earlier daemon has kept. If no memory is to be kept, release all of it."""
         path, given = self._settings.memory, self._settings.systemd.stored
         stored = {name: fd for name, fd in given.items() if not name.startswith(STORED_PREFIX)}
-        service = MemoryService(path, self._kept_memory) if path else None
+        verdict = self._own_verdict
+        service = MemoryService(path, self._kept_memory, verdict=lambda: verdict.current().message()) if path else None
         self._kept_memory.recover(stored, service.prolog_job() if service else None)
         self._kept_memory.release_expired(clock.monotonic())
         return service

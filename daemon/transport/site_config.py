@@ -18,7 +18,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -76,6 +76,18 @@ class Site(BaseModel):
     agent_ports: PortRange | None = Field(
         default=None,
         description='on every compute node: the ports that agents listen on, as "61000-61999"; none: any free ports',
+    )
+    hooks_without_musterd: Literal["pass", "fail"] = Field(
+        default="pass",
+        description="on every compute node: the exit status of muster-epilog and muster-healthcheck if musterd does "
+        'not answer: "pass" is 0, "fail" is 1, with which Slurm drains the node after its job',
+    )
+    epilog_wait_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=600,
+        description="on every compute node: seconds for which muster-epilog may wait until the memory that musterd "
+        "keeps of the ended job is needed no more",
     )
     slurm_user: str = Field(default="slurm", description="Slurm's own user (SlurmUser): may do everything")
     operators: tuple[str, ...] = Field(default=(), description="further users who may do everything")

@@ -19,6 +19,8 @@ USERS = ("alice", "bob")  # ordinary users, uid 2001 and 2002; homes under /shar
 COORDINATOR_PORT = 7070
 DAEMON_PORT = 7071
 KMSG = "/var/log/muster-kmsg"
+HEALTH_CHECK_INTERVAL_S = 20
+"""Seconds between two runs of HealthCheckProgram. A test waits for one of them."""
 POLICY = """# A test cluster has more faults in an hour than a production cluster has in a year.
 [limits]
 nodes_per_hour = 1000
@@ -144,6 +146,9 @@ class ClusterSpec:
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
             "Prolog": "/opt/muster/bin/muster-prolog",
+            "Epilog": "/opt/muster/bin/muster-epilog",
+            "HealthCheckProgram": "/opt/muster/bin/muster-healthcheck",
+            "HealthCheckInterval": str(HEALTH_CHECK_INTERVAL_S),
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core",
             "TopologyPlugin": "topology/tree",

@@ -438,6 +438,25 @@ async def test_a_node_daemon_is_told_all_rules_of_the_policy_once(world: Scripte
     assert not second.rules
 
 
+async def test_a_node_daemon_is_told_which_signals_are_unfit_once(world: ScriptedWorld) -> None:
+    async with open_channel(world.address, world.credentials) as channel:
+        call = await _attach_daemon(channel)
+        first = await call.read()
+        await call.write(node_pb2.NodeMessage(heartbeat=node_pb2.Heartbeat(seq=5)))
+        second = await call.read()
+    assert 79 in next(signals.codes for signals in first.unfit if signals.kind == "xid")
+    assert not second.unfit
+
+
+async def test_a_node_daemon_is_told_the_verdict_on_its_node(world: ScriptedWorld) -> None:
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
+    async with open_channel(world.address, world.credentials) as channel:
+        told = [await (await _attach_daemon(channel, node)).read() for node in ("n1", "n2")]
+    assert [order.verdict for order in told] == ["", "UNFIT"]
+    assert told[1].verdict_reason.startswith("Xid 79")
+
+
 async def test_heartbeats_are_answered_with_the_term_and_the_interval(world: ScriptedWorld) -> None:
     async with open_channel(world.address, world.credentials) as channel:
         call = await _attach_daemon(channel)

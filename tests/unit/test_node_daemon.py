@@ -19,11 +19,14 @@ from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.systemd_fd_store import FdStore
+from muster.daemon.node.own_verdict import OwnVerdict, Verdict
 from muster.daemon.node.sensors.sensor import Observation, SensorPaths
 from muster.daemon.node.stream_pauses import StreamTimeouts
 from muster.daemon.transport.channel import ListenError, bind, make_server, open_channel
 from muster.daemon.transport.identity import Caller, SecretCredentials, current_caller
 from muster.daemon.transport.server_limits import COORDINATOR
+from muster.slurm.hooks import healthcheck
+from muster.slurm.hooks.node_verdict import Hook
 from muster.slurm.image.nvml_stand_in import CONTROL_SUFFIX, ControlFile
 from muster.v1 import common_pb2_grpc, node_pb2_grpc
 from muster.v1 import node_pb2 as pb
@@ -48,6 +51,8 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
         self.heartbeat_s = self.return_within_s = 0.0
         self.over: list[pb.KeptGang] = []
         self.rules: list[pb.SignalRule] = []
+        self.unfit: list[pb.UnfitSignals] = []
+        self.verdict = ""
         self.mute = False
         self.refuse = ""
 
@@ -66,6 +71,8 @@ class Coordinator(node_pb2_grpc.NodeServiceServicer):
                     yield pb.NodeOrder(
                         term=self.term, seq=seq, heartbeat_s=self.heartbeat_s, over=self.over,
                         return_within_s=self.return_within_s, rules=self.rules if message.HasField("hello") else (),
+                        unfit=self.unfit if message.HasField("hello") else (),
+                        verdict=self.verdict, verdict_reason="why",
                     )  # fmt: skip
         finally:
             self.ended.put_nowait("ended")
@@ -132,6 +139,7 @@ def _attachment(
     memory: KeptGangs | None = None,
     addresses: Callable[[], tuple[str, ...]] | None = None,
     on_rules: Callable[[Iterable[pb.SignalRule]], None] = lambda _: None,
+    own_verdict: OwnVerdict | None = None,
 ) -> NodeStream:
     return NodeStream(
         f"127.0.0.1:{coordinator.port}",
@@ -142,6 +150,7 @@ def _attachment(
         patience,
         addresses or _no_address,
         on_rules=on_rules,
+        own_verdict=own_verdict,
     )
 
 
@@ -210,6 +219,31 @@ async def test_the_coordinators_rules_arrive_with_its_first_answer(
         for _ in range(3):
             await coordinator.next("heartbeat")
     assert told == [coordinator.rules]
+
+
+async def test_slurms_hooks_hear_of_a_fatal_signal_before_the_coordinator_has_judged_it(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    own = OwnVerdict()
+    coordinator.unfit = [pb.UnfitSignals(kind="xid", codes=[79])]
+    stream = _attachment(coordinator, credentials, 0.02, own_verdict=own)
+    async with Running(stream):
+        for _ in range(2):
+            await coordinator.next("heartbeat")
+        coordinator.mute = True
+        stream.report(_seen(79))
+        assert own.current().name == "UNFIT"
+
+
+async def test_slurms_hooks_hear_the_coordinators_verdict(
+    coordinator: Coordinator, credentials: SecretCredentials
+) -> None:
+    own = OwnVerdict()
+    coordinator.verdict = "RETURNING"
+    async with Running(_attachment(coordinator, credentials, 0.02, own_verdict=own)):
+        for _ in range(2):
+            await coordinator.next("heartbeat")
+        assert own.current() == Verdict("RETURNING", "why")
 
 
 async def test_the_coordinator_sets_the_pace(coordinator: Coordinator, credentials: SecretCredentials) -> None:
@@ -409,6 +443,22 @@ async def test_the_daemon_attaches_answers_probes_and_reports(
             file.write(f"3,1,2,-;{LOST}\n")
         sent = (await coordinator.next("signal")).signal
     assert (sent.kind, sent.code, sent.device, sent.text) == ("xid", 79, "0000:3b:00", LOST)
+
+
+async def test_the_daemon_tells_slurms_hooks_what_it_knows(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path
+) -> None:
+    settings = replace(_settings(coordinator, credentials, tmp_path, ":0"), memory=tmp_path / "memory.sock")
+    coordinator.unfit = [pb.UnfitSignals(kind="xid", codes=[79])]
+    hook = Hook(str(settings.memory))
+    async with Running(NodeDaemon(settings)):
+        await coordinator.next("heartbeat")
+        assert await asyncio.to_thread(healthcheck.check, hook) == 0
+        coordinator.mute = True
+        with (tmp_path / "kmsg").open("a") as file:
+            file.write(f"3,1,2,-;{LOST}\n")
+        await coordinator.next("signal")
+        assert await asyncio.to_thread(healthcheck.check, hook) == 1
 
 
 async def test_a_gpu_that_throttles_is_reported_by_the_coordinators_rule(

@@ -229,3 +229,20 @@ def test_a_code_has_one_spelling(tmp_path: Path, code: str) -> None:
     """Otherwise a site could have two rows for one code, of which one counts."""
     with pytest.raises(PolicyError, match="written in digits only"):
         _with(tmp_path, f'[xid.codes]\n{code} = {{ verdict = "rank", reason = "r" }}\n')
+
+
+def test_the_unfit_signals_are_those_that_the_policy_calls_unfit(tmp_path: Path) -> None:
+    """For a kind whose default is unfit as well."""
+    policy = _with(
+        tmp_path, '[sxid.default]\nverdict = "unfit"\n[sxid.codes]\n7 = { verdict = "ignore", reason = "x" }\n'
+    )
+    unfit = {signals.kind: signals for signals in policy.unfit_signals()}
+    assert unfit["sxid"].all_but
+    for kind in ("xid", "sxid"):
+        for code in range(200):
+            expected = policy.decide(kind, code).action == "unfit"
+            assert ((code in unfit[kind].codes) != unfit[kind].all_but) is expected, (kind, code)
+
+
+def test_a_policy_that_only_observes_gives_nodes_no_word_of_their_own(tmp_path: Path) -> None:
+    assert _with(tmp_path, "[limits]\nobserve = true\n").unfit_signals() == []

@@ -114,6 +114,15 @@ _LONGEST_SAMPLED_S = 3600
 """Seconds of the longest window for a condition that is sampled each second."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnfitSignals:
+    """The signals of `kind` that are unfit: those with `codes`, or (`all_but`) those with any other code."""
+
+    kind: str
+    codes: tuple[int, ...]
+    all_but: bool
+
+
 class _Condition(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -284,6 +293,15 @@ class Policy:
             for code, row in known.codes.items()
             if row.when
         ]
+
+    def unfit_signals(self) -> list[UnfitSignals]:
+        """All signals whose action is unfit; none in observe mode."""
+        found = []
+        for kind, known in self._kinds.items():
+            all_but = known.default.verdict == "unfit"
+            codes = tuple(code for code, row in sorted(known.codes.items()) if (row.verdict == "unfit") != all_but)
+            found.append(UnfitSignals(kind, codes, all_but))
+        return [] if self.limits.observe else [signals for signals in found if signals.codes or signals.all_but]
 
     def codes(self, kind: str) -> frozenset[int]:
         """The codes of a kind that have their own row."""

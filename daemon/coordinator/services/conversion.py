@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from google.protobuf.json_format import MessageToJson
 
 from muster.daemon.coordinator.core.state import events
-from muster.daemon.coordinator.policy.policy import SignalRule
+from muster.daemon.coordinator.policy.policy import SignalRule, UnfitSignals
 from muster.daemon.host.plain_text import cut, plain
 from muster.daemon.transport import job_limits
 from muster.daemon.transport.site_config import split_address
@@ -230,6 +230,11 @@ def signal_rule(rule: SignalRule) -> node_pb2.SignalRule:
         clear_s=rule.clear_s,
         count=rule.count,
     )
+
+
+def unfit_signals(signals: UnfitSignals) -> node_pb2.UnfitSignals:
+    """The message of signals that the policy calls unfit."""
+    return node_pb2.UnfitSignals(kind=signals.kind, codes=signals.codes, all_but=signals.all_but)
 
 
 def _free_text(text: str) -> str:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from muster.daemon.coordinator.core.recovery.restore_plan import memory_is_obsolete
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth
 from muster.daemon.coordinator.policy.policy import Policy
 from muster.daemon.coordinator.services import conversion
 from muster.daemon.coordinator.services.attach_rate import AttachRate
@@ -76,6 +77,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._lookup = lookup
         self._policy = policy
         self._rules = [conversion.signal_rule(rule) for rule in policy.rules()]
+        self._unfit = [conversion.unfit_signals(signals) for signals in policy.unfit_signals()]
         self._attach_rate = AttachRate()
         self._turns = AttachTurns()
         self._heartbeat_s = heartbeat_s
@@ -114,11 +116,13 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self, hello: pb.NodeHello, certificate: bytes, messages: AsyncIterator[pb.NodeMessage], context: _Context
     ) -> None:
         self._engine.post(_attached(hello, current_caller().address))
-        await self._answer(context, 0, certificate=certificate, rules=self._rules)
+        first = pb.NodeOrder(certificate=certificate, rules=self._rules, unfit=self._unfit)
+        await self._answer(context, hello.node, first)
         async for message in read_messages(messages, self._stream_limits):
             await self._check_size(message.heartbeat, context)
             seq = self._post_message(hello.node, message)
-            await self._answer(context, seq, self._unneeded_memory(message.heartbeat.kept))
+            over = self._unneeded_memory(message.heartbeat.kept)
+            await self._answer(context, hello.node, pb.NodeOrder(seq=seq, over=over))
 
     async def _check_size(self, heartbeat: pb.Heartbeat, context: _Context) -> None:
         """End the call of a daemon that keeps more gangs than a node can."""
@@ -127,30 +131,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         except conversion.InvalidMessage as error:
             await invalid_argument(str(error)).end_call(context)
 
-    async def _answer(
-        self,
-        context: _Context,
-        seq: int,
-        over: Iterable[pb.KeptGang] = (),
-        certificate: bytes = b"",
-        rules: Iterable[pb.SignalRule] = (),
-    ) -> None:
-        """Confirm the newest message: the daemon then forgets the signal that the message carried.
+    async def _answer(self, context: _Context, node: str, order: pb.NodeOrder) -> None:
+        """Send the order, with what every order holds. It confirms the newest message: the daemon then forgets the
+        signal that the message carried.
 
         A message is confirmed only while the engine runs: an engine that has stopped did not write the signal to the
         journal. The stream ends instead, and the daemon sends the signal again to the next coordinator.
         """
         if not self._engine.running:
             await unavailable("the coordinator is stopping: it did not process the last message").end_call(context)
-        order = pb.NodeOrder(
-            term=self._engine.journal.term,
-            seq=seq,
-            heartbeat_s=self._heartbeat_s,
-            over=over,
-            certificate=certificate,
-            rules=rules,
-            return_within_s=RETURN_S_PER_NODE * len(self._streams),
-        )
+        order.term = self._engine.journal.term
+        order.heartbeat_s = self._heartbeat_s
+        order.return_within_s = RETURN_S_PER_NODE * len(self._streams)
+        known = self._engine.core.state.nodes.get(node)
+        if known is not None and known.health is not NodeHealth.FIT:
+            order.verdict, order.verdict_reason = known.health.value, known.reason
         await write_message(context, order, self._stream_limits.unread_s)
 
     def _unneeded_memory(self, kept: Iterable[pb.KeptGang]) -> list[pb.KeptGang]:

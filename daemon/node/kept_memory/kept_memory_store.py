@@ -154,6 +154,11 @@ class KeptMemoryStore:
             kept = self._retention.kept
         return [(kept.gang, kept.generation)] if kept is not None else []
 
+    def keeps(self, job: int) -> bool:
+        """Whether memory of this Slurm job is kept."""
+        with self._lock:
+            return self._retention.kept is not None and self._retention.kept.owner.job == job
+
     def mark_obsolete(self, gang: str, generation: int) -> None:
         """The gang no longer wants what it deposited in this generation: the next `release_expired` closes it."""
         with self._lock:

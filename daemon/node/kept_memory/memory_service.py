@@ -25,7 +25,7 @@ from muster.daemon.host import clock, packets
 from muster.daemon.host.kept_memory_client import MAX_FDS
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.retention import JobOwner
-from muster.v1.memory_pb2 import KeepMemory, MemoryAnswer, MemoryRequest
+from muster.v1.memory_pb2 import KeepMemory, MemoryAnswer, MemoryRequest, NodeVerdict
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class MemoryService:
     Args:
         now: returns monotonic seconds (muster.daemon.host.clock).
         root: uids that may speak as Slurm's prolog.
+        verdict: returns what is known of this node; any user may ask.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class MemoryService:
         store: KeptMemoryStore,
         now: Callable[[], float] = clock.monotonic,
         root: Collection[int] = (0, os.getuid()),
+        verdict: Callable[[], NodeVerdict] = lambda: NodeVerdict(fit=True, verdict="FIT"),
     ) -> None:
         self._path = path
+        self._verdict = verdict
         self._prolog = path.with_suffix(".prolog")
         self._store = store
         self._now = now
@@ -113,6 +116,9 @@ class MemoryService:
                     fds = []
             elif kind == "free":
                 answer = self._job_starts(uid, JobOwner(request.free.slurm_job_id, request.free.uid))
+            elif kind == "ask_verdict":
+                answer.verdict.CopyFrom(self._verdict())
+                answer.verdict.memory_kept = uid in self._root and self._store.keeps(request.ask_verdict.slurm_job_id)
             _send(connection, answer)
         finally:
             for fd in fds:

@@ -205,6 +205,35 @@ class SignalRule(_message.Message):
 Global___SignalRule: _TypeAlias = SignalRule  # noqa: Y015
 
 @_typing.final
+class UnfitSignals(_message.Message):
+    """The signals of one kind that the policy calls unfit: they have one of these codes, or (all_but) any other code."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    CODES_FIELD_NUMBER: _builtins.int
+    ALL_BUT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """As in Signal."""
+    all_but: _builtins.bool
+    @_builtins.property
+    def codes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        codes: _abc.Iterable[_builtins.int] | None = ...,
+        all_but: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_but", b"all_but", "codes", b"codes", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnfitSignals: _TypeAlias = UnfitSignals  # noqa: Y015
+
+@_typing.final
 class NodeMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -245,6 +274,9 @@ class NodeOrder(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     RETURN_WITHIN_S_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    VERDICT_REASON_FIELD_NUMBER: _builtins.int
+    UNFIT_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     seq: _builtins.int
     """The seq of the last heartbeat: the coordinator has received it."""
@@ -258,6 +290,9 @@ class NodeOrder(_message.Message):
     """When this stream ends, attach again at a random moment within so many seconds. It grows with the number of nodes, so
     that not all of them return at the same moment. A node with a signal to report attaches at once. 0: no wait.
     """
+    verdict: _builtins.str
+    """The health of this node (NodeView.verdict), with its reason; empty: FIT. The daemon tells Slurm's hooks."""
+    verdict_reason: _builtins.str
     @_builtins.property
     def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptGang]:
         """The kept gangs that no longer need their memory: they have ended or have started a newer generation."""
@@ -265,6 +300,12 @@ class NodeOrder(_message.Message):
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalRule]:
         """In the answer to hello: all rules. They replace the rules before. A sample without a rule has no effect."""
+
+    @_builtins.property
+    def unfit(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnfitSignals]:
+        """In the answer to hello: the signals of which the daemon tells Slurm's hooks on its own word, until the coordinator
+        has answered. Empty in observe mode.
+        """
 
     def __init__(
         self,
@@ -276,10 +317,13 @@ class NodeOrder(_message.Message):
         certificate: _builtins.bytes = ...,
         return_within_s: _builtins.float = ...,
         rules: _abc.Iterable[Global___SignalRule] | None = ...,
+        verdict: _builtins.str = ...,
+        verdict_reason: _builtins.str = ...,
+        unfit: _abc.Iterable[Global___UnfitSignals] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "heartbeat_s", b"heartbeat_s", "over", b"over", "return_within_s", b"return_within_s", "rules", b"rules", "seq", b"seq", "term", b"term", "unfit", b"unfit", "verdict", b"verdict", "verdict_reason", b"verdict_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

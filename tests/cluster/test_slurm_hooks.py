@@ -1,0 +1,35 @@
+"""slurmd runs muster-healthcheck and muster-epilog: a node that fails while the coordinator is away takes no job."""
+
+import pytest
+
+from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
+from muster.slurm.cluster.training import FATAL_XID_LINE
+from muster.slurm.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+HEALTHCHECK = "/opt/muster/bin/muster-healthcheck"
+
+
+def test_a_node_that_fails_while_the_coordinator_is_away_is_drained_after_its_job(healthy: Cluster) -> None:
+    """Its own word drains it. The coordinator then gives it the reason."""
+
+    def shown(node: str) -> str:
+        return healthy.sh(CONTROLLER, f"scontrol show node {node}")
+
+    node, beside = healthy.nodes[-1], healthy.nodes[-2]
+    wait_until(lambda: healthy.exec(node, HEALTHCHECK, check=False).rc == 0, 30, f"{node} is fit")
+    healthy.kill_coordinator()
+    healthy.kmsg(node, FATAL_XID_LINE)
+    said = "muster-healthcheck: UNFIT: xid 79"
+    wait_until(
+        lambda: said in healthy.exec(node, HEALTHCHECK, check=False).stderr, 30, f"{node} knows that it is unfit"
+    )
+    for name in (node, beside):
+        healthy.exec(LOGIN, "srun", "--nodelist", name, "-N1", "true", user="alice")
+    wait_until(lambda: "DRAIN" in shown(node), 60, f"{node} is drained after its job")
+    assert "Reason=Epilog error" in shown(node)
+    assert "DRAIN" not in shown(beside)
+    wait_until(lambda: said in healthy.logs(node, "slurmd"), 120, "slurmd has logged the health check")
+    healthy.start_service(CONTROLLER, "muster-coordinator")
+    wait_until(lambda: "Reason=muster: [node] Xid 79" in shown(node), 60, "the coordinator gives the reason")
