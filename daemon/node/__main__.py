@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from muster.daemon.host import memory_shortage
 from muster.daemon.host.kept_memory_client import SOCKET
+from muster.daemon.node import nvhcd_service
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, Systemd
 from muster.daemon.node.kept_memory import systemd_fd_store
 from muster.daemon.node.sensors.sensor import SensorPaths
@@ -69,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="the folder whose sys and proc show this host's hardware; default /")  # fmt: skip
     parser.add_argument("--memory", metavar="SOCKET", default=SOCKET,
                         help=f"for memory of requeued jobs; empty: keep no memory; default {SOCKET}")  # fmt: skip
+    parser.add_argument("--nvhcd", metavar="SOCKET",
+                        help="for NVRx, which asks for the verdict on this node; empty: none; default "
+                        f"{nvhcd_service.NAME} beside the socket of --memory")  # fmt: skip
     return parser
 
 
@@ -96,11 +100,19 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         heartbeat_s=flags.heartbeat,
         roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver, host_root=flags.host_root, node=node),
         memory=Path(flags.memory) if flags.memory else None,
+        nvhcd=_nvhcd(flags.memory, flags.nvhcd),
         systemd=Systemd(
             os.environ.get("NOTIFY_SOCKET", ""), systemd_fd_store.inherited_descriptors(os.environ, os.getpid())
         ),
         trust=settings.trust(),
     )
+
+
+def _nvhcd(memory: str, given: str | None) -> Path | None:
+    """The socket for NVRx."""
+    if given is None:
+        return Path(memory).with_name(nvhcd_service.NAME) if memory else None
+    return Path(given) if given else None
 
 
 async def _run(settings: NodeSettings) -> None:

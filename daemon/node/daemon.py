@@ -16,6 +16,7 @@ from muster.daemon.host import clock
 from muster.daemon.host.addresses import own_addresses
 from muster.daemon.host.clock_steps import ClockSteps
 from muster.daemon.host.name_resolution import NameResolver
+from muster.daemon.node import nvhcd_service
 from muster.daemon.node.coordinator_stream import NodeStream
 from muster.daemon.node.kept_memory.kept_memory_store import KeptMemoryStore
 from muster.daemon.node.kept_memory.memory_service import MemoryService
@@ -53,6 +54,7 @@ class NodeSettings:
     coordinator: "host:port", or several with commas.
     listen: "host:port"; port 0: any free port.
     memory: the socket for memory that is kept over a requeue; None: keep none.
+    nvhcd: the socket on which NVRx asks for the verdict on this node; None: none.
     trust: whom to take for a coordinator; None: all connections are plain text.
     """
 
@@ -64,6 +66,7 @@ class NodeSettings:
     roots: SensorPaths = field(default_factory=SensorPaths)
     boot_id: Path = BOOT_ID
     memory: Path | None = None
+    nvhcd: Path | None = None
     systemd: Systemd = field(default_factory=Systemd)
     trust: Trust | None = None
 
@@ -125,6 +128,8 @@ class NodeDaemon:
                 tasks.create_task(ClockSteps().run())
                 if memory is not None:
                     tasks.create_task(memory.run())
+                if self._settings.nvhcd is not None:
+                    tasks.create_task(nvhcd_service.serve(self._settings.nvhcd, self._own_verdict.current))
         finally:
             await server.stop(PROBE_GRACE_S)
 

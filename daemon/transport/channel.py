@@ -39,7 +39,7 @@ from muster.daemon.transport.authorization import Rights
 from muster.daemon.transport.call_binding import ServerNames
 from muster.daemon.transport.credential_check import CREDENTIAL_KEY, CredentialCheck, RefuseCaller
 from muster.daemon.transport.identity import Credentials, IdentityUnavailable, Proof
-from muster.daemon.transport.server_limits import SMALL_MESSAGE_BYTES, ServerLimits
+from muster.daemon.transport.server_limits import LOCAL_SERVER, SMALL_MESSAGE_BYTES, ServerLimits
 from muster.daemon.transport.site_config import split_address
 from muster.daemon.transport.tls import Trust
 
@@ -206,6 +206,11 @@ def make_server(
     server = grpc.aio.server(interceptors=[interceptor], options=[reuse, *limits.options()])
     _interceptor_of[server] = interceptor
     return server
+
+
+def make_local_server(limits: ServerLimits = LOCAL_SERVER) -> grpc.aio.Server:
+    """Return a server for a Unix socket, which checks no credential: every user of this host may call it."""
+    return grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
 
 
 async def stop_server(server: grpc.aio.Server, grace_s: float) -> None:

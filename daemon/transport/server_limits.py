@@ -143,6 +143,19 @@ NODE_DAEMON = ServerLimits(
 )
 """musterd: it answers probes and nothing else. Its heartbeats leave on a connection that it opens itself."""
 
+LOCAL_SERVER = ServerLimits(
+    message_bytes=4 * KIB,
+    unread_bytes=4 * KIB,
+    # One call for each rank of the node at once; each client closes its connection after its call.
+    connections=64,
+    calls_per_connection=8,
+    calls=64,
+    credential_checks=0,
+    idle_s=10.0,
+    connection_age_s=30.0,
+)
+"""musterd's answers to NVRx, over a Unix socket. Its callers have no credential."""
+
 COORDINATOR = ServerLimits(
     # A job's spec has 1 MiB at most. A status has 1 MiB for 1,024 ranks, and 2.2 MiB more for pings to 100,000 nodes.
     message_bytes=4 * MIB,
