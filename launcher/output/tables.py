@@ -12,7 +12,7 @@ from rich.text import Text
 
 from muster.daemon.host import rank_log_files
 from muster.daemon.host.plain_text import plain
-from muster.v1.api_pb2 import GangView, NodeView, RankView, RecoveryView
+from muster.v1.api_pb2 import ExclusionView, GangView, NodeView, RankView, RecoveryView
 
 _COLOURS = {
     "FIT": "green",
@@ -41,6 +41,8 @@ def gang_details(view: GangView) -> RenderableType:
     if view.nodes:
         parts.append(node_table(view.nodes, view.ranks))
     parts.extend(_rank_lines(view.ranks))
+    if view.exclusions:
+        parts.append(exclusion_table(view.exclusions))
     if view.recoveries:
         parts.append(recovery_table(view.recoveries))
     return Group(*parts)
@@ -143,6 +145,19 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
     jobs = " ".join(map(str, node.slurm_job_ids))
     presence = _attached(node.musterd_attached).plain
     return tuple(map(plain, (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)))
+
+
+def exclusion_table(exclusions: Iterable[ExclusionView]) -> Table:
+    """One line for each node on which the job does not start again."""
+    table = _table("excluded node", "since", "until", "why")
+    for one in exclusions:
+        until = _clock_time(one.until_s) if one.until_s else "its repair"
+        _add_row(table, one.node, _clock_time(one.at_s), until, one.reason)
+    return table
+
+
+def _clock_time(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _rank_range(ranks: Iterable[str]) -> str:

@@ -1,8 +1,15 @@
 """Excluded nodes: which nodes a requeued job may start on again, at the next requeue and while it waits."""
 
+import io
+import re
+
+from rich.console import Console
+
 from muster.daemon.coordinator.core.recovery.requeueing import EXCLUSION_S
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.services.views import gang_view
+from muster.launcher.output.tables import gang_details
 from muster.simulator.scenarios.scenario import Scenario
 
 
@@ -69,3 +76,55 @@ def test_a_node_that_becomes_degraded_while_the_job_waits_is_not_repaired() -> N
     assert world.core.state.node("n1").health is NodeHealth.DEGRADED
     assert calls(world, "admit") == []
     world.run_until(lambda: bool(calls(world, "admit")), 70.0)
+
+
+def test_the_next_requeue_does_not_admit_a_node_in_service_that_failed_the_job_a_moment_ago() -> None:
+    world = requeued_without_n1("kill_agent", idle_nodes=1)
+    trains(world, 2)
+    requeue = requeued_again(world, "n2")
+    assert (requeue.exclude, requeue.admit) == (("n2",), ())
+
+
+def test_a_node_that_failed_the_job_long_ago_is_admitted_while_one_that_failed_it_lately_is_not() -> None:
+    world = requeued_without_n1("kill_agent", idle_nodes=1)
+    trains(world, 2)
+    world.run_for(EXCLUSION_S - 100.0)
+    requeued_again(world, "n2")
+    world.run_until(lambda: bool(calls(world, "admit")), 200.0)
+    assert calls(world, "admit")[0].admit == ("n1",)
+
+
+def shown(world: Scenario) -> list[tuple[str, str, float]]:
+    """What `muster status` says of the excluded nodes: the reason, and for how many seconds from now on."""
+    view = gang_view(world.core.state, world.core.observed, world.gang, world.now)
+    return [(one.node, one.reason, round(one.until_s - world.now) if one.until_s else 0) for one in view.exclusions]
+
+
+def test_an_exclusion_is_shown_with_its_reason_and_its_end() -> None:
+    world = requeued_without_n1("kill_agent", idle_nodes=1)
+    assert shown(world) == [("n1", "muster-agent on n1 has ended", EXCLUSION_S)]
+    world.run_for(100.0)
+    assert shown(world) == [("n1", "muster-agent on n1 has ended", EXCLUSION_S - 100)]
+    assert world.replayed_state().gangs["g"].exclusions == world.gang.exclusions
+
+
+def test_the_exclusion_of_a_node_out_of_service_has_no_end_of_its_own() -> None:
+    world = requeued_without_n1("crash")
+    [(node, reason, until)] = shown(world)
+    assert (node, until) == ("n1", 0)
+    assert reason.startswith("n1 is lost")
+
+
+def test_an_exclusion_that_is_over_is_shown_no_more() -> None:
+    world = requeued_without_n1("kill_agent")
+    world.run_until(lambda: bool(calls(world, "admit")), EXCLUSION_S + 60.0)
+    assert shown(world) == []
+
+
+def test_the_list_can_be_read() -> None:
+    world = requeued_without_n1("crash")
+    screen = Console(width=160, record=True, file=io.StringIO())
+    screen.print(gang_details(gang_view(world.core.state, world.core.observed, world.gang, world.now)))
+    assert re.search(
+        r"excluded node +since +until +why\s+n1 +\d\d:\d\d:\d\d +its repair +n1 is lost", screen.export_text()
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member, Recovery
+from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
+from muster.daemon.coordinator.core.state.durable_state import DurableState, Exclusion, Gang, Member, Recovery
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
-from muster.daemon.coordinator.core.state.state_tables import ACTIVE, UNRESPONSIVE, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import ACTIVE, OUT_OF_SERVICE, UNRESPONSIVE, NodeHealth, Phase
 from muster.v1 import api_pb2, common_pb2
 
 _MAY_BE_SUSPECT = (NodeHealth.FIT, NodeHealth.DEGRADED)
@@ -34,6 +35,7 @@ def gang_view(state: DurableState, observed: ObservedState, gang: Gang, now: flo
         reason=gang.reason,
         run_dir=json.loads(gang.shown_spec).get("run_dir", ""),
         waiting_for=waiting_for(state, seen, gang),
+        exclusions=[] if gang.final else _exclusions(state, gang),
     )
     if committed:
         view.committed.CopyFrom(common_pb2.Version(generation=committed.generation, step=committed.step))
@@ -173,6 +175,16 @@ def _role(gang: Gang, member: Member | None) -> str:
     if member.removed:
         return "out"
     return "rank" if any(seat.node == member.node for seat in gang.seats) else "spare"
+
+
+def _exclusions(state: DurableState, gang: Gang) -> list[api_pb2.ExclusionView]:
+    """The nodes on which the next run of the job does not start."""
+    views = []
+    for node in (name for name in gang.excluded if name not in gang.admitted):
+        why = gang.exclusions.get(node) or Exclusion("", gang.phase_at)
+        until = 0.0 if state.node(node).health in OUT_OF_SERVICE else exclusion_end(gang, node)
+        views.append(api_pb2.ExclusionView(node=node, reason=why.reason, at_s=why.at, until_s=until))
+    return views
 
 
 def _recovery(recovery: Recovery) -> api_pb2.RecoveryView:

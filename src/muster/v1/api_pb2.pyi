@@ -265,6 +265,39 @@ class RecoveryView(_message.Message):
 Global___RecoveryView: _TypeAlias = RecoveryView  # noqa: Y015
 
 @_typing.final
+class ExclusionView(_message.Message):
+    """A node on which the next run of a job may not start, because it failed this job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    UNTIL_S_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    reason: _builtins.str
+    at_s: _builtins.float
+    """When that was decided, and when it ends (seconds since the epoch). The end is 0 while the node is out of service: it
+    ends with the node's repair.
+    """
+    until_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        at_s: _builtins.float = ...,
+        until_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "node", b"node", "reason", b"reason", "until_s", b"until_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExclusionView: _TypeAlias = ExclusionView  # noqa: Y015
+
+@_typing.final
 class GangView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -284,6 +317,7 @@ class GangView(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RUN_DIR_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    EXCLUSIONS_FIELD_NUMBER: _builtins.int
     gang_id: _builtins.str
     name: _builtins.str
     owner_uid: _builtins.int
@@ -308,6 +342,10 @@ class GangView(_message.Message):
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
     @_builtins.property
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryView]: ...
+    @_builtins.property
+    def exclusions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExclusionView]:
+        """The nodes that Slurm was told to leave out of the job's next start."""
+
     def __init__(
         self,
         *,
@@ -327,10 +365,11 @@ class GangView(_message.Message):
         reason: _builtins.str = ...,
         run_dir: _builtins.str = ...,
         waiting_for: _builtins.str = ...,
+        exclusions: _abc.Iterable[Global___ExclusionView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exit_code", b"exit_code", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "exclusions", b"exclusions", "exit_code", b"exit_code", "final", b"final", "gang_id", b"gang_id", "generation", b"generation", "name", b"name", "nodes", b"nodes", "owner_uid", b"owner_uid", "phase", b"phase", "ranks", b"ranks", "reason", b"reason", "recoveries", b"recoveries", "run_dir", b"run_dir", "slurm_job_ids", b"slurm_job_ids", "step", b"step", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from muster.daemon.coordinator.core.detection import departure
 from muster.daemon.coordinator.core.recovery import flushing, gang_end, shared_pool
 from muster.daemon.coordinator.core.state import facts
+from muster.daemon.coordinator.core.state.durable_state import Gang
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
 from muster.daemon.coordinator.core.state.turn import GangTurn
@@ -43,11 +44,11 @@ def too_few_nodes_reason(gang_turn: GangTurn) -> str:
 
 def requeue(gang_turn: GangTurn, reason: str, dead: Collection[str] = ()) -> None:
     """Have Slurm put the job back into its queue, without nodes that are bad, and without `dead` nodes."""
-    gang, unfit = gang_turn.gang, gang_turn.turn.index.out_of_service
+    gang = gang_turn.gang
     bad = _nodes_to_exclude(gang_turn) | (set() if most_silent(gang_turn) else set(dead))
     if not gang_turn.job_requeued:
         exclude = tuple(sorted(bad))
-        admit = tuple(node for node in gang.excluded if node not in bad and node not in unfit)
+        admit = tuple(node for node in gang.excluded if node not in bad and _exclusion_is_over(gang_turn, node))
         gang_turn.turn.owe("requeue", gang.id, gang.job, f"muster: {reason}", exclude=exclude, admit=admit)
     shared_pool.close_all(gang_turn, reason, joined=True)
     gang_turn.turn.record(facts.PhaseChanged(gang.id, Phase.REQUEUED, reason))
@@ -90,20 +91,31 @@ def _daemon_is_silent(gang_turn: GangTurn, node: str) -> bool:
 
 
 def readmit_nodes(gang_turn: GangTurn) -> None:
-    """Let a pending job start again on excluded nodes: at once on repaired nodes, after EXCLUSION_S on nodes that never
-    were out of service. Otherwise the job could wait for ever."""
+    """Let a pending job start again on excluded nodes whose exclusion is over: otherwise it could wait for ever."""
     gang = gang_turn.gang
-    if not gang.excluded:
-        return
-    waited = gang_turn.now - gang.phase_at
-    back = []
-    for node in (gang_turn.turn.state.node(name) for name in gang.excluded if name not in gang.admitted):
-        in_service = node.name not in gang_turn.turn.index.out_of_service
-        repaired = node.health is NodeHealth.FIT and node.judged_at > gang.phase_at
-        if in_service and (repaired or waited >= EXCLUSION_S):
-            back.append(node.name)
+    excluded = [node for node in gang.excluded if node not in gang.admitted]
+    back = tuple(node for node in excluded if _exclusion_is_over(gang_turn, node))
     if back:
-        words = "muster: in service"
-        gang_turn.turn.owe("admit", gang.id, gang.job, words, admit=tuple(back))
-    elif waited < EXCLUSION_S:
-        gang_turn.turn.tick_at(gang.phase_at + EXCLUSION_S)
+        gang_turn.turn.owe("admit", gang.id, gang.job, "muster: in service", admit=back)
+    later = [end for node in excluded if (end := exclusion_end(gang, node)) > gang_turn.now]
+    if later:
+        gang_turn.turn.tick_at(min(later))
+
+
+def exclusion_end(gang: Gang, node: str) -> float:
+    """When (seconds) an excluded node that is in service may be started on again."""
+    return _excluded_at(gang, node) + EXCLUSION_S
+
+
+def _exclusion_is_over(gang_turn: GangTurn, node: str) -> bool:
+    """At once on a repaired node, after EXCLUSION_S on a node that never was out of service."""
+    if node in gang_turn.turn.index.out_of_service:
+        return False
+    known = gang_turn.turn.state.node(node)
+    repaired = known.health is NodeHealth.FIT and known.judged_at > _excluded_at(gang_turn.gang, node)
+    return repaired or gang_turn.now >= exclusion_end(gang_turn.gang, node)
+
+
+def _excluded_at(gang: Gang, node: str) -> float:
+    exclusion = gang.exclusions.get(node)
+    return gang.phase_at if exclusion is None else exclusion.at

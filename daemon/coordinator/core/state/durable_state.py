@@ -161,6 +161,14 @@ class PoolRequest:
     node: str = ""
 
 
+@dataclass(slots=True)
+class Exclusion:
+    """Why and since when (seconds) the job may not start on a node."""
+
+    reason: str
+    at: float
+
+
 @keeps_stored_names
 @dataclass(slots=True)
 class Gang:
@@ -241,6 +249,8 @@ class Gang:
     """The most nodes that Slurm has reported for the job."""
     journal_use: JournalUse = field(default_factory=JournalUse)
     """The records of the gang, without its registration."""
+    exclusions: dict[str, Exclusion] = field(default_factory=dict)
+    """Node of `excluded` → its newest exclusion. Journals of earlier versions may lack it."""
 
     @property
     def final(self) -> bool:

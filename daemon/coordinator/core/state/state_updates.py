@@ -11,6 +11,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import (
     CorrelatedFault,
     DurableState,
+    Exclusion,
     Flush,
     Gang,
     Hang,
@@ -75,6 +76,9 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
             elif fact.verb == "requeue":
                 gang = state.gangs[fact.gang]
                 gang.excluded, gang.admitted = tuple(sorted({*gang.excluded, *fact.exclude})), fact.admit
+                gang.exclusions |= {
+                    node: Exclusion(_why_excluded(state, gang, node, fact), at) for node in fact.exclude
+                }
                 gang.runs_without_start += gang.phase is Phase.GATHERING
             elif fact.verb == "admit":
                 gang = state.gangs[fact.gang]
@@ -117,6 +121,14 @@ def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) 
         return
     recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
     state.taken_out_at = {**recent, fact.node: at}
+
+
+def _why_excluded(state: DurableState, gang: Gang, node: str, requeue: facts.SlurmCallOwed) -> str:
+    """Why the job is requeued without the node: why its member left, what is known of the node, or why the requeue."""
+    member, known = gang.members.get(node), state.node(node)
+    if member is not None and member.removed:
+        return member.removal_reason
+    return known.reason if known.health in OUT_OF_SERVICE else requeue.text.removeprefix("muster: ")
 
 
 def _registered(fact: facts.GangRegistered, at: float) -> Gang:
