@@ -144,7 +144,9 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
         heard = f"{node.heard_s_ago:.1f} s ago"
     jobs = " ".join(map(str, node.slurm_job_ids))
     presence = _attached(node.musterd_attached).plain
-    return tuple(map(plain, (node.node, node.verdict, jobs, presence, heard, node.leaf, node.reason)))
+    lemon = f"a lemon: {node.failures} failures within 30 days" if node.lemon else ""
+    why = "; ".join(filter(None, (lemon, node.reason)))
+    return tuple(map(plain, (node.node, node.verdict, jobs, presence, heard, node.leaf, why)))
 
 
 def exclusion_table(exclusions: Iterable[ExclusionView]) -> Table:

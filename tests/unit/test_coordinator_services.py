@@ -693,6 +693,20 @@ async def test_nodes_lists_the_roll_call(world: ScriptedWorld, api: Any) -> None
     assert world.cluster.nodes()["n2"].drained
 
 
+async def test_nodes_names_the_lemons_of_the_sites_policy(world: ScriptedWorld, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("[limits]\nlemon_after = 1\n")
+    world.settings["policy"] = Policy.load(tmp_path / "policy.toml")
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    await world.send_signal("n1", 13)
+    await world.send_signal("n2", 79)
+    await world.wait_for_slurm()
+    async with open_channel(world.address, world.credentials) as channel:
+        nodes = (await api_pb2_grpc.MusterStub(channel).Nodes(api_pb2.ListRequest())).nodes
+    shown = {node.node: (node.failures, node.lemon) for node in nodes}
+    assert (shown["n1"], shown["n2"]) == ((0, False), (1, True))
+
+
 async def test_a_node_whose_daemon_was_heard_before_a_restart_is_not_unheard(world: ScriptedWorld, api: Any) -> None:
     await world.send_signal("n2", 13)
     await world.stop_coordinator()

@@ -190,6 +190,7 @@ class _Limits(BaseModel):
     spec_mib_per_user: Annotated[int, Field(ge=0)]
     journal_mib_per_job: Annotated[float, Field(gt=0)]
     journal_mib_per_user: Annotated[float, Field(gt=0)]
+    lemon_after: Annotated[int, Field(ge=0)]
     observe: bool
 
 

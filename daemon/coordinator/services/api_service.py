@@ -196,8 +196,8 @@ class MusterService(api_pb2_grpc.MusterServicer):
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Every user may call it, as sinfo."""
         core, now, gangs = self._engine.core, self._engine.clock.now(), self._listed()
-        reply = pb.NodesReply(slurm_unknown=self._roster.unknown)
-        for count, view in enumerate(roll_call(core.state, core.observed, self._roster, gangs, now)):
+        reply, lemon_after = pb.NodesReply(slurm_unknown=self._roster.unknown), self._engine.limits.lemon_after
+        for count, view in enumerate(roll_call(core.state, core.observed, self._roster, gangs, now, lemon_after)):
             reply.nodes.append(view)
             if count % NODES_PER_LOOP_TURN == NODES_PER_LOOP_TURN - 1:
                 await asyncio.sleep(0)

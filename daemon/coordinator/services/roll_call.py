@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang
 from muster.daemon.coordinator.core.state.observed_state import ObservedGang, ObservedState
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth
@@ -21,9 +22,15 @@ UNHEARD = "UNHEARD"
 
 
 def roll_call(
-    state: DurableState, observed: ObservedState, roster: SlurmRoster, gangs: Iterable[Gang], now: float
+    state: DurableState,
+    observed: ObservedState,
+    roster: SlurmRoster,
+    gangs: Iterable[Gang],
+    now: float,
+    lemon_after: int = 0,
 ) -> Iterator[api_pb2.NodeView]:
     """One view per node, ordered by name. The views show the jobs of `gangs`. `now` is the core's time in seconds.
+    `lemon_after`: the site's number of failures that make a lemon.
 
     Durable state, observed state and roster may change between two views.
     """
@@ -34,6 +41,7 @@ def roll_call(
     names = {*state.nodes, *heard, *roster.nodes, *jobs}
     for name in sorted(names, key=lambda name: (len(name), name)):
         view = node_view(state, observed, name, now)
+        view.lemon = lemons.is_lemon(view.failures, lemon_after)
         view.leaf = roster.leaf(name) or leaves.get(name, "")
         view.slurm_job_ids.extend(sorted(jobs.get(name, ())))
         if view.verdict == NodeHealth.FIT and not _ever_heard(state, observed, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Exclusion, Gang, Member, Recovery
 from muster.daemon.coordinator.core.state.events import RankState
@@ -54,6 +55,7 @@ def node_view(state: DurableState, observed: ObservedState, name: str, now: floa
             seen and seen.attached and now - seen.heard_at < HEARTBEAT_TIMEOUT_S and node.health not in UNRESPONSIVE
         ),
         heard_s_ago=now - seen.heard_at if seen and seen.heard_at else -1.0,
+        failures=lemons.failures(state, name, now),
     )
 
 

@@ -164,6 +164,8 @@ class NodeView(_message.Message):
     HEARD_S_AGO_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
     SLURM_JOB_IDS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    LEMON_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     verdict: _builtins.str
     """The node's health: FIT, SUSPECT, DEGRADED, UNFIT, HUNG, LOST or RETURNING. In a NodesReply also UNHEARD: Slurm has
@@ -179,6 +181,10 @@ class NodeView(_message.Message):
     heard_s_ago: _builtins.float
     """Seconds since the last message from the node; negative: no message since this coordinator's start."""
     warm: _builtins.int
+    failures: _builtins.int
+    """How often the node has failed within 30 days."""
+    lemon: _builtins.bool
+    """In a NodesReply: the site calls a node with so many failures a lemon."""
     @_builtins.property
     def slurm_job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In a NodesReply: the jobs that hold the node, if they are Muster's and the caller may see them."""
@@ -196,10 +202,12 @@ class NodeView(_message.Message):
         heard_s_ago: _builtins.float = ...,
         warm: _builtins.int = ...,
         slurm_job_ids: _abc.Iterable[_builtins.int] | None = ...,
+        failures: _builtins.int = ...,
+        lemon: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "musterd_attached", b"musterd_attached", "node", b"node", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_attached", b"agent_attached", "failures", b"failures", "heard_s_ago", b"heard_s_ago", "leaf", b"leaf", "lemon", b"lemon", "musterd_attached", b"musterd_attached", "node", b"node", "reason", b"reason", "role", b"role", "slurm_job_ids", b"slurm_job_ids", "verdict", b"verdict", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,13 +12,13 @@ Whoever asks for more is told when to ask again, and requests stop no gang.
 
 from math import ceil
 
-from muster.daemon.coordinator.core.detection import drain_reason
+from muster.daemon.coordinator.core.detection import drain_reason, lemons
 from muster.daemon.coordinator.core.detection.drain_reason import DrainReason, DrainSource
 from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import DurableState, Gang, Member
 from muster.daemon.coordinator.core.state.journal_use import JournalUse
 from muster.daemon.coordinator.core.state.limits import Limits
-from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, NodeHealth, Phase
+from muster.daemon.coordinator.core.state.state_tables import NODE_TRANSITIONS, OUT_OF_SERVICE, NodeHealth, Phase
 from muster.daemon.coordinator.core.state.state_updates import COUNTED_OUT_S, LIMIT_WINDOW_S
 from muster.daemon.coordinator.core.state.turn import GangTurn, Turn
 
@@ -78,7 +78,10 @@ def take_out_of_service(
     that. `source`: on whose word."""
     held, before = reason_to_withhold(turn), turn.state.node(node).health
     if health is before or health in NODE_TRANSITIONS[before]:
-        turn.record(facts.NodeJudged(node, health, reason))
+        counts = source is DrainSource.NODE and before not in OUT_OF_SERVICE
+        failure = lemons.failures(turn.state, node, turn.now) + 1 if counts else 0
+        lemon = lemons.is_lemon(failure, turn.limits.lemon_after)
+        turn.record(facts.NodeJudged(node, health, reason, failure=failure, lemon=lemon))
     verb: facts.SlurmVerb = "drain" if health is NodeHealth.UNFIT else "down"
     id, job = (gang.id, gang.job) if gang else ("", 0)
     if held:

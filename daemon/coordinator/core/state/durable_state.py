@@ -314,6 +314,9 @@ class DurableState:
     """Node → its undecided signal."""
     journal_use: dict[int, JournalUse] = field(default_factory=dict)
     """Uid → the records of all gangs of the user, also of those that have left the durable state."""
+    failed_at: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Node → when it failed; entries of the 30 days before the newest one of any node. Journals of earlier versions may
+    lack it."""
 
     def node(self, name: str) -> Node:
         """The node of that name; a node that was never heard of is FIT."""

@@ -87,7 +87,8 @@ def _of_node(
         case facts.NodeRegistered():
             return f"musterd on node {fact.node} registered, at {fact.probe_address}"
         case facts.NodeJudged():
-            return f"node {fact.node} is {fact.health}{_because(fact.reason)}"
+            lemon = f"; a lemon: failure {fact.failure} within 30 days" if fact.lemon else ""
+            return f"node {fact.node} is {fact.health}{_because(fact.reason)}{lemon}"
         case facts.MemberJoined():
             leaf, host = (f", leaf {fact.leaf}" if fact.leaf else ""), (", batch host" if fact.batch_host else "")
             return f"the agent on {fact.node} joined from job {fact.job}, at {fact.peer_address}{leaf}{host}"

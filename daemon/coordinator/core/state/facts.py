@@ -290,12 +290,18 @@ class NodeRegistered:
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class NodeJudged:
-    """The health of the node has changed. `response`: with DEGRADED, what follows."""
+    """The health of the node has changed. `response`: with DEGRADED, what follows.
+
+    `failure`: which failure of the node this is, within 30 days; 0: the verdict does not count as one. `lemon`: the
+    site calls a node with so many failures a lemon.
+    """
 
     node: str
     health: NodeHealth
     reason: str
     response: Response = Response.RECORD
+    failure: int = 0
+    lemon: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Limits:
     """MiB of records of one gang that count at the same time (see journal_use). Larger gangs have more."""
     journal_mib_per_user: float = 512.0
     """The same for all gangs of one user."""
+    lemon_after: int = 3
+    """Failures of a node within 30 days with which it is named a lemon; 0: no node is."""
     observe: bool = False
     """Observe mode: report what would be done, and leave nodes and training alone."""
     pool: Pool = Pool()

@@ -38,6 +38,8 @@ COUNTED_OUT_S = 86400.0
 """Seconds for which a node out of service counts against the limits. Some nodes never come back."""
 RECOVERIES_KEPT = 500
 """Number of a gang's newest recoveries that are kept: each snapshot and each view holds them. The journal has all."""
+FAILURES_KEPT_S, FAILURES_KEPT = 30 * 86400.0, 100
+"""Seconds for which the failure of a node is kept, and how many of one node are."""
 LONG_RUN_S = 3600.0
 """Seconds after which a generation counts as progress although its script never declares a step."""
 
@@ -62,6 +64,8 @@ def apply(state: DurableState, fact: facts.Fact, at: float) -> None:
     match fact:
         case facts.NodeRegistered() | facts.NodeJudged():
             _apply_node(state, fact, at)
+            if isinstance(fact, facts.NodeJudged) and fact.failure:
+                _count_failure(state, fact.node, at)
         case facts.CorrelatedFaultSuspected():
             state.correlated_faults[fact.node] = CorrelatedFault(fact.reason, at)
         case facts.CorrelatedFaultResolved():
@@ -121,6 +125,14 @@ def _count_taken_out(state: DurableState, fact: facts.SlurmCallOwed, at: float) 
         return
     recent = {node: when for node, when in state.taken_out_at.items() if at - when < LIMIT_WINDOW_S}
     state.taken_out_at = {**recent, fact.node: at}
+
+
+def _count_failure(state: DurableState, node: str, at: float) -> None:
+    recent = {
+        name: tuple(when for when in times if at - when < FAILURES_KEPT_S) for name, times in state.failed_at.items()
+    }
+    recent[node] = (*recent.get(node, ()), at)[-FAILURES_KEPT:]
+    state.failed_at = {name: times for name, times in recent.items() if times}
 
 
 def _why_excluded(state: DurableState, gang: Gang, node: str, requeue: facts.SlurmCallOwed) -> str:
