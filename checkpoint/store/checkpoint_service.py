@@ -16,7 +16,7 @@ Invariants:
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -27,6 +27,7 @@ import grpc
 
 from muster.checkpoint.format.errors import CorruptShard, RestoreError
 from muster.checkpoint.format.versions import Version
+from muster.checkpoint.store.block_times import StepBlocks
 from muster.checkpoint.store.commit.commit_protocol import CommitProtocol
 from muster.checkpoint.store.flush.flusher import Flusher
 from muster.checkpoint.store.memory.pieces import digest_pieces, shard_digest
@@ -41,7 +42,7 @@ from muster.checkpoint.store.replication.replica_builder import ReplicaBuilder
 from muster.checkpoint.store.replication.replica_receiver import LOCAL_SLOT_WAIT_S, ReplicaReceiver
 from muster.daemon.host.worker_threads import WorkerThreads
 from muster.v1 import common_pb2, peer_pb2, rank_pb2
-from muster.v1.agent_pb2 import TIER_OWN, FlushOrder, Order, ShardStatus
+from muster.v1.agent_pb2 import TIER_OWN, BlockTimes, FlushOrder, Order, ShardStatus
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class CheckpointService:
         """Ranks that have neither kept nor skipped their newest step yet."""
         self._stopped: dict[int, int] = {}
         self._phases: dict[int, str] = {}
+        self._step_blocks: dict[int, StepBlocks] = {}
         self._digesting: set[tuple[int, Version]] = set()
 
     # Called by the agent.
@@ -120,6 +122,7 @@ class CheckpointService:
         """
         if self._commit_protocol.apply_order(order):
             self._progress, self._stopped, self._phases, self._undecided_ranks = {}, {}, {}, set()
+            self._step_blocks = {}
             replicated_nodes = {member.node for member in order.members if member.buddy == self._node}
             self._replica_builder.set_replicated_ranks(
                 place.rank for place in order.places if place.node in replicated_nodes
@@ -161,6 +164,10 @@ class CheckpointService:
     def phases(self) -> dict[int, str]:
         """The declared phase of each rank of this node; empty for a rank that has left its phase."""
         return dict(self._phases)
+
+    def block_times(self) -> dict[int, BlockTimes]:
+        """The newest measured steps of each rank of this node that has measured some in this generation."""
+        return {rank: times for rank, blocks in self._step_blocks.items() if (times := blocks.times()) is not None}
 
     def is_digesting(self, rank: int, generation: int) -> bool:
         """Whether a rank has filled a slot that is not among `shards` yet, but will be. The rank may have ended."""
@@ -261,6 +268,7 @@ class CheckpointService:
         kind = message.WhichOneof("body")
         if kind == "progress":
             version = Version(generation, message.progress.step)
+            self._on_step_times(rank, generation, message.progress.step_times)
             self._on_progress(rank, version, message.progress.snapshot_skipped)
         elif kind == "declared":
             self._on_declared_phase(rank, generation, message.declared.phase)
@@ -337,6 +345,12 @@ class CheckpointService:
             return
         self._stopped[rank] = version.step
         self._on_change()
+
+    def _on_step_times(self, rank: int, generation: int, step_times: Iterable[rank_pb2.StepTime]) -> None:
+        if generation != self._commit_protocol.order.generation:
+            return
+        for step_time in step_times:
+            self._step_blocks.setdefault(rank, StepBlocks()).add(step_time)
 
     def _on_declared_phase(self, rank: int, generation: int, phase: str) -> None:
         if generation != self._commit_protocol.order.generation:

@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from muster.checkpoint.format import stack_file
@@ -27,6 +27,7 @@ from muster.v1.rank_pb2 import (
     RankMessage,
     RankProgress,
     RankStopped,
+    StepTime,
 )
 
 log = logging.getLogger(__name__)
@@ -124,9 +125,11 @@ class AgentConnection:
             for fd in fds:
                 os.close(fd)
 
-    def report_progress(self, step: int, *, skipped: bool = False) -> None:
-        """Report that an optimizer step is finished. `skipped`: its snapshot was due, and no slot was free."""
-        self._send(RankMessage(progress=RankProgress(step=step, snapshot_skipped=skipped)))
+    def report_progress(self, step: int, *, skipped: bool = False, step_times: Iterable[StepTime] = ()) -> None:
+        """Report that an optimizer step is finished. `skipped`: its snapshot was due, and no slot was free.
+        `step_times`: steps measured since the last report."""
+        progress = RankProgress(step=step, snapshot_skipped=skipped, step_times=step_times)
+        self._send(RankMessage(progress=progress))
 
     def declare_phase(self, phase: str) -> None:
         """Declare a phase in which this rank finishes no step; empty: the phase is over."""

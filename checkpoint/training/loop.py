@@ -25,6 +25,7 @@ from muster.checkpoint.training.planned_stop import PlannedStop
 from muster.checkpoint.training.publication import Publication, plan_publication, rank_and_world_size
 from muster.checkpoint.training.shard_plan import ObjectOutgrown, ShardPlan, signature
 from muster.checkpoint.training.snapshot import SnapshotWriter
+from muster.checkpoint.training.step_timer import StepTimer
 from muster.checkpoint.training.training_state import STRUCTURE, CapturedState, StateLeaf, TrainingState
 from muster.checkpoint.training.wait_budget import WaitBudget
 
@@ -78,6 +79,8 @@ class Checkpoint:
         self._min_object_bytes: dict[str, int] = {}
         self._planned_stop: PlannedStop | None = None
         self._phases: list[str] = []
+        self._timer: StepTimer | None = None
+        self._has_timer = False
 
     def restore(self, warmup: Callable[[], Any] | None = None, durable: str | Path | None = None) -> int:
         """Load the state that this generation starts from.
@@ -139,12 +142,15 @@ class Checkpoint:
         """
         if self._connection is None or not self._connection.alive:
             return True
+        self._end_timed_step(n)
         self._connection.read_pending()
         stop = self._is_stop_due(n)
         if final or stop or n % self._every == 0:
             self._snapshot(n, FINAL_SLOT_TIMEOUT_S if final or stop else 0.0)
         else:
-            self._connection.report_progress(n)
+            self._report_finished(n)
+        if self._timer is not None:
+            self._timer.begin_step()
         if final:
             self._enter_phase(AFTER_LAST_STEP)
         if stop:
@@ -172,16 +178,34 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the connection to the agent. The agent keeps the state that it has."""
+        if self._timer is not None:
+            self._timer.close()
         if self._connection is not None:
             self._connection.close()
 
     def _enter_phase(self, phase: str) -> None:
         self._phases.append(phase)
+        if self._timer is not None:
+            self._timer.void_step()
         self._declare_phase()
 
     def _declare_phase(self) -> None:
         if self._connection is not None:
             self._connection.declare_phase(self._phases[-1] if self._phases else "")
+
+    def _end_timed_step(self, n: int) -> None:
+        """The user's part of step `n` is over. The first finished step attaches the timer: the models are in place."""
+        if not self._has_timer:
+            self._has_timer = True
+            if rank_and_world_size()[1] > 1:
+                self._timer = StepTimer.of_states(self._states.wrapped.values())
+        elif self._timer is not None:
+            self._timer.end_step(n)
+
+    def _report_finished(self, n: int) -> None:
+        """Report a finished step, and the steps that were measured meanwhile."""
+        assert self._connection is not None
+        self._connection.report_progress(n, step_times=self._timer.measured() if self._timer is not None else ())
 
     def _is_stop_due(self, n: int) -> bool:
         assert self._connection is not None
@@ -196,7 +220,7 @@ class Checkpoint:
         """
         assert self._connection is not None
         # Reported before the copy: the gang runs from its first step on, and planning takes time.
-        self._connection.report_progress(n)
+        self._report_finished(n)
         captured = self._states.capture(rank_and_world_size()[0], n)
         # A collective call when names or shapes change, so nothing before this depends on the rank's own slots.
         if self._plan is None or self._plan.signature != signature(captured.leaves):

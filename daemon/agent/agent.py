@@ -42,6 +42,7 @@ from muster.v1.agent_pb2 import (
     AgentHello,
     AgentMessage,
     AgentStatus,
+    BlockTimes,
     Certificate,
     Duty,
     FlushOrder,
@@ -84,6 +85,7 @@ class CheckpointService(ShardService, memory_handover.HandoverStore, Protocol):
     def progress(self) -> dict[int, int]: ...
     def stopped(self) -> dict[int, int]: ...
     def phases(self) -> dict[int, str]: ...
+    def block_times(self) -> dict[int, BlockTimes]: ...
     def is_digesting(self, rank: int, generation: int) -> bool: ...
     async def flush(self, order: FlushOrder, durable_dir: str) -> None: ...
     def stop_ranks(self, reason: str, last_generation: float = ...) -> None: ...
@@ -337,10 +339,12 @@ class Agent:
         digesting = {(r.rank, r.generation) for r in ended if self._checkpoints.is_digesting(r.rank, r.generation)}
         self._exit_withheld = bool(digesting)
         ranks, phases = list(self._supervisor.statuses(self._checkpoints.progress())), self._checkpoints.phases()
-        stopped = self._checkpoints.stopped()
+        stopped, block_times = self._checkpoints.stopped(), self._checkpoints.block_times()
         for rank in ranks:
             rank.declared_phase = phases.get(rank.rank, "")
             rank.stopped_step = stopped.get(rank.rank, 0)
+            if rank.rank in block_times:
+                rank.block_times.CopyFrom(block_times[rank.rank])
             if (
                 rank.rank,
                 rank.generation,

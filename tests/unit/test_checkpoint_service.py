@@ -26,6 +26,8 @@ from muster.checkpoint.store.memory.pieces import Piece, digest_of, shard_digest
 from muster.checkpoint.testing.gang_in_one_process import InProcessGang, TorchlessRank, contents
 from muster.checkpoint.training.agent_connection import AgentConnection, StartPoint
 from muster.v1 import agent_pb2, common_pb2, peer_pb2
+from muster.v1.agent_pb2 import BlockTimes
+from muster.v1.rank_pb2 import StepTime
 
 SHARED = (9 << 20) + 77
 GANG = "g1"
@@ -153,6 +155,20 @@ async def test_a_step_is_committed_when_every_shard_has_a_replica(gang: Gang) ->
         await gang.committed(Version(1, step))
     assert held(gang, "n1") == {(OWN, 1, 1, 4), (BUDDY, 0, 1, 4)}
     assert gang.nodes["n2"].checkpoint_service.progress() == {2: 4}
+
+
+async def test_step_times_are_reported_in_blocks_until_the_next_generation_begins(gang: Gang) -> None:
+    await gang.add("n0", "n1")
+    await gang.run({0: "n0", 1: "n1"})
+    checkpoint_service = gang.nodes["n1"].checkpoint_service
+    for step in (1, 2, 3, 4):
+        times = StepTime(step=step, compute_us=1000 * step, wait_us=step)
+        gang.ranks[1].connection.report_progress(step, step_times=[times])
+    await until(lambda: checkpoint_service.progress() == {1: 4})
+    assert checkpoint_service.block_times() == {1: BlockTimes(first_block=0, compute_us=[2500], wait_us=[2])}
+    assert gang.nodes["n0"].checkpoint_service.block_times() == {}
+    await gang.run({0: "n0", 1: "n1"})
+    assert checkpoint_service.block_times() == {}
 
 
 async def test_a_declared_phase_lasts_until_it_is_over_or_the_next_generation_begins(gang: Gang) -> None:

@@ -240,6 +240,38 @@ class PoolAnswer(_message.Message):
 Global___PoolAnswer: _TypeAlias = PoolAnswer  # noqa: Y015
 
 @_typing.final
+class BlockTimes(_message.Message):
+    """Medians over blocks of 4 steps: block N has the steps 4 N + 1 to 4 N + 4. Equal numbers are equal steps on all ranks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    COMPUTE_US_FIELD_NUMBER: _builtins.int
+    WAIT_US_FIELD_NUMBER: _builtins.int
+    first_block: _builtins.int
+    """The number of the first block; the others follow without a gap. At most 8."""
+    @_builtins.property
+    def compute_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Microseconds in which the rank worked, and in which it waited for the other ranks."""
+
+    @_builtins.property
+    def wait_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        first_block: _builtins.int = ...,
+        compute_us: _abc.Iterable[_builtins.int] | None = ...,
+        wait_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "first_block", b"first_block", "wait_us", b"wait_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockTimes: _TypeAlias = BlockTimes  # noqa: Y015
+
+@_typing.final
 class RankStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -253,6 +285,7 @@ class RankStatus(_message.Message):
     PROGRESSED_FIELD_NUMBER: _builtins.int
     DECLARED_PHASE_FIELD_NUMBER: _builtins.int
     STOPPED_STEP_FIELD_NUMBER: _builtins.int
+    BLOCK_TIMES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     generation: _builtins.int
@@ -269,6 +302,10 @@ class RankStatus(_message.Message):
     """The declared phase of the rank (for example "evaluation"), in which it finishes no step; empty: none."""
     stopped_step: _builtins.int
     """The rank was asked to stop, and this is its last step; 0 before. Its process may still run."""
+    @_builtins.property
+    def block_times(self) -> Global___BlockTimes:
+        """The newest measured steps of the rank in this generation; absent: nothing was measured."""
+
     def __init__(
         self,
         *,
@@ -282,10 +319,11 @@ class RankStatus(_message.Message):
         progressed: _builtins.bool = ...,
         declared_phase: _builtins.str = ...,
         stopped_step: _builtins.int = ...,
+        block_times: Global___BlockTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_times", b"block_times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_times", b"block_times", "declared_phase", b"declared_phase", "exit_code", b"exit_code", "generation", b"generation", "local_rank", b"local_rank", "phase", b"phase", "progressed", b"progressed", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step", "stopped_step", b"stopped_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

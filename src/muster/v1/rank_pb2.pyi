@@ -5,8 +5,10 @@ A rank <-> its agent, over a Unix socket of type SOCK_SEQPACKET: one message in 
 (SCM_RIGHTS).
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from muster.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -95,6 +97,35 @@ class RankFilled(_message.Message):
 Global___RankFilled: _TypeAlias = RankFilled  # noqa: Y015
 
 @_typing.final
+class StepTime(_message.Message):
+    """How one step went by on this rank, in microseconds, without the time in the library."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    COMPUTE_US_FIELD_NUMBER: _builtins.int
+    WAIT_US_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    compute_us: _builtins.int
+    """The rank worked."""
+    wait_us: _builtins.int
+    """The rank had nothing left to do until the gradients of all ranks were summed."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        compute_us: _builtins.int = ...,
+        wait_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "step", b"step", "wait_us", b"wait_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTime: _TypeAlias = StepTime  # noqa: Y015
+
+@_typing.final
 class RankProgress(_message.Message):
     """An optimizer step is finished."""
 
@@ -102,18 +133,24 @@ class RankProgress(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     SNAPSHOT_SKIPPED_FIELD_NUMBER: _builtins.int
+    STEP_TIMES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     snapshot_skipped: _builtins.bool
     """A snapshot was due at this step, but no slot was free, so there is no snapshot."""
+    @_builtins.property
+    def step_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]:
+        """Steps measured since the last message, oldest first. A GPU is never waited for, so a time may come some steps late."""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         snapshot_skipped: _builtins.bool = ...,
+        step_times: _abc.Iterable[Global___StepTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_skipped", b"snapshot_skipped", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_skipped", b"snapshot_skipped", "step", b"step", "step_times", b"step_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
