@@ -29,6 +29,8 @@ MAX_STDERR_BYTES = 512 * 1024
 # An agent's status: each entry costs the coordinator about 2 µs (measured).
 MAX_RANK_STATUSES = 2 * MAX_RANKS_PER_NODE
 """Ranks in one status: those of the newest generation, and older ones that are not dead yet."""
+MAX_BLOCKS_PER_RANK = 8
+"""Blocks of step times of one rank in one status."""
 MAX_SHARDS_PER_NODE = 8 * MAX_RANKS_PER_NODE
 """Shards in one status: two slots and two replicas for each rank, and as many again while replicas are rebuilt."""
 MAX_POOL_ANSWERS = 10_000

@@ -34,6 +34,9 @@ _PRESENCE = {"here": "green", "away": "red"}
 _MAX_RANK_ROWS = 64
 """A larger gang shows only the ranks that are not running."""
 
+STRAGGLERS_SHOWN = 8
+"""The slowest stragglers that the summary of a gang names."""
+
 
 def gang_details(view: GangView) -> RenderableType:
     """All details of one gang."""
@@ -83,6 +86,10 @@ def _summary_table(view: GangView) -> Table:
     _add_row(table, "step", f"{view.step}, committed {_committed(view)}")
     for declared, count in Counter(rank.declared_phase for rank in view.ranks if rank.declared_phase).items():
         _add_row(table, "declared", f"{declared}, by {count} of {len(view.ranks)} ranks: hangs are not detected")
+    for rank in sorted(view.ranks, key=lambda rank: -rank.slower_by)[:STRAGGLERS_SHOWN]:
+        if rank.slower_by:
+            pace = f"computes {rank.slower_by:.0%} longer than the median rank in each step"
+            _add_row(table, "straggler", f"rank {rank.rank} on {rank.node} {pace}, and the others wait for it")
     _add_row(table, "nodes", _role_counts(view))
     _add_row(table, "logs", f"{rank_log_files.log_folder(view.run_dir, view.gang_id)}/g{view.generation}")
     return table

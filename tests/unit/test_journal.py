@@ -55,6 +55,8 @@ def _story() -> list[facts.Fact]:
         facts.NodeJudged("n1", NodeHealth.DEGRADED, "Xid 64", Response.SWAP),
         facts.SwapPlanned("g", "n1", 2, "Xid 64"),
         facts.HangDetected("g", 2, "hang: no rank has finished a step for 61 s", 4.5, "n1"),
+        facts.StragglerDetected("g", 2, 1, "n1", "rank 1 on n1 computes 31 % longer"),
+        facts.StragglerDetected("g", 2, 1, "n1", "rank 1 on n1 computes 31 % longer, for 300 s", Response.SWAP),
         facts.CorrelatedFaultSuspected("n1", "Xid 74: NVLink error"),
         facts.CorrelatedFaultResolved("n1", "n2"),
         facts.GenerationFenced("g", 2, "rank 0 exited with 1", False, "n1", 12, 5.0),

@@ -269,7 +269,16 @@ def _rank(message: agent_pb2.RankStatus) -> events.RankState:
         progressed=message.progressed,
         declared=cut(message.declared_phase, job_limits.MAX_NAME_CHARS),
         stopped_step=message.stopped_step,
+        block_times=_block_times(message.block_times) if message.HasField("block_times") else None,
     )
+
+
+def _block_times(message: agent_pb2.BlockTimes) -> events.BlockTimes | None:
+    """The times as far as they are of use; None if their two lists don't fit together, or are too long."""
+    count = len(message.compute_us)
+    if not 0 < count == len(message.wait_us) <= job_limits.MAX_BLOCKS_PER_RANK:
+        return None
+    return events.BlockTimes(message.first_block, tuple(message.compute_us), tuple(message.wait_us))
 
 
 def _shard(message: agent_pb2.ShardStatus) -> events.Shard:

@@ -125,15 +125,17 @@ def _all_run(gang: Gang, seen: ObservedGang, node: str) -> bool:
 
 def _ranks(gang: Gang, seen: ObservedGang) -> list[api_pb2.RankView]:
     views = []
+    slow_ranks = seen.blocks.paces.slow_ranks if seen.blocks.generation == gang.generation else {}
+    stragglers = {rank: slow.slower_by for rank, slow in slow_ranks.items() if slow.named}
     for seat in sorted(gang.seats, key=lambda seat: seat.group_rank):
         states = {r.rank: r for r in seen.status(seat.node).ranks if r.generation == gang.generation}
         first = seat.group_rank * gang.spec.ranks_per_node
         for rank in range(first, first + gang.spec.ranks_per_node):
-            views.append(_rank(rank, seat.node, states.get(rank)))
+            views.append(_rank(rank, seat.node, states.get(rank), stragglers.get(rank, 0.0)))
     return views
 
 
-def _rank(rank: int, node: str, state: RankState | None) -> api_pb2.RankView:
+def _rank(rank: int, node: str, state: RankState | None, slower_by: float) -> api_pb2.RankView:
     if state is None:
         return api_pb2.RankView(rank=rank, node=node, state="absent")
     word = "running" if state.running else "starting" if state.exit_code is None else "exited"
@@ -144,6 +146,7 @@ def _rank(rank: int, node: str, state: RankState | None) -> api_pb2.RankView:
         exit_code=state.exit_code or 0,
         step=state.step,
         declared_phase=state.declared if state.exit_code is None else "",
+        slower_by=slower_by,
     )
 
 

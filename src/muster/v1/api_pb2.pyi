@@ -124,6 +124,7 @@ class RankView(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     DECLARED_PHASE_FIELD_NUMBER: _builtins.int
+    SLOWER_BY_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     node: _builtins.str
     state: _builtins.str
@@ -132,6 +133,10 @@ class RankView(_message.Message):
     step: _builtins.int
     declared_phase: _builtins.str
     """The declared phase of the rank; empty: none."""
+    slower_by: _builtins.float
+    """A straggler: how much longer than the median of all ranks it computes in each step, as a share (0.3: 30 % longer).
+    0: it keeps pace, or nothing is measured.
+    """
     def __init__(
         self,
         *,
@@ -141,10 +146,11 @@ class RankView(_message.Message):
         exit_code: _builtins.int = ...,
         step: _builtins.int = ...,
         declared_phase: _builtins.str = ...,
+        slower_by: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "node", b"node", "rank", b"rank", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declared_phase", b"declared_phase", "exit_code", b"exit_code", "node", b"node", "rank", b"rank", "slower_by", b"slower_by", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from muster.daemon.coordinator.core.detection import (
     failure_detector,
     hang_detector,
     progress_timeouts,
+    straggler_detector,
     time_fencing,
 )
 from muster.daemon.coordinator.core.recovery import (
@@ -380,6 +381,7 @@ def _run(gang_turn: GangTurn) -> None:
         completion.complete(gang_turn)
     elif not planned_stop.fence_if_overdue(gang_turn) and not hang_detector.detect_hang(gang_turn):
         _release_removed(gang_turn)
+        straggler_detector.detect_stragglers(gang_turn)
         planned_swap.respond(gang_turn)
         flushing.start_requested_flush(gang_turn)
 

@@ -145,6 +145,18 @@ class Hang:
     at: float
 
 
+@dataclass(slots=True)
+class Straggler:
+    """A rank that the others wait for (see StragglerDetected). `at`: when that was recorded last."""
+
+    generation: int
+    rank: int
+    node: str
+    reason: str
+    response: Response | None
+    at: float
+
+
 @keeps_stored_names
 @dataclass(slots=True)
 class PoolRequest:
@@ -251,6 +263,9 @@ class Gang:
     """The records of the gang, without its registration."""
     exclusions: dict[str, Exclusion] = field(default_factory=dict)
     """Node of `excluded` → its newest exclusion. Journals of earlier versions may lack it."""
+
+    stragglers: tuple[Straggler, ...] = ()
+    """The newest stragglers of this run of the job, the last one last."""
 
     @property
     def final(self) -> bool:

@@ -67,6 +67,16 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Medians of the step times of one rank over blocks of steps (BlockTimes in agent.proto), in microseconds. Both
+    tuples have one entry for each block from `first_block` on."""
+
+    first_block: int
+    compute_us: tuple[int, ...]
+    wait_us: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankState:
     """One rank as its agent reports it. `exit_code`: None while the rank runs; negative for a signal."""
 
@@ -81,6 +91,8 @@ class RankState:
     """The phase that the rank has declared, in which it finishes no step; empty: none."""
     stopped_step: int = 0
     """The rank was asked to stop, and this is its last step; 0 before."""
+
+    block_times: BlockTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

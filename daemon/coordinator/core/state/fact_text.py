@@ -40,6 +40,7 @@ def describe(fact: facts.Fact) -> str:
             | facts.GenerationStarted()
             | facts.FirstStep()
             | facts.HangDetected()
+            | facts.StragglerDetected()
         ):
             return _of_generation(fact)
         case facts.SlurmCallOwed() | facts.SlurmCallSettled() | facts.ActionWithheld():
@@ -101,12 +102,20 @@ def _of_node(
 
 
 def _of_generation(
-    fact: facts.GenerationFenced | facts.StoreMoved | facts.GenerationStarted | facts.FirstStep | facts.HangDetected,
+    fact: facts.GenerationFenced
+    | facts.StoreMoved
+    | facts.GenerationStarted
+    | facts.FirstStep
+    | facts.HangDetected
+    | facts.StragglerDetected,
 ) -> str:
     match fact:
         case facts.HangDetected():
             reason = _because(fact.reason)
             return f"the agents write the stack traces of generation {fact.generation} beside its logs{reason}"
+        case facts.StragglerDetected():
+            lasts = "lasts" if fact.response is not None else "is detected"
+            return f"a straggler of generation {fact.generation} {lasts}{_because(fact.reason)}"
         case facts.GenerationFenced(cause=facts.PREFLIGHT_CAUSE):
             return f"preflight: the agent on {fact.store_node} opens the rendezvous store{_because(fact.cause)}"
         case facts.GenerationFenced():

@@ -119,6 +119,21 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True)
+class StragglerDetected:
+    """`rank` on `node` computes longer than the other ranks of `generation`, which wait for it in each step.
+
+    `response`: None when this is first seen; what follows when it has lasted.
+    """
+
+    gang: str
+    generation: int
+    rank: int
+    node: str
+    reason: str
+    response: Response | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreMoved:
     """Another node opens the rendezvous store. The former one is removed or carries no ranks; or (`missed`) it has not
     opened a store in time."""
@@ -367,7 +382,7 @@ Fact = (
     | FirstStep | FlushOrdered | FlushEnded | GangEnded | StopPlanned | SwapPlanned | JobRestarted | JobChanged
     | JobEnded | GangForgotten | PoolNodeRequested | PoolJobQueued | PoolRequestClosed | NodeRegistered | NodeJudged
     | SlurmCallOwed | SlurmCallSettled | ActionWithheld | HangDetected | CorrelatedFaultSuspected
-    | CorrelatedFaultResolved
+    | CorrelatedFaultResolved | StragglerDetected
 )  # fmt: skip
 
 FACTS: dict[str, type[Fact]] = {stored_class(kind): kind for kind in Fact.__args__}

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from muster.daemon.coordinator.core.state.state_tables import Response
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -11,6 +13,16 @@ class Pool:
     """sbatch options that select the pool; empty: the site has no pool."""
     wait_s: float = 60.0
     """Seconds that a gang waits for a node of the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerRule:
+    """When a straggler has lasted, and what follows (policy.toml, [straggler])."""
+
+    share: float = 0.9
+    """The share of the window in which the rank was a straggler, 0 to 1."""
+    window_s: float = 300.0
+    response: Response = Response.RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +54,5 @@ class Limits:
     observe: bool = False
     """Observe mode: report what would be done, and leave nodes and training alone."""
     pool: Pool = Pool()
+    straggler: StragglerRule | None = StragglerRule()
+    """None: nothing follows from a straggler that lasts."""

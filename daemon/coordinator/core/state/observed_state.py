@@ -7,6 +7,7 @@ with whole statuses. Times are seconds on the coordinator's clock; 0 means never
 from dataclasses import dataclass, field
 
 from muster.daemon.coordinator.core.state import events
+from muster.daemon.coordinator.core.state.block_times import GangBlocks
 from muster.daemon.coordinator.core.state.events import AgentStatus, Silence
 from muster.daemon.coordinator.core.state.step_pace import StepPace
 
@@ -125,6 +126,8 @@ class ObservedGang:
     last_step: tuple[int, int] = (0, 0)
     """The newest reported step: (generation, step)."""
     pace: StepPace = field(default_factory=StepPace)
+    blocks: GangBlocks = field(default_factory=GangBlocks)
+    """Step times of the ranks, split in compute and wait."""
     stall: Stall | None = None
     agent_failure_since: float = 0.0
     """Since when agents report errors that no order mends, or SIGTERM; 0: none does."""
@@ -239,6 +242,7 @@ def observe(observed: ObservedState, event: events.Event, now: float) -> None:
 
 def _observe_attachment(gang: ObservedGang, event: events.AgentAttached, now: float) -> None:
     gang.pace.note_status(gang.status(event.node), event.status, now)
+    gang.blocks.note_status(event.status)
     gang.last_step = max(gang.last_step, _newest_step(event.status))  # an old step: it proves no progress now
     gang.agents[event.node] = ObservedAgent(
         event.node, event.incarnation, True, now, event.status, now, attached_at=now
@@ -273,6 +277,7 @@ def _observe_agent(observed: ObservedState, event: events.AgentReported | events
         gang.closed_by.setdefault(event.node, set()).add(COORDINATOR)
     else:
         gang.pace.note_status(agent.status, event.status, now)
+        gang.blocks.note_status(event.status)
         if (newest := _newest_step(event.status)) > gang.last_step:
             gang.pace.note_step(gang.last_step, newest, now)
             gang.last_step_at, gang.last_step = now, newest

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.core.state.durable_state import (
     Recovery,
     ReportedDrain,
     Stop,
+    Straggler,
     Swap,
 )
 from muster.daemon.coordinator.core.state.events import Version
@@ -40,6 +41,9 @@ RECOVERIES_KEPT = 500
 """Number of a gang's newest recoveries that are kept: each snapshot and each view holds them. The journal has all."""
 FAILURES_KEPT_S, FAILURES_KEPT = 30 * 86400.0, 100
 """Seconds for which the failure of a node is kept, and how many of one node are."""
+
+STRAGGLERS_KEPT = 32
+"""Number of a gang's newest stragglers that are kept: each snapshot holds them."""
 LONG_RUN_S = 3600.0
 """Seconds after which a generation counts as progress although its script never declares a step."""
 
@@ -176,6 +180,8 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
         case facts.HangDetected():
             gang.hang = Hang(fact.reason, fact.suspected_at, fact.node, at)
             gang.order_serial += 1
+        case facts.StragglerDetected():
+            _note_straggler(gang, fact, at)
         case facts.StoreMoved():
             gang.store_node, gang.store_at = fact.store_node, at
             gang.stores_missed += fact.missed
@@ -212,6 +218,12 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.job_over = True
         case facts.PoolNodeRequested() | facts.PoolJobQueued() | facts.PoolRequestClosed():
             _apply_pool_request(gang, fact, at)
+
+
+def _note_straggler(gang: Gang, fact: facts.StragglerDetected, at: float) -> None:
+    others = [known for known in gang.stragglers if (known.generation, known.rank) != (fact.generation, fact.rank)]
+    straggler = Straggler(fact.generation, fact.rank, fact.node, fact.reason, fact.response, at)
+    gang.stragglers = (*others[1 - STRAGGLERS_KEPT :], straggler)
 
 
 def _enter_phase(gang: Gang, to: Phase, at: float) -> None:
@@ -335,6 +347,7 @@ def _restart_job(gang: Gang, fact: facts.JobRestarted) -> None:
     gang.job_nodes = ()
     gang.restored_version = gang.stop = gang.swap = gang.hang = None
     gang.unattributed_node, gang.group_ranks_swapped_once = "", ()
+    gang.stragglers = ()
     gang.furthest_step = 0  # the new run may start from an old checkpoint
     gang.fenced_generation = -1
     gang.order_serial += 1

@@ -1,0 +1,206 @@
+"""Stragglers: which rank is named from step times with noise, and which clean runs name nobody."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from muster.checkpoint.store.block_times import StepBlocks
+from muster.daemon.coordinator.core.detection.straggler_detector import follow, lasts
+from muster.daemon.coordinator.core.state.block_times import BLOCKS_JUDGED, BlockTime, GangBlocks, RankPaces, SlowRank
+from muster.daemon.coordinator.core.state.events import AgentStatus, BlockTimes, RankState
+from muster.daemon.coordinator.core.state.limits import StragglerRule
+from muster.v1.rank_pb2 import StepTime
+
+STEP_US, RANKS = 50_000, 8
+SEEDS = range(10)
+
+Compute = Callable[[random.Random, int, int], float]
+"""The compute time of (rank, step), in microseconds."""
+
+
+def noise(chance: random.Random, spread: float) -> float:
+    return max(0.2, chance.gauss(1.0, spread))
+
+
+def clean(spread: float) -> Compute:
+    return lambda chance, rank, step: STEP_US * noise(chance, spread)
+
+
+def with_spikes(chance: random.Random, rank: int, step: int) -> float:
+    """Each rank stops for long now and then, and rank 0 writes a file every 10 steps."""
+    spike = 10 if chance.random() < 0.02 or (rank == 0 and step % 10 == 0) else 1
+    return STEP_US * noise(chance, 0.05) * spike
+
+
+def all_slower_at_times(chance: random.Random, rank: int, step: int) -> float:
+    """Longer sequences in one step out of three, on all ranks."""
+    return STEP_US * noise(chance, 0.05) * (2.0 if step % 3 == 0 else 1.0)
+
+
+def uneven(chance: random.Random, rank: int, step: int) -> float:
+    """Ranks of two kinds, half of them 25 % slower."""
+    return STEP_US * noise(chance, 0.03) * (1.25 if rank % 2 else 1.0)
+
+
+class Run:
+    """A synchronous job: each rank waits for the slowest one, and the reports of its ranks reach the detector."""
+
+    def __init__(self, seed: int, compute: Compute, ranks: int = RANKS, waits: bool = True) -> None:
+        self.chance = random.Random(seed)
+        self.compute, self.ranks, self.waits = compute, ranks, waits
+        self.reports = [StepBlocks() for _ in range(ranks)]
+        self.blocks = GangBlocks()
+        self.now = 0.0
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        times = [self.compute(self.chance, rank, self.steps) for rank in range(self.ranks)]
+        self.now += max(times) / 1e6
+        for rank, compute_us in enumerate(times):
+            wait_us = int(max(times) - compute_us) if self.waits else 0
+            self.reports[rank].add(StepTime(step=self.steps, compute_us=int(compute_us), wait_us=wait_us))
+        self.blocks.note_status(AgentStatus(ranks=tuple(self.rank(rank) for rank in range(self.ranks))))
+        for block in self.blocks.take_whole(self.ranks):
+            follow(self.blocks.paces, block, self.now)
+
+    def rank(self, rank: int) -> RankState:
+        times = self.reports[rank].times()
+        reported = (
+            BlockTimes(times.first_block, tuple(times.compute_us), tuple(times.wait_us)) if times is not None else None
+        )
+        return RankState(rank, 1, True, block_times=reported)
+
+    def named(self) -> list[int]:
+        return [rank for rank, slow in self.blocks.paces.slow_ranks.items() if slow.named]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("ranks", "spread"), [(2, 0.0), (2, 0.05), (8, 0.0), (8, 0.05), (8, 0.08), (64, 0.08)])
+@pytest.mark.parametrize("first", [101, 102, 103, 104])
+def test_a_rank_that_gets_30_percent_slower_is_named_within_20_steps(
+    seed: int, ranks: int, spread: float, first: int
+) -> None:
+    slow = seed % ranks
+
+    def compute(chance: random.Random, rank: int, step: int) -> float:
+        return STEP_US * noise(chance, spread) * (1.3 if rank == slow and step >= first else 1.0)
+
+    run = Run(seed, compute, ranks)
+    while not run.named() and run.steps < first + 19:
+        run.step()
+    assert run.named() == [slow]
+    assert run.steps >= first
+    assert 0.15 < run.blocks.paces.slow_ranks[slow].slower_by < 0.5
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize(
+    "compute", [clean(0.0), clean(0.05), clean(0.1), clean(0.15), with_spikes, all_slower_at_times]
+)
+def test_a_clean_run_of_2000_steps_names_nobody(seed: int, compute: Compute, ranks: int) -> None:
+    run = Run(seed, compute, ranks)
+    for _ in range(2000):
+        run.step()
+        assert run.named() == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_job_whose_ranks_are_uneven_has_no_straggler(seed: int) -> None:
+    run = Run(seed, uneven)
+    for _ in range(400):
+        run.step()
+        assert run.named() == []
+
+
+def test_a_straggler_that_keeps_pace_again_is_no_longer_named_and_short_recoveries_do_not_end_it() -> None:
+    def compute(chance: random.Random, rank: int, step: int) -> float:
+        slow = rank == 3 and step <= 200 and step % 40 > 12
+        return STEP_US * noise(chance, 0.05) * (1.3 if slow else 1.0)
+
+    run, named = Run(1, compute), []
+    for _ in range(400):
+        run.step()
+        named.append(run.named())
+    assert named[60:200] == [[3]] * 140
+    assert named[-1] == []
+
+
+def test_two_slow_ranks_of_one_node_are_both_named() -> None:
+    run = Run(2, lambda chance, rank, step: STEP_US * noise(chance, 0.05) * (1.4 if rank in (2, 3) else 1.0))
+    for _ in range(40):
+        run.step()
+    assert run.named() == [2, 3]
+
+
+def test_nobody_is_named_where_nobody_waits() -> None:
+    """Ranks that do not sum gradients each step hold nobody up."""
+    run = Run(3, lambda chance, rank, step: STEP_US * (1.5 if rank == 1 else 1.0), waits=False)
+    for _ in range(100):
+        run.step()
+    assert run.named() == []
+
+
+def test_a_step_of_a_millisecond_names_nobody_for_what_the_scheduler_does() -> None:
+    run = Run(4, lambda chance, rank, step: 1500 * (1.5 if rank == 1 else 1.0))
+    for _ in range(100):
+        run.step()
+    assert run.named() == []
+
+
+def test_times_that_a_rank_invents_break_nothing() -> None:
+    worst = (1 << 32) - 1
+    block = {0: BlockTime(0, 0), 1: BlockTime(worst, 0), 2: BlockTime(0, worst), 3: BlockTime(0, worst)}
+    paces, nothing = RankPaces(), RankPaces()
+    for number in range(100):
+        follow(paces, block, number)
+        follow(nothing, {rank: BlockTime(0, 0) for rank in range(4)}, number)
+    assert [rank for rank, slow in paces.slow_ranks.items() if slow.named] == [1]
+    assert nothing.slow_ranks == {}
+
+
+def test_a_block_waits_for_the_last_rank_and_is_judged_once() -> None:
+    blocks = GangBlocks()
+    times = BlockTimes(5, (10, 20), (1, 2))
+    blocks.note_status(AgentStatus(ranks=(RankState(0, 1, True, block_times=times),)))
+    assert list(blocks.take_whole(2)) == []
+    later = AgentStatus(ranks=(RankState(1, 1, True, block_times=BlockTimes(6, (30,), (3,))),))
+    blocks.note_status(later)
+    assert list(blocks.take_whole(2)) == [{0: BlockTime(20, 2), 1: BlockTime(30, 3)}]
+    blocks.note_status(later)
+    assert list(blocks.take_whole(2)) == []
+
+
+def test_a_new_generation_starts_anew_and_an_old_report_is_ignored() -> None:
+    blocks = GangBlocks()
+    old = AgentStatus(ranks=(RankState(0, 1, True, block_times=BlockTimes(9, (10,), (1,))),))
+    blocks.note_status(old)
+    blocks.paces.slow_ranks[0] = SlowRank()
+    blocks.note_status(AgentStatus(ranks=(RankState(0, 2, True, block_times=BlockTimes(0, (20,), (2,))),)))
+    blocks.note_status(old)
+    assert blocks.paces.slow_ranks == {}
+    assert list(blocks.take_whole(1)) == [{0: BlockTime(20, 2)}]
+
+
+def test_few_blocks_wait_for_a_rank_that_reports_none() -> None:
+    blocks = GangBlocks()
+    for number in range(1000):
+        times = BlockTimes(number, (10,), (1,))
+        blocks.note_status(AgentStatus(ranks=(RankState(0, 1, True, block_times=times),)))
+    assert len(blocks._blocks) == 16
+
+
+def test_it_lasts_for_the_share_of_the_window() -> None:
+    rule, slow = StragglerRule(share=0.5, window_s=100.0), SlowRank(named_times=[(0.0, 20.0), (60.0, 90.0)])
+    assert lasts(slow, rule, 90.0)
+    assert not lasts(slow, rule, 115.0)
+    assert not lasts(SlowRank(named_times=[(0.0, 40.0)]), rule, 40.0)
+
+
+def test_names_are_given_by_the_blocks_that_the_agent_makes() -> None:
+    """The constants of agent and detector give at most 20 steps together."""
+    from muster.checkpoint.store import block_times
+
+    assert block_times.STEPS_PER_BLOCK * BLOCKS_JUDGED + block_times.STEPS_PER_BLOCK - 1 < 20
