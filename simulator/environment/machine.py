@@ -31,6 +31,8 @@ class Machine:
     ranks_unkillable_until: float = 0.0
     has_hardware_fault: bool = False
     has_precursor: bool = False
+    has_slow_rank: bool = False
+    """A rank on it is slower than all others of its gang."""
     daemon_port_exhausted: bool = False
 
 

@@ -32,7 +32,10 @@ class PlannedSwapInvariant:
         seated = {seat.node for seat in gang.seats}
         spares = [m.node for m in gang.present() if m.node not in seated]
         ready = [name for name in spares if core.state.node(name).health is NodeHealth.FIT]
-        require(machine.has_precursor, f"invariant 8: {fact.node} shall be left, and its hardware has reported nothing")
+        evidence = machine.has_precursor or machine.has_slow_rank
+        require(
+            evidence, f"invariant 8: {fact.node} shall be left, and neither hardware nor ranks have reported anything"
+        )
         require(bool(ready), f"invariant 8: {fact.node} shall be left, and no spare of {gang.id} is ready")
         require(
             gang.phase is Phase.RUNNING and fact.node in seated,

@@ -6,10 +6,12 @@ import pytest
 
 from muster.daemon.coordinator.core.state import events, facts
 from muster.daemon.coordinator.core.state.events import BlockTimes
-from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.services.views import gang_view
 from muster.launcher.output import tables
 from muster.simulator.scenarios.scenario import Scenario
+from muster.simulator.world.world import NO_LIMITS
 from muster.v1 import api_pb2
 
 
@@ -21,6 +23,8 @@ def training(nodes: int = 8, spares: int = 1, **given: object) -> Scenario:
 
 def report(world: Scenario, first_block: int, blocks: int, slow_rank: int | None, slower_by: float = 0.3) -> None:
     """All agents report so many further blocks of steps of 50 ms, in which one rank is slow."""
+    if slow_rank is not None:
+        world.machines[node_of(world, slow_rank)].has_slow_rank = True
     for number in range(first_block, first_block + blocks):
         for seat in world.gang.seats:
             agent = world.core.observed.gang("g").agents[seat.node]
@@ -107,3 +111,92 @@ def test_blocks_of_another_generation_count_for_nothing(generation: int) -> None
             status = replace(agent.status, ranks=(*agent.status.ranks, *ranks))
             world.post_event(events.AgentReported("g", seat.node, agent.incarnation, status))
     assert world.facts(facts.StragglerDetected) == []
+
+
+def rule(response: str, window_s: float = 4.0) -> Limits:
+    return replace(NO_LIMITS, straggler=StragglerRule(0.9, window_s, Response(response)))
+
+
+def lasting(world: Scenario) -> list[facts.StragglerDetected]:
+    return [fact for fact in world.facts(facts.StragglerDetected) if fact.response is not None]
+
+
+def verdicts(world: Scenario) -> dict[str, str]:
+    return {node.node: node.verdict for node in view(world).nodes}
+
+
+def test_one_that_lasts_is_recorded_and_the_node_is_degraded_in_this_job_alone() -> None:
+    world = training(limits=rule("record"))
+    report(world, 0, 15, slow_rank=5)
+    assert lasting(world) == []
+    assert set(verdicts(world).values()) == {"FIT"}
+    report(world, 15, 25, slow_rank=5)
+    (found,) = lasting(world)
+    node = node_of(world, 5)
+    assert (found.rank, found.node, found.response) == (5, node, Response.RECORD)
+    assert found.reason.endswith("for 90% of 4 s")
+    assert [name for name, verdict in verdicts(world).items() if verdict == "DEGRADED"] == [node]
+    assert world.core.state.node(node).health is NodeHealth.FIT
+    world.run_for(10)
+    assert (world.gang.generation, world.slurm) == (1, [])
+
+
+def test_a_policy_without_a_response_only_names_it() -> None:
+    world = training(limits=replace(NO_LIMITS, straggler=None))
+    report(world, 0, 60, slow_rank=5)
+    assert len(world.facts(facts.StragglerDetected)) == 1
+
+
+def test_flush_writes_the_state_and_moves_nobody() -> None:
+    world = training(limits=rule("flush"), durable_dir="/durable")
+    report(world, 0, 40, slow_rank=5)
+    world.run_for(10)
+    assert (world.gang.generation, len(world.facts(facts.FlushOrdered))) == (1, 1)
+
+
+def test_swap_leaves_the_node_loses_no_step_and_drains_nothing() -> None:
+    world = training(limits=rule("swap"))
+    node = node_of(world, 5)
+    report(world, 0, 26, slow_rank=5)
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    recovery = world.gang.recoveries[-1]
+    assert (recovery.action, recovery.nodes_out) == ("planned swap", [node])
+    assert recovery.cause.startswith(f"rank 5 on {node} computes 30% longer")
+    assert recovery.step_restored == recovery.step_before
+    world.run_for(5)
+    assert [(call.verb, call.node) for call in world.slurm] == [("let_go", node)]
+    assert world.core.state.node(node).health is NodeHealth.FIT
+    assert set(verdicts(world).values()) == {"FIT"}
+
+
+def test_a_rank_that_is_slow_on_the_next_node_too_stays_there() -> None:
+    """The job is the cause: uneven data goes with the rank. The spares are not used up."""
+    world = training(spares=3, limits=rule("swap"))
+    first = node_of(world, 5)
+    report(world, 0, 26, slow_rank=5)
+    world.run_until(lambda: world.gang.stepped_generation == 2)
+    second = node_of(world, 5)
+    assert second != first
+    report(world, 0, 60, slow_rank=5)
+    world.run_for(10)
+    assert world.gang.generation == 2
+    assert lasting(world)[-1].node == second
+    assert lasting(world)[-1].reason.endswith(f"it was slow on {first}, too, so the cause is in the job")
+    assert world.gang.spares
+
+
+def test_without_a_spare_the_ranks_stay() -> None:
+    world = training(spares=0, limits=rule("swap"))
+    report(world, 0, 60, slow_rank=5)
+    world.run_for(10)
+    assert (world.gang.generation, len(lasting(world)), world.slurm) == (1, 1, [])
+
+
+def test_a_restarted_coordinator_records_it_no_second_time() -> None:
+    world = training(limits=rule("record", window_s=1000.0))
+    report(world, 0, 10, slow_rank=5)
+    world.restart_coordinator()
+    world.run_for(5)
+    report(world, 10, 20, slow_rank=5)
+    assert len(world.facts(facts.StragglerDetected)) == 1
+    assert any(rank.slower_by for rank in view(world).ranks)

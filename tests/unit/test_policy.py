@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.coordinator.core.detection.correlated_faults import PEER_LOSS_AFTER_S
-from muster.daemon.coordinator.core.state.limits import Limits
+from muster.daemon.coordinator.core.state.limits import Limits, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.coordinator.policy.policy import Policy, PolicyError, SignalDecision, SignalRule
 
@@ -246,3 +246,23 @@ def test_the_unfit_signals_are_those_that_the_policy_calls_unfit(tmp_path: Path)
 
 def test_a_policy_that_only_observes_gives_nodes_no_word_of_their_own(tmp_path: Path) -> None:
     assert _with(tmp_path, "[limits]\nobserve = true\n").unfit_signals() == []
+
+
+def test_a_straggler_is_shown_and_moves_nobody_unless_the_site_asks_for_it(tmp_path: Path) -> None:
+    assert SHIPPED.limits.straggler == StragglerRule(share=0.9, window_s=300, response=Response.RECORD)
+    text = '[straggler.codes.0]\nresponse = "swap"\nwhen = { window_s = 60 }\n'
+    assert _with(tmp_path, text).limits.straggler == StragglerRule(share=0.9, window_s=60, response=Response.SWAP)
+
+
+@pytest.mark.parametrize("verdict", ["rank", "ignore"])
+def test_a_site_may_have_nothing_follow_from_a_straggler(tmp_path: Path, verdict: str) -> None:
+    assert _with(tmp_path, f'[straggler.codes]\n0 = {{ verdict = "{verdict}" }}\n').limits.straggler is None
+
+
+def test_ranks_alone_never_make_a_node_unfit(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"straggler.codes.0.verdict = 'unfit': degraded, rank or ignore"):
+        _with(tmp_path, '[straggler.codes]\n0 = { verdict = "unfit" }\n')
+
+
+def test_no_node_daemon_is_told_a_rule_about_ranks() -> None:
+    assert "straggler" not in {rule.kind for rule in SHIPPED.rules()}

@@ -32,7 +32,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from muster.daemon.coordinator.core.state.limits import Limits, Pool
+from muster.daemon.coordinator.core.state.limits import Limits, Pool, StragglerRule
 from muster.daemon.coordinator.core.state.state_tables import Response
 from muster.daemon.transport import toml_text
 
@@ -208,6 +208,8 @@ class _Pool(BaseModel):
 
 
 _LIMITS, _POOL = "limits", "pool"
+_STRAGGLER = "straggler"
+"""The one kind whose signals come from ranks: the core finds them, and no node daemon needs its rule."""
 _LIMITS_SCHEMA = TypeAdapter(_Limits)
 _POOL_SCHEMA = TypeAdapter(_Pool)
 _KINDS_SCHEMA = TypeAdapter(dict[str, _SignalKind])
@@ -245,9 +247,10 @@ class Policy:
         limits = _checked(_LIMITS_SCHEMA, table[_LIMITS], where, mistakes, _LIMITS)
         pool = _checked(_POOL_SCHEMA, table[_POOL], where, mistakes, _POOL)
         mistakes += (f"{where}: {words}" for words in _useless_conditions(kinds or {}))
+        straggler = _straggler_rule(kinds[_STRAGGLER], where, mistakes) if kinds else None
         if mistakes or kinds is None or limits is None or pool is None:
             raise PolicyError(*mistakes)
-        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core()), site)
+        return cls(kinds, Limits(**limits.model_dump(), pool=pool.to_core(), straggler=straggler), site)
 
     def decide(self, kind: str, code: int) -> SignalDecision:
         """The action that follows a signal. A kind that this policy lacks (from a newer node daemon) is ignored."""
@@ -292,7 +295,7 @@ class Policy:
             row.when.rule(kind, code)
             for kind, known in self._kinds.items()
             for code, row in known.codes.items()
-            if row.when
+            if row.when and kind != _STRAGGLER
         ]
 
     def unfit_signals(self) -> list[UnfitSignals]:
@@ -307,6 +310,16 @@ class Policy:
     def codes(self, kind: str) -> frozenset[int]:
         """The codes of a kind that have their own row."""
         return frozenset(self._kinds[kind].codes)
+
+
+def _straggler_rule(kind: _SignalKind, where: str, mistakes: list[str]) -> StragglerRule | None:
+    """When a straggler has lasted, and what follows; None if nothing follows. Ranks prove no fault of a node."""
+    row = kind.codes.get(0, kind.default)
+    if row.verdict in ("unfit", "echo"):
+        mistakes.append(f"{where}: {_STRAGGLER}.codes.0.verdict = {row.verdict!r}: degraded, rank or ignore")
+    if row.verdict != "degraded" or row.when is None or row.when.share is None:
+        return None
+    return StragglerRule(row.when.share, row.when.window_s, row.response)
 
 
 @cache

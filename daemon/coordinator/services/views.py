@@ -6,7 +6,14 @@ import json
 
 from muster.daemon.coordinator.core.detection import lemons
 from muster.daemon.coordinator.core.recovery.requeueing import exclusion_end
-from muster.daemon.coordinator.core.state.durable_state import DurableState, Exclusion, Gang, Member, Recovery
+from muster.daemon.coordinator.core.state.durable_state import (
+    DurableState,
+    Exclusion,
+    Gang,
+    Member,
+    Recovery,
+    Straggler,
+)
 from muster.daemon.coordinator.core.state.events import RankState
 from muster.daemon.coordinator.core.state.fact_text import call_words
 from muster.daemon.coordinator.core.state.observed_state import HEARTBEAT_TIMEOUT_S, ObservedGang, ObservedState
@@ -166,12 +173,20 @@ def _member_view(state: DurableState, observed: ObservedState, gang: Gang, name:
             NodeHealth.SUSPECT.value,
             f"silent or accused for {now - seen.suspected_since[name]:.1f} s",
         )
+    elif state.node(name).health is NodeHealth.FIT and (straggler := _lasting_straggler(gang, name)) is not None:
+        view.verdict, view.reason = NodeHealth.DEGRADED.value, straggler.reason
     view.role = _role(gang, member)
     view.reason = view.reason or (member.removal_reason if member else "")
     view.leaf = member.leaf if member else ""
     view.agent_attached = seen.is_attached(name) and state.node(name).health not in UNRESPONSIVE
     view.warm = seen.status(name).warm
     return view
+
+
+def _lasting_straggler(gang: Gang, node: str) -> Straggler | None:
+    """The newest straggler of the running generation on the node that has lasted. In other jobs the node is FIT."""
+    of_node = [known for known in gang.stragglers if (known.node, known.generation) == (node, gang.generation)]
+    return next((known for known in reversed(of_node) if known.response is not None), None)
 
 
 def _role(gang: Gang, member: Member | None) -> str:

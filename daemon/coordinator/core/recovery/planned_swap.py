@@ -7,6 +7,9 @@
    need two seconds for it. `leave_nodes` takes the node out, and the recovery goes on as after any fault: the ranks are
    killed, the spare takes the seat, and the next generation starts from that step.
 
+A straggler that lasts is left in the same way, if the policy asks for it. Only ranks have reported about its node, so
+the node keeps its health: it leaves the gang, and Slurm drains nothing.
+
 If the generation ends by another fault meanwhile, that recovery leaves the node, too. If the spare is gone when the
 ranks have stopped, they are started again where they were: a node that still works is worth more than none.
 """
@@ -14,7 +17,7 @@ ranks have stopped, they are started again where they were: a node that still wo
 from muster.daemon.coordinator.core.detection import circuit_breaker, failure_detector, progress_timeouts
 from muster.daemon.coordinator.core.recovery import restore_plan
 from muster.daemon.coordinator.core.state import facts
-from muster.daemon.coordinator.core.state.durable_state import Member
+from muster.daemon.coordinator.core.state.durable_state import Member, Straggler
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
@@ -27,8 +30,8 @@ def respond(gang_turn: GangTurn) -> None:
     if not degraded or not _may_plan(gang_turn):
         return
     if leaving := _leaving(gang_turn):
-        first, gang = gang_turn.turn.state.node(leaving[0]), gang_turn.gang
-        gang_turn.turn.record(facts.SwapPlanned(gang.id, first.name, gang.generation, first.reason))
+        gang = gang_turn.gang
+        gang_turn.turn.record(facts.SwapPlanned(gang.id, leaving[0], gang.generation, _reason(gang_turn, leaving[0])))
         return
     for node in degraded:
         if node not in gang_turn.observed.flushed_for:
@@ -51,7 +54,10 @@ def leave_nodes(gang_turn: GangTurn) -> bool:
     """No rank runs: take out the nodes that shall be left, as far as spares suffice. True: a node was taken out."""
     leaving = _leaving(gang_turn)
     for node in leaving:
-        reason = gang_turn.turn.state.node(node).reason
+        reason = _reason(gang_turn, node)
+        if not _has_precursor(gang_turn, node):  # only ranks have reported about it: its health stays as it is
+            failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], reason, alive=True)
+            continue
         circuit_breaker.take_out_of_service(gang_turn.turn, gang_turn.gang, node, NodeHealth.UNFIT, reason)
     return bool(leaving)
 
@@ -77,16 +83,46 @@ def fence_stopped(gang_turn: GangTurn) -> None:
 
 
 def _degraded_seats(gang_turn: GangTurn) -> list[str]:
-    """The DEGRADED nodes that carry ranks, if something follows from that; by name."""
-    turn, seats = gang_turn.turn, gang_turn.index.seats
-    carrying = (node for node in turn.index.degraded if node in seats and seats[node].group_rank >= 0)
-    return sorted(node for node in carrying if turn.state.node(node).response is not Response.RECORD)
+    """The nodes that carry ranks, and are DEGRADED or have a straggler that lasts, if something follows from that; by
+    name."""
+    gang, seats = gang_turn.gang, gang_turn.index.seats
+    nodes = {*gang_turn.turn.index.degraded, *(straggler.node for straggler in gang.stragglers)}
+    carrying = (node for node in nodes if node in seats and seats[node].group_rank >= 0)
+    present = (node for node in carrying if not gang.members[node].removed)
+    return sorted(node for node in present if _response(gang_turn, node) is not Response.RECORD)
+
+
+def _has_precursor(gang_turn: GangTurn, node: str) -> bool:
+    """The node's own hardware has announced a fault, and a swap follows from that."""
+    known = gang_turn.turn.state.node(node)
+    return known.health is NodeHealth.DEGRADED and known.response is Response.SWAP
+
+
+def _response(gang_turn: GangTurn, node: str) -> Response:
+    """What follows from the health of a node, and from a straggler on it: the stronger of the two."""
+    known, straggler = gang_turn.turn.state.node(node), _straggler_on(gang_turn, node)
+    of_health = known.response if known.health is NodeHealth.DEGRADED else Response.RECORD
+    of_straggler = (straggler.response if straggler is not None else None) or Response.RECORD
+    return max(of_health, of_straggler, key=lambda response: response.strength)
+
+
+def _reason(gang_turn: GangTurn, node: str) -> str:
+    """Why the node is left."""
+    straggler = None if _has_precursor(gang_turn, node) else _straggler_on(gang_turn, node)
+    return straggler.reason if straggler is not None else gang_turn.turn.state.node(node).reason
+
+
+def _straggler_on(gang_turn: GangTurn, node: str) -> Straggler | None:
+    """The straggler on the node that has lasted in the running generation, and from which most follows."""
+    gang = gang_turn.gang
+    mine = (known for known in gang.stragglers if (known.node, known.generation) == (node, gang.generation))
+    lasting = [straggler for straggler in mine if straggler.response is not None]
+    return max(lasting, key=lambda known: (known.response or Response.RECORD).strength, default=None)
 
 
 def _leaving(gang_turn: GangTurn) -> list[str]:
     """The nodes that can be left now: a spare is ready for each, and no limit forbids it."""
-    node = gang_turn.turn.state.node
-    wanted = [name for name in _degraded_seats(gang_turn) if node(name).response is Response.SWAP]
+    wanted = [name for name in _degraded_seats(gang_turn) if _response(gang_turn, name) is Response.SWAP]
     if not wanted or circuit_breaker.reason_to_withhold(gang_turn.turn):
         return []
     usable = {member.node for member in gang_turn.usable()}
