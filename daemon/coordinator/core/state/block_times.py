@@ -83,12 +83,15 @@ class RankPaces:
 
 @dataclass(slots=True)
 class GangBlocks:
-    """The blocks of a gang's newest generation that are not judged yet, and what is known from those that are."""
+    """The blocks of a gang's newest generation that are not judged yet, and what is known from those that are.
+
+    `last_taken`: the number of the newest block that was judged; -1: none was.
+    """
 
     generation: int = 0
     paces: RankPaces = field(default_factory=RankPaces)
+    last_taken: int = -1
     _blocks: dict[int, dict[int, BlockTime]] = field(default_factory=dict)
-    _last_taken: int = -1
 
     def note_status(self, status: AgentStatus) -> None:
         """An agent has reported."""
@@ -100,14 +103,14 @@ class GangBlocks:
         if rank.generation < self.generation:
             return
         if rank.generation > self.generation:
-            self.generation, self.paces, self._blocks, self._last_taken = rank.generation, RankPaces(), {}, -1
+            self.generation, self.paces, self._blocks, self.last_taken = rank.generation, RankPaces(), {}, -1
         for number, compute_us, wait_us in zip(
             range(times.first_block, times.first_block + len(times.compute_us)),
             times.compute_us,
             times.wait_us,
             strict=True,
         ):
-            if number > self._last_taken:
+            if number > self.last_taken:
                 self._blocks.setdefault(number, {}).setdefault(rank.rank, BlockTime(compute_us, wait_us))
         while len(self._blocks) > BLOCKS_KEPT:
             del self._blocks[min(self._blocks)]
@@ -116,6 +119,6 @@ class GangBlocks:
         """The blocks that all `ranks` ranks have reported, oldest first. Each is taken once, and no older one later."""
         for number in sorted(number for number, block in self._blocks.items() if len(block) == ranks):
             block = self._blocks[number]
-            self._last_taken = number
+            self.last_taken = number
             self._blocks = {later: times for later, times in self._blocks.items() if later > number}
             yield block
