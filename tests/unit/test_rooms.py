@@ -53,6 +53,8 @@ ROOMS: dict[str, set[str]] = {
     "launcher/output": {"daemon/host"},
     "launcher/local": {"daemon/host", "daemon/transport", "launcher", "launcher/output"},
     "daemon/node/nvml": {"daemon/host"},
+    "daemon/node/kernel": set(),
+    "daemon/node/sysfs": set(),
     "daemon/node/sensors": {
         "daemon/host",
         "slurm/client/parsing",
@@ -60,8 +62,6 @@ ROOMS: dict[str, set[str]] = {
         "daemon/node/nvml",
         "daemon/node/sysfs",
     },
-    "daemon/node/kernel": set(),
-    "daemon/node/sysfs": set(),
     "daemon/node/kept_memory": {"daemon/host", "checkpoint/store/memory"},
     "daemon/node": {"daemon/host", "daemon/transport", "daemon/node/sensors", "daemon/node/kept_memory"},
     "daemon/agent/ranks": {"daemon/host", "checkpoint/format"},
