@@ -118,8 +118,8 @@ async def test_a_healthy_host_has_samples_of_which_none_holds(watched: Watched) 
         ("host-memory", 2, "mc0"),
         ("cpu-throttle", 1, "package0"),
         ("cpu-throttle", 1, "package1"),
-        ("file-system", 1, "/"),
-        ("file-system", 1, "/scratch"),
+        ("mount", 1, "/"),
+        ("mount", 1, "/scratch"),
         ("host-use", 1, ""),
         *(("host-use", 2, folder) for folder in ("/", "/tmp", "/var", "/dev/shm")),
         ("host-use", 3, ""),
@@ -173,8 +173,8 @@ async def test_a_package_that_throttles_for_a_fifth_of_two_minutes_is_degraded(
 async def test_a_file_system_that_becomes_read_only_makes_the_node_degraded(host: Host, watched: Watched) -> None:
     await watched.seconds(3)
     host.put("proc/self/mountinfo", ROOT_DISK + SCRATCH.replace("rw,attr2", "ro,attr2").rstrip("\n"))
-    assert await watched.seconds(10) == ["file-system 1 /scratch"]
-    assert _decision("file-system 1") == ("degraded", Response.SWAP)
+    assert await watched.seconds(10) == ["mount 1 /scratch"]
+    assert _decision("mount 1") == ("degraded", Response.SWAP)
     assert watched.signals[0].text == "the file system at /scratch (259:5) is read-only; for 9 s of the last 10 s"
 
 

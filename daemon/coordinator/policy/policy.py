@@ -337,21 +337,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise PolicyError(f"{path} is not TOML: {error}") from None
 
 
-def _sampled_kinds() -> frozenset[str]:
-    """The kinds whose conditions a sensor samples. What is observed, as a line of the kernel log is, has no share."""
-    rows = {kind: table.get("codes", {}).values() for kind, table in _shipped_table().items()}
-    return frozenset(kind for kind in rows if any("share" in row.get("when", {}) for row in rows[kind]))
+def _sampled_kinds() -> tuple[frozenset[str], frozenset[str]]:
+    """The kinds whose conditions a sensor samples; and those that come in no other way.
+
+    What is observed, as a line of the kernel log is, has no share. A few kinds come in both ways.
+    """
+    tables = _shipped_table().items()
+    shares = {
+        kind: ["share" in row.get("when", {}) for row in table.get("codes", {}).values()] for kind, table in tables
+    }
+    sampled = frozenset(kind for kind, rows in shares.items() if any(rows))
+    return sampled, frozenset(kind for kind in sampled if all(shares[kind]))
 
 
 def _useless_conditions(kinds: Mapping[str, _SignalKind]) -> Iterator[str]:
     """Conditions that would have no effect, in words."""
-    sampled = _sampled_kinds()
+    sampled, only_sampled = _sampled_kinds()
     for kind, known in kinds.items():
         if known.default.when:
             yield f"{kind}.default.when: a condition needs a code: give the code a row of its own"
         for code, row in known.codes.items():
             at = f"{kind}.codes.{code}"
-            if kind in sampled and row.when is None and row.verdict != "ignore":
+            if kind in only_sampled and row.when is None and row.verdict != "ignore":
                 yield f"{at}.when is missing: a sensor samples {kind}, so a new row needs when"
             elif kind in sampled and row.when and row.when.share is None:
                 yield f"{at}.when: a sensor samples {kind}, so the condition needs share, window_s and clear_s"

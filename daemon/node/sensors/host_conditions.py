@@ -13,7 +13,7 @@ from muster.daemon.node.sensors.sensor import Sample
 from muster.daemon.node.sysfs.counter_growth import CounterGrowth, Growth
 from muster.daemon.node.sysfs.host_files import CpuPackage, FileSystem, HostReading, MemoryController
 
-MEMORY, CPU, FILE_SYSTEM, USE = "host-memory", "cpu-throttle", "file-system", "host-use"
+MEMORY, CPU, FILE_SYSTEM, USE = "host-memory", "cpu-throttle", "mount", "host-use"
 """The kinds of signals."""
 UNCORRECTABLE, CORRECTABLE = 1, 2
 """The codes of `MEMORY`."""
