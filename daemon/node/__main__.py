@@ -33,6 +33,8 @@ from muster.daemon.transport.channel import ListenError
 from muster.daemon.transport.identity import IdentityError
 
 EXIT_UNAVAILABLE, EXIT_BUG = 69, 70
+KMSG_POSITION = Path("/run/muster/kmsg-position")
+"""In the unit's RuntimeDirectory, which systemd keeps over a restart and removes when the service is stopped."""
 _log = logging.getLogger("muster.node")
 
 
@@ -63,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="pause between heartbeats until the coordinator asks otherwise; default 5")  # fmt: skip
     parser.add_argument("--kmsg", metavar="FILE", type=Path, default=SensorPaths().kmsg,
                         help=f"the kernel log, or a file in its place; default {SensorPaths().kmsg}")  # fmt: skip
+    parser.add_argument("--kmsg-position", metavar="FILE",
+                        help="where the position in the kernel log is kept over a restart of musterd, in memory of "
+                        f"this boot; empty: nowhere; default {KMSG_POSITION}, and nowhere with --kmsg")  # fmt: skip
     parser.add_argument("--nvidia-driver", metavar="FILE", type=Path, default=SensorPaths().nvidia_driver,
                         help="NVIDIA GPUs are watched while this file exists; "
                         f"default {SensorPaths().nvidia_driver}")  # fmt: skip
@@ -83,6 +88,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _kmsg_position(flags: argparse.Namespace) -> Path | None:
+    if flags.kmsg_position is None:
+        return KMSG_POSITION if flags.kmsg == SensorPaths().kmsg else None
+    return Path(flags.kmsg_position) if flags.kmsg_position else None
+
+
 def _settings(flags: argparse.Namespace) -> NodeSettings:
     try:
         site_config.split_address(flags.listen)
@@ -98,7 +109,13 @@ def _settings(flags: argparse.Namespace) -> NodeSettings:
         listen=flags.listen,
         credentials=settings.credentials(),
         heartbeat_s=flags.heartbeat,
-        roots=SensorPaths(kmsg=flags.kmsg, nvidia_driver=flags.nvidia_driver, host_root=flags.host_root, node=node),
+        roots=SensorPaths(
+            kmsg=flags.kmsg,
+            kmsg_position=_kmsg_position(flags),
+            nvidia_driver=flags.nvidia_driver,
+            host_root=flags.host_root,
+            node=node,
+        ),
         memory=Path(flags.memory) if flags.memory else None,
         nvhcd=_nvhcd(flags.memory, flags.nvhcd),
         systemd=Systemd(

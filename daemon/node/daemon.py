@@ -33,7 +33,7 @@ from muster.daemon.transport.site_config import split_address, split_addresses
 from muster.daemon.transport.tls import ServerKey, Trust
 from muster.v1 import node_pb2
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = SensorPaths().boot_id
 # Seconds for probes that are in progress when the daemon stops.
 PROBE_GRACE_S = 0.2
 _log = logging.getLogger(__name__)

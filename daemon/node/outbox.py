@@ -2,7 +2,8 @@
 
 For each kind, code and device only one observation waits, so that a storm of one error can't displace the others. The
 end of a signal that has returned meanwhile is not sent: what the coordinator hears last is how it is. The coordinator's
-answer to the message is the confirmation. What was sent on a broken stream counts as not sent.
+answer to the message is the confirmation. An observation that leaves the outbox, or does not get in, is handled. What
+was sent on a broken stream counts as not sent.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ class Outbox:
         if self._waiting.pop(end, None):
             self._sent.discard(end)
         if key in self._waiting and key not in self._sent:
+            observation.handled()
             return
         self._sent.discard(key)
-        self._waiting.pop(key, None)
+        before = self._waiting.pop(key, None)
         self._waiting[key] = observation
+        if before:
+            before.handled()
         if len(self._waiting) > self._limit:
             oldest = self._waiting.pop(next(iter(self._waiting)))
             self._sent.discard(_key(oldest))
+            oldest.handled()
             _log.warning("%d signals wait for the coordinator; dropped: %s", self._limit, oldest.text)
         self.changed.set()
 
@@ -57,6 +62,7 @@ class Outbox:
         if self._waiting.get(key) is observation:
             del self._waiting[key]
             self._sent.discard(key)
+            observation.handled()
 
     def rewind(self) -> None:
         """A new stream begins: send again what was not confirmed."""

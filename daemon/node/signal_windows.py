@@ -116,7 +116,7 @@ class SignalWindows:
         self._rules: dict[tuple[str, int], SignalRule] = {}
         self._histories: dict[_Key, _History] = {}
         self._repetitions = Repetitions()
-        self._waiting: deque[Observation] | None = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[Observation] | None = deque()
 
     def use(self, rules: Iterable[SignalRule]) -> None:
         """Replace the rules. What was raised stays raised until its new rule says that it is over."""
@@ -134,6 +134,8 @@ class SignalWindows:
             if rule and not rule.count:
                 self._take_in(reported, rule)
         elif self._waiting is not None:
+            if len(self._waiting) == MAX_WAITING:
+                self._waiting.popleft().handled()
             self._waiting.append(reported)
         elif rule and rule.count:
             self._count(reported, rule)
@@ -144,6 +146,8 @@ class SignalWindows:
         if self._repetitions.is_reached(observation, rule.count, rule.window_s, rule.clear_s):
             words = f"{observation.text}; {rule.count} times within {rule.window_s:g} s"
             self._report(replace(observation, text=words))
+        else:
+            observation.handled()
 
     def _take_in(self, sample: Sample, rule: SignalRule) -> None:
         key = (sample.kind, sample.code, sample.device)

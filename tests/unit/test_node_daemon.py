@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from muster.daemon.host import clock
 from muster.daemon.host.name_resolution import NameResolver
 from muster.daemon.node.coordinator_stream import KeptGangs, NodeStream
 from muster.daemon.node.daemon import NodeDaemon, NodeSettings, own_address
@@ -500,6 +501,30 @@ async def test_a_driver_that_hangs_holds_up_neither_heartbeats_nor_the_kernel_lo
             file.write(f"3,1,2,-;{LOST}\n")
         assert (await coordinator.next("signal")).signal.code == 79
         assert (await coordinator.next("heartbeat")).heartbeat.seq > 5
+
+
+async def test_a_restarted_daemon_misses_no_error_and_sends_none_twice(
+    coordinator: Coordinator, credentials: SecretCredentials, tmp_path: Path
+) -> None:
+    settings = _settings(coordinator, credentials, tmp_path, ":0")
+    settings = replace(settings, roots=replace(settings.roots, kmsg_position=tmp_path / "position"), heartbeat_s=0.02)
+
+    def write(sequence: int, code: int) -> None:
+        with (tmp_path / "kmsg").open("a") as file:
+            at = int(clock.monotonic() * 1e6)
+            file.write(f"3,{sequence},{at},-;NVRM: Xid (PCI:0000:3b:00): {code}, x\n")
+
+    async with Running(NodeDaemon(settings)):
+        await coordinator.next("heartbeat")
+        write(7, 79)
+        assert (await coordinator.next("signal")).signal.code == 79
+        for _ in range(3):  # a heartbeat waits until what was sent before it is confirmed
+            await coordinator.next("heartbeat")
+    write(8, 48)
+    async with Running(NodeDaemon(settings)):
+        assert (await coordinator.next("signal")).signal.code == 48
+        write(9, 62)
+        assert (await coordinator.next("signal")).signal.code == 62
 
 
 async def test_two_daemons_on_one_port_are_a_mistake(

@@ -53,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "launcher/output": {"daemon/host"},
     "launcher/local": {"daemon/host", "daemon/transport", "launcher", "launcher/output"},
     "daemon/node/nvml": {"daemon/host"},
-    "daemon/node/kernel": set(),
+    "daemon/node/kernel": {"daemon/host"},
     "daemon/node/sysfs": set(),
     "daemon/node/sensors": {
         "daemon/host",

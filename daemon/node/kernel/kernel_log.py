@@ -48,11 +48,11 @@ class KernelLog(Protocol):
     """An open kernel log; a context manager that closes it."""
 
     def existing_records(self) -> list[KernelRecord]:
-        """The records that were in the log when it was opened."""
+        """The records that were in the log when it was opened, or have come since. Call it before `follow`."""
         ...
 
     def follow(self) -> AsyncIterator[KernelRecord]:
-        """The records since the log was opened, then each new record, for ever."""
+        """The records that `existing_records` did not return, then each new record, for ever."""
         ...
 
     def __enter__(self) -> KernelLog: ...
@@ -107,11 +107,8 @@ class Device:
 
     def existing_records(self) -> list[KernelRecord]:
         """See KernelLog.existing_records."""
-        fd = self._open()
-        try:
-            return list(_records(fd))
-        finally:
-            os.close(fd)
+        os.lseek(self._fd, 0, os.SEEK_SET)  # the first record that the kernel still has
+        return list(_records(self._fd))
 
     async def follow(self) -> AsyncIterator[KernelRecord]:
         """See KernelLog.follow."""

@@ -19,13 +19,13 @@ another processor has come between the parts of the line. The kernel flags a fra
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KERNEL_FACILITY = 0
 """The facility of the kernel's own records (LOG_KERN)."""
 _BARE_LINE_LEVEL = 6
 """The level of a line without a prefix (LOG_INFO)."""
-_PREFIX = re.compile(rb"([0-9]{1,4}),([0-9]{1,20}),[0-9]{1,20},([^,;\n]*)(?:,[^;\n]*)?;")
+_PREFIX = re.compile(rb"([0-9]{1,4}),([0-9]{1,20}),([0-9]{1,20}),([^,;\n]*)(?:,[^;\n]*)?;")
 _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _FRAGMENT_FLAGS = (b"c", b"+")
 
@@ -36,7 +36,7 @@ class KernelRecord:
 
     `level`: 0 (emergency) to 7 (debug). `sequence`: the kernel's number of the record; None for a line without a
     prefix. `fragment`: the message is a part of a line, and its start need not be the start of that line. `message`:
-    unescaped, without a line break at its end.
+    unescaped, without a line break at its end. `at`: seconds since the boot; None for a line without a prefix.
     """
 
     facility: int
@@ -44,6 +44,7 @@ class KernelRecord:
     sequence: int | None
     fragment: bool
     message: str
+    at: float | None = field(default=None, compare=False)
 
 
 def parse_record(data: bytes) -> KernelRecord | None:
@@ -55,7 +56,8 @@ def parse_record(data: bytes) -> KernelRecord | None:
     message = data[prefix.end() :].partition(b"\n")[0]
     if b"\\" in message:
         message = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), message)
-    return KernelRecord(priority >> 3, priority & 7, int(prefix[2]), prefix[3] in _FRAGMENT_FLAGS, _text(message))
+    fragment, seconds = prefix[4] in _FRAGMENT_FLAGS, int(prefix[3]) / 1e6
+    return KernelRecord(priority >> 3, priority & 7, int(prefix[2]), fragment, _text(message), seconds)
 
 
 def parse_line(line: bytes) -> KernelRecord:

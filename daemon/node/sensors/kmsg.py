@@ -1,22 +1,28 @@
 """Sensor: errors of GPUs, NVSwitches and the host in the kernel log, as soon as the record appears.
 
-Only records after the start are reported. Older ones were handled before, or belong to a repaired node: they are
-counted, and the newest is logged. Drivers print one fault several times, so the same code of the same device within a
-second is one observation.
+Where the position in the log is kept (`log_position`), a restarted daemon goes on after the last error that was
+handled, and reports what came meanwhile. Otherwise, and at the first start in a boot, only records after the start are
+reported: older ones were handled before, or belong to a repaired node. They are counted, and the newest is logged.
+Drivers print one fault several times, so the same code of the same device within a second is one observation.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from muster.daemon.host import clock
 from muster.daemon.node.kernel.kernel_error import KernelError
 from muster.daemon.node.kernel.kernel_errors import KernelErrors
 from muster.daemon.node.kernel.kernel_log import open_kernel_log
 from muster.daemon.node.kernel.kernel_record import KernelRecord
+from muster.daemon.node.kernel.log_position import LogPosition
 from muster.daemon.node.kernel.xid import KernelErrorParser
 from muster.daemon.node.sensors.sensor import Observation, Report, SensorPaths
 
+MAX_AGE_S = 600.0
+"""Seconds after which an error that no daemon has seen is not judged any more: somebody may have mended its cause. In
+public field data (Kokolis et al., 2410.21680) a failure is put down to a signal of the 10 minutes before."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,25 +32,62 @@ class KernelLogSensor:
     name = "kernel log"
 
     def __init__(self, roots: SensorPaths) -> None:
-        self._path = roots.kmsg
+        self._roots = roots
+        self._position: LogPosition | None = None
 
     async def watch(self, report: Report) -> None:
         """See Sensor.watch."""
-        log = open_kernel_log(self._path)
+        log = open_kernel_log(self._roots.kmsg)
         if log is None:
             return
         with log:
-            _log_old_errors(log.existing_records())
-            errors = KernelErrors()
+            errors, position = (
+                KernelErrors(),
+                self._position or LogPosition(self._roots.kmsg_position, self._roots.boot_id),
+            )
+            self._position = position
+            _begin(log.existing_records(), position, errors, report)
             async for record in log.follow():
                 if error := errors.new_error(record, clock.monotonic()):
                     _log.warning("hardware error: %s", error.text)
-                    report(observation(error, clock.wall()))
+                    report(observation(error, clock.wall(), position.begin(record.sequence)))
+
+    def _kept_position(self) -> LogPosition:
+        """The position of this process: observations of an earlier `watch` may still wait for the coordinator."""
+        if self._position is None:
+            self._position = LogPosition(self._roots.kmsg_position, self._roots.boot_id)
+        return self._position
 
 
-def observation(error: KernelError, observed_s: float) -> Observation:
-    """The report of an error that was seen at this time."""
-    return Observation(error.kind, error.code, error.device, error.text, observed_s)
+def _begin(existing: list[KernelRecord], position: LogPosition, errors: KernelErrors, report: Report) -> None:
+    """Report what an earlier daemon has not handled; without its position, nothing."""
+    handled = position.load()
+    if handled is None:
+        _log_old_errors(existing)
+    else:
+        _report_missed(existing, handled, position, errors, report)
+    position.start_after(max((record.sequence for record in existing if record.sequence is not None), default=-1))
+
+
+def _report_missed(
+    existing: list[KernelRecord], handled: int, position: LogPosition, errors: KernelErrors, report: Report
+) -> None:
+    now, wall = clock.monotonic(), clock.wall()
+    for record in existing:
+        at = now if record.at is None else min(record.at, now)
+        error = errors.new_error(record, at)
+        if error is None or record.sequence is None or record.sequence <= handled:
+            continue
+        if now - at > MAX_AGE_S:
+            _log.warning("hardware error %.0f s ago, too old to be judged now: %s", now - at, error.text)
+        else:
+            _log.warning("hardware error %.0f s ago, not handled before: %s", now - at, error.text)
+            report(observation(error, wall - (now - at), position.begin(record.sequence)))
+
+
+def observation(error: KernelError, observed_s: float, handled: Callable[[], None] = lambda: None) -> Observation:
+    """The report of an error that was seen at this time. `handled`: as in Observation."""
+    return Observation(error.kind, error.code, error.device, error.text, observed_s, handled)
 
 
 def _log_old_errors(records: list[KernelRecord]) -> None:

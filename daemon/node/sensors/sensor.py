@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -26,15 +26,23 @@ OVER = "-over"
 _log = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    """Nothing waits for the end of an observation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One observed signal, as `Signal` in node.proto."""
+    """One observed signal, as `Signal` in node.proto.
+
+    `handled` is called when the coordinator has confirmed the observation, or when nothing follows from it.
+    """
 
     kind: str
     code: int
     device: str
     text: str
     observed_s: float
+    handled: Callable[[], None] = field(default=_nothing, compare=False, repr=False)
 
     def message(self) -> node_pb2.Signal:
         """The observation as a message."""
@@ -70,13 +78,16 @@ Report = Callable[[Observation | Sample], None]
 class SensorPaths:
     """What sensors read.
 
-    kmsg: the kernel log, /dev/kmsg or a growing file in its place. nvidia_driver: a file that exists while the NVIDIA
-    driver is loaded. nvml: NVIDIA's management library, a name that the loader finds, or a path. node: this node's name
-    in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first that exists is read. host_root: the folder that
-    holds sys and proc.
+    kmsg: the kernel log, /dev/kmsg or a growing file in its place. kmsg_position: a file in memory of this boot that
+    keeps the position in the log over a restart; None: it is not kept. boot_id: the kernel's id of this boot.
+    nvidia_driver: a file that exists while the NVIDIA driver is loaded. nvml: NVIDIA's management library, a name that
+    the loader finds, or a path. node: this node's name in Slurm. slurm_conf: where Slurm's slurm.conf may be; the first
+    that exists is read. host_root: the folder that holds sys and proc.
     """
 
     kmsg: Path = Path("/dev/kmsg")
+    kmsg_position: Path | None = None
+    boot_id: Path = Path("/proc/sys/kernel/random/boot_id")
     nvidia_driver: Path = Path("/proc/driver/nvidia/version")
     nvml: str = "libnvidia-ml.so.1"
     node: str = ""
