@@ -1,8 +1,8 @@
 """The command `muster`.
 
 Exit status: 0 success; 64 the caller must fix something (command line, job.toml, unknown job); 69 the coordinator or
-Slurm does not answer; 70 a bug in Muster; 77 not permitted; 78 the site must fix its settings; 130 interrupted. `muster
-status -f` and `muster run` exit with the job's own exit code.
+Slurm does not answer; 70 a bug in Muster; 75 the job's state does not allow it now; 77 not permitted; 78 the site must
+fix its settings; 130 interrupted. `muster status -f` and `muster run` exit with the job's own exit code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from muster.daemon.host.orphan_guard import run_guarded
 from muster.launcher.command import Command, print_error, site_arguments
-from muster.launcher.commands import cancel, events, logs, nodes, pki, policy, run, status, submit
+from muster.launcher.commands import cancel, events, logs, nodes, pki, policy, run, status, submit, swap
 from muster.launcher.errors import EXIT_BUG, EXIT_INTERRUPTED, LauncherError, WrongInput
 
 COMMANDS: tuple[Command, ...] = (
@@ -25,6 +25,7 @@ COMMANDS: tuple[Command, ...] = (
     events.COMMAND,
     logs.COMMAND,
     cancel.COMMAND,
+    swap.COMMAND,
     nodes.COMMAND,
     run.COMMAND,
     pki.COMMAND,

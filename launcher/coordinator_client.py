@@ -16,7 +16,7 @@ from muster.daemon.transport.identity import Credentials, IdentityError
 from muster.daemon.transport.server_limits import ORDER_BYTES
 from muster.daemon.transport.site_config import split_addresses
 from muster.daemon.transport.tls import SAME_CONNECTIONS, Trust, is_answer_without_tls, is_proof_failure, may_want_tls
-from muster.launcher.errors import Busy, LauncherError, NotAllowed, SiteFault, Unavailable, WrongInput
+from muster.launcher.errors import Busy, LauncherError, NotAllowed, NotNow, SiteFault, Unavailable, WrongInput
 from muster.v1 import api_pb2 as pb
 from muster.v1.api_pb2_grpc import MusterStub
 from muster.v1.common_pb2 import JobSpec
@@ -117,6 +117,16 @@ class CoordinatorClient:
     async def cancel(self, ref: pb.GangRef) -> str:
         """Cancels the gang. Returns the coordinator's answer in words."""
         return (await self._answer(self._stub.Cancel(ref, timeout=CALL_TIMEOUT_S))).text
+
+    async def swap(self, ref: pb.GangRef, node: str, reason: str) -> pb.SwapReply:
+        """Asks that a spare takes the place of `node`.
+
+        Raises:
+            WrongInput: the gang can never leave that node.
+            NotNow: the gang can't leave it now.
+        """
+        request = pb.SwapRequest(gang=ref, node=node, reason=reason)
+        return await self._answer(self._stub.Swap(request, timeout=CALL_TIMEOUT_S))
 
     async def watch(self, ref: pb.GangRef) -> AsyncIterator[pb.GangView]:
         """Yields the gang after every change, until the gang is final."""
@@ -247,5 +257,7 @@ def _to_launcher_error(error: grpc.aio.AioRpcError, address: str, trust: Trust |
             return NotAllowed(words)
         case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.ALREADY_EXISTS:
             return WrongInput(words)
+        case grpc.StatusCode.ABORTED:
+            return NotNow(words)
         case code:
             return LauncherError(f"the coordinator at {address} answered {code.name}: {words}")

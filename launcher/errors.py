@@ -3,6 +3,7 @@
     LauncherError
         WrongInput          64  the caller: command line, job.toml, an unknown job
         Unavailable         69  the coordinator or Slurm does not answer
+        NotNow              75  the state of the job does not allow it now
         NotAllowed          77  the caller may not do that
         SiteFault           78  the site: settings, munge, Slurm's commands missing
 
@@ -42,6 +43,12 @@ class Unavailable(LauncherError):
 
 class Busy(Unavailable):
     """The coordinator has too much to do for those who watch. It may have time later."""
+
+
+class NotNow(LauncherError):
+    """The state of the job does not allow it now. Nothing was done. It may be allowed later."""
+
+    status = 75
 
 
 class NotAllowed(LauncherError):

@@ -74,6 +74,7 @@ _ROWS: tuple[tuple[str, tuple[Answer, ...]], ...] = (
     ("/muster.v1.Muster/Events",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     ("/muster.v1.Muster/Cancel",                  (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     ("/muster.v1.Muster/Flush",                   (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
+    ("/muster.v1.Muster/Swap",                    (_WHO,    _NO,   _YES,  _YES,   _NO,   _YES,     _NO)),
     # Every user sees the health of all nodes, as with sinfo, and the jobs that the user may read.
     ("/muster.v1.Muster/Nodes",                   (_WHO,    _OWN,  _YES,  _YES,   _OWN,  _YES,     _OWN)),
     ("/muster.v1.AgentService/Attach",            (_WHO,    _NO,   _YES,  _BYE,   _NO,   _NO,      _NO)),

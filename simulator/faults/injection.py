@@ -59,6 +59,7 @@ FAULTS: dict[Fault, float] = {
     service.request_flush: 1,
     service.fail_durable_storage: 1.4,
     service.false_accusation: 1,
+    service.request_swap: 8,
 }
 """Every fault with its weight. The weights make every transition and recovery occur in 2,000 seeds."""
 JOB_ENDING_FAULTS: tuple[Fault, ...] = (

@@ -129,6 +129,15 @@ def request_flush(world: World, gang: str) -> None:
         world.coordinator.post_event(events.FlushRequested(gang, "uid 1000"))
 
 
+def request_swap(world: World, gang: str) -> None:
+    """A user runs `muster swap`. Often nothing is possible, and the request is dropped."""
+    if world.coordinator.is_running() and world.gang(gang):
+        node = targets.random_node(world, gang)
+        world.note(f"FAULT: a user requests a swap of {node}")
+        world.requested_swaps.add((gang, node))
+        world.coordinator.post_event(events.SwapRequested(gang, node, "uid 1000", ""))
+
+
 def fail_durable_storage(world: World, gang: str) -> None:
     """Durable storage is full, or it hangs."""
     world.note("FAULT: durable storage fails")

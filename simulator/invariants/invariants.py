@@ -110,6 +110,7 @@ class Invariants:
             case facts.MemberRemoved():
                 self._outages.member_out(fact.gang, fact.node)
                 self._node_health.check_removal(fact)
+                self._planned_swaps.check_removal(fact)
             case facts.SlurmCallOwed() if fact.verb in ("drain", "down"):
                 self._site_limits.check_taken(fact)
                 self._node_health.check_drain(core, fact, at)

@@ -1,4 +1,5 @@
-"""Invariant 8: a precursor costs no finished step, and moves ranks only where a spare is ready.
+"""Invariant 8: a planned swap costs no finished step, has a precursor or a user's request as its reason, and moves
+ranks only where a spare is ready.
 
 The step that all ranks have kept before they left counts as committed (`versions`).
 """
@@ -32,9 +33,11 @@ class PlannedSwapInvariant:
         seated = {seat.node for seat in gang.seats}
         spares = [m.node for m in gang.present() if m.node not in seated]
         ready = [name for name in spares if core.state.node(name).health is NodeHealth.FIT]
+        requested = bool(fact.requested_by) and (fact.gang, fact.node) in self._world.requested_swaps
         evidence = machine.has_precursor or machine.has_slow_rank
         require(
-            evidence, f"invariant 8: {fact.node} shall be left, and neither hardware nor ranks have reported anything"
+            requested or (evidence and not fact.requested_by),
+            f"invariant 8: {fact.node} shall be left, without evidence or a request",
         )
         require(bool(ready), f"invariant 8: {fact.node} shall be left, and no spare of {gang.id} is ready")
         require(
@@ -53,6 +56,13 @@ class PlannedSwapInvariant:
         require(
             not left or (fact.gang, fact.generation) in self._planned,
             f"invariant 8: the ranks of generation {fact.generation} were asked to leave, and no swap was planned",
+        )
+
+    def check_removal(self, fact: facts.MemberRemoved) -> None:
+        """A node leaves a gang. Nobody is asked to leave but by a user."""
+        require(
+            not fact.requested or (fact.gang, fact.node) in self._world.requested_swaps,
+            f"invariant 8: {fact.node} leaves {fact.gang} on request, and nobody has asked",
         )
 
     def check_end(self, gang: Gang) -> None:

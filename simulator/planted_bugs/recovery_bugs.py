@@ -47,8 +47,14 @@ RECOVERY_BUGS: dict[str, PlantedBug] = {
     "leave-without-a-spare": PlantedBug(
         "Ranks are asked to leave a node although no spare is ready.",
         module=f"{_ROOM}.planned_swap",
-        code="    return wanted[: max(0, count)]",
+        code="    return wanted[: max(0, free_spares(gang_turn))] if wanted else []",
         bug="    return wanted",
+    ),
+    "blame-a-node-that-is-left-on-request": PlantedBug(
+        "A node that a user wants to be left is taken out of service and drained.",
+        module=f"{_ROOM}.planned_swap",
+        code="        if node not in unrequested:",
+        bug="        if node in unrequested:",
     ),
     "leave-on-one-signal-for-ever": PlantedBug(
         "The ranks of each generation after a planned swap are asked to leave again.",

@@ -253,6 +253,11 @@ class Scenario:
         signal_event = events.NodeSignalled(node, "degraded", reason, reason, Response(response))
         self.world.daemons[node].report_signal(signal_event)
 
+    def swap(self, node: str, reason: str = "") -> None:
+        """User alice requests that a spare takes the place of the node."""
+        self.world.requested_swaps.add(("g", node))
+        self.post_event(events.SwapRequested("g", node, "alice", reason))
+
     def sigterm(self, *nodes: str) -> None:
         """Slurm sends SIGTERM to the agents on these nodes. Without nodes: to all agents."""
         for node in nodes or self.machines:

@@ -30,6 +30,7 @@ UNTIL_TIMEOUT_S = 600.0
 _COMMANDS = (
     "crash", "power_off", "pause", "resume", "kill_rank", "kill_agent", "signal", "sigterm", "requeue", "finish",
     "restart_coordinator", "repair", "start_other_job", "hang_rank", "declared_phase", "give_back", "precursor",
+    "swap",
 )  # fmt: skip
 """Methods of Scenario that take only words."""
 

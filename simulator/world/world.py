@@ -102,6 +102,8 @@ class World:
         """Nodes whose slurmd reaches slurmctld even while the node is cut off from the coordinator."""
         self.correlated_signals: dict[str, tuple[str, str]] = {}
         """For each node with a correlated signal: the gang and the lost peer that explain the signal."""
+        self.requested_swaps: set[tuple[str, str]] = set()
+        """Gang and node of each swap that a user has requested."""
         self.crash_countdown: int | None = None
         self.coordinator_restart_s = 1.0
         self.rank_opens_store = False

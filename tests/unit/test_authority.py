@@ -140,6 +140,15 @@ async def _flush(call: Call) -> bool:
     return True
 
 
+async def _swap(call: Call) -> bool:
+    try:
+        await call.api.Swap(api_pb2.SwapRequest(gang=JOB, node="n1"))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # the caller may, and this job has no ranks yet
+            raise
+    return True
+
+
 async def _nodes(call: Call) -> bool:
     nodes = (await call.api.Nodes(api_pb2.ListRequest())).nodes
     assert {node.node for node in nodes} == set(NODES)
@@ -297,6 +306,7 @@ TRIED: dict[str, tuple[Callable[[Path, str], Any], Callable[[Call], Awaitable[bo
     f"{MUSTER}Events": (_coordinator, _events),
     f"{MUSTER}Cancel": (_coordinator, _cancel),
     f"{MUSTER}Flush": (_coordinator, _flush),
+    f"{MUSTER}Swap": (_coordinator, _swap),
     f"{MUSTER}Nodes": (_coordinator, _nodes),
     "/muster.v1.AgentService/Attach": (_coordinator, _attach_agent),
     "/muster.v1.NodeService/Attach": (_coordinator, _attach_node),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -679,6 +680,51 @@ async def test_flush_writes_the_committed_version(world: ScriptedWorld, api: Any
     assert flushed.text.startswith("flush 1 is complete: ")
     flush = next(order.flush for order in world.agents["n2"].orders if order.HasField("flush"))
     assert [(s.rank, s.node) for s in flush.sources] == [(0, "n1"), (1, "n2")]
+
+
+async def _training(world: ScriptedWorld) -> None:
+    """Both ranks have finished step 3, and keep it."""
+    await _running(world)
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(3)
+        await world.agents[name].report_shards(1, 3, [rank])
+    await world.wait_for_facts(facts.FirstStep)
+
+
+async def test_swap_asks_the_ranks_to_leave_at_the_end_of_a_step(world: ScriptedWorld, api: Any) -> None:
+    await _training(world)
+    reply = await api.Swap(api_pb2.SwapRequest(gang=REF, node="n2", reason="its fan is loud"))
+    assert reply.text == "at the end of a step, a spare takes the place of n2 in train (job 1)"
+    assert reply.generation == 1
+    [planned] = await world.wait_for_facts(facts.SwapPlanned)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert planned.text.startswith(f"planned swap: asked for by {user}: its fan is loud; the ranks finish a step")
+    agent = world.agents["n2"]
+    async with asyncio.timeout(DEADLINE_S):
+        await agent.wait_until(lambda: bool(agent.orders[-1].planned_swap))
+    assert await _refusal(api.Swap(api_pb2.SwapRequest(gang=REF, node="n1"))) == (
+        grpc.StatusCode.ABORTED,
+        f"a swap is under way: n2 is left (asked for by {user}: its fan is loud); try again when it is over",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"node": "n9"}, "n9 is no node of job 1; name one of the nodes that carry its ranks: n1 n2"),
+        ({"node": "n2", "reason": "x" * 201}, "the reason has 201 characters: 200 are allowed"),
+        ({"node": "n2", "reason": "a\nb"}, "the reason has characters that can't be printed"),
+    ],
+    ids=["another node", "long", "two lines"],
+)
+async def test_a_wrong_request_for_a_swap_is_refused(
+    world: ScriptedWorld, api: Any, given: dict[str, str], words: str
+) -> None:
+    await _training(world)
+    code, said = await _refusal(api.Swap(api_pb2.SwapRequest(gang=REF, **given)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert said.startswith(words)
+    assert world.gang.swap is None
 
 
 async def test_nodes_lists_the_roll_call(world: ScriptedWorld, api: Any) -> None:

@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.testing.scripted_world import NODES, ScriptedWorld
 from muster.daemon.host import rank_log_files
 from muster.daemon.transport.identity import SecretCredentials
 from muster.daemon.transport.site_config import Site
 from muster.launcher.__main__ import COMMANDS, main, parser
 from muster.launcher.commands.submit import prepare, submit
+from muster.launcher.commands.swap import Outcome, outcome_of_swap
 from muster.launcher.coordinator_client import CoordinatorClient, gang_ref
-from muster.launcher.errors import SiteFault, Unavailable, WrongInput
+from muster.launcher.errors import NotNow, SiteFault, Unavailable, WrongInput
 from muster.launcher.output.tables import node_lines
 from muster.launcher.submission.script import render
 from muster.slurm.client.backends.commands import CliSlurm
 from muster.slurm.client.fake.fake_slurm import FakeSlurm
 from muster.slurm.client.types import Topology
-from muster.v1.api_pb2 import EventsRequest, NodeView
+from muster.v1.api_pb2 import EventsRequest, GangView, NodeView, RecoveryView, SwapReply
 
 SPEC = """
 name = "tiny"
@@ -223,6 +225,76 @@ async def test_cancel_then_follow_to_the_end(world: ScriptedWorld, capsys: pytes
     status = await muster(world, "status", "-f", "1")
     assert "CANCELLED" in outputs(capsys)[0]
     assert status != 0
+
+
+async def _training(world: ScriptedWorld) -> None:
+    """Both ranks have finished step 3, and keep it."""
+    await world.start_agents(NODES)
+    await world.wait_for_duty("RUN 1", ["n1", "n2"])
+    for rank, name in enumerate(["n1", "n2"]):
+        await world.agents[name].step(3)
+        await world.agents[name].report_shards(1, 3, [rank])
+    await world.wait_for_facts(facts.FirstStep)
+
+
+async def _obey_the_swap(world: ScriptedWorld) -> None:
+    """The ranks exit when they are asked to, and the next generation finishes a step."""
+    await world.wait_for_facts(facts.SwapPlanned)
+    for name in ("n1", "n2"):
+        await world.agents[name].end_ranks(0)
+    await world.wait_for_duty("RUN 2", ["n1", "n3"])
+    for name in ("n1", "n3"):
+        await world.agents[name].step()
+
+
+async def test_swap_waits_for_the_outcome(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await _training(world)
+    obeying = asyncio.create_task(_obey_the_swap(world))
+    assert await muster(world, "swap", "--reason", "its fan is loud", "1", "n2") == 0
+    await obeying
+    said = outputs(capsys)[0].splitlines()
+    assert said[0] == "at the end of a step, a spare takes the place of n2 in train (job 1)"
+    assert said[1].startswith("n3 took the place of n2 after step 3: no step was repeated, ")
+    with pytest.raises(NotNow):
+        await muster(world, "swap", "1", "n1")
+
+
+async def test_swap_only_makes_the_request_if_asked(world: ScriptedWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    await _training(world)
+    assert await muster(world, "swap", "--no-wait", "1", "n2") == 0
+    assert len(outputs(capsys)[0].splitlines()) == 1
+    with pytest.raises(WrongInput):
+        await muster(world, "swap", "1", "n9")
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        (GangView(), None),
+        (GangView(recoveries=[RecoveryView(generation=3, nodes_out=["n2"])]), None),
+        (GangView(recoveries=[RecoveryView(generation=4, nodes_out=["n2"], started_s=9)]), None),
+        (
+            GangView(recoveries=[RecoveryView(generation=4, cause="no spare is left", started_s=9)]),
+            Outcome(False, "n2 keeps its ranks: no spare is left"),
+        ),
+        (
+            GangView(phase="REQUEUED", reason="preempted"),
+            Outcome(False, "n2 was not swapped: the job is REQUEUED: preempted"),
+        ),
+        (
+            GangView(
+                recoveries=[
+                    RecoveryView(generation=4, nodes_out=["n2"], nodes_in=["n5"], step_before=7, step_restored=5),
+                    RecoveryView(generation=5, first_step_s=12.5),
+                ]
+            ),
+            Outcome(True, "n5 took the place of n2 after step 7: 2 steps were repeated, 4.5 s"),
+        ),
+    ],
+    ids=["planned", "an earlier recovery", "started", "no spare", "requeued", "left"],
+)
+def test_the_outcome_of_a_swap(view: GangView, outcome: Outcome | None) -> None:
+    assert outcome_of_swap(view, SwapReply(generation=3, planned_s=8.0), "n2") == outcome
 
 
 async def test_following_survives_a_restart_of_the_coordinator(

@@ -3,7 +3,7 @@ ARCHITECTURE.md the steps of a recovery."""
 
 from muster.daemon.coordinator.core.deadlines import Deadlines
 from muster.daemon.coordinator.core.detection import circuit_breaker, correlated_faults, failure_detector
-from muster.daemon.coordinator.core.recovery import gathering, shared_pool
+from muster.daemon.coordinator.core.recovery import gathering, requested_swap, shared_pool
 from muster.daemon.coordinator.core.recovery.gang_end import EXIT_NO_NODES, end_gang, end_gang_as_slurm
 from muster.daemon.coordinator.core.recovery.transitions import advance
 from muster.daemon.coordinator.core.state import events, facts
@@ -91,6 +91,11 @@ class Core:
         owed = self.state.owed.values()
         return gang.final and not any(call.gang == gang.id and call.verb == "requeue_off" for call in owed)
 
+    def why_no_swap(self, gang: Gang, node: str, now: float) -> requested_swap.Refusal | None:
+        """Why no spare can take the place of `node` now; None: a request would be carried out."""
+        turn = Turn(self.state, self.observed, self.index, now, None, self._limits)
+        return requested_swap.why_not(GangTurn(turn, gang), node)
+
     def _is_member(self, event: events.PeerAccused) -> bool:
         gang = self.state.gangs.get(event.gang)
         return gang is not None and event.node in gang.members
@@ -139,6 +144,8 @@ def _decide_from_event(turn: Turn, event: events.Event) -> None:
             _record_job_change(turn, event)
         case events.SlurmAnswered():
             _settle_call(turn, event)
+        case events.SwapRequested() if event.gang in turn.state.gangs:
+            requested_swap.plan(GangTurn(turn, turn.state.gangs[event.gang]), event)
         case events.NodeAttached() | events.NodeHeartbeat() | events.NodeSignalled() | events.SlurmNodeChanged():
             _decide_on_node(turn, event)
         case events.Tick() if turn.state.correlated_faults:

@@ -21,6 +21,7 @@ from muster.daemon.coordinator.services import conversion, registration, views
 from muster.daemon.coordinator.services.roll_call import roll_call
 from muster.daemon.coordinator.services.rpc_errors import (  # fmt: skip
     RpcAbort,
+    aborted,
     already_exists,
     invalid_argument,
     not_found,
@@ -53,6 +54,10 @@ MIN_VIEW_INTERVAL_S = 0.1
 
 NODES_PER_LOOP_TURN = 200
 """Nodes of a roll call that are built before the event loop runs again."""
+
+
+MAX_REASON_CHARS = 200
+"""Characters of a caller's reason. Slurm shows a reason in one line."""
 
 
 class MusterService(api_pb2_grpc.MusterServicer):
@@ -193,6 +198,21 @@ class MusterService(api_pb2_grpc.MusterServicer):
         return pb.FlushReply(serial=gang.flush.serial)
 
     @unary_handler
+    async def Swap(self, request: pb.SwapRequest, context: _Context) -> pb.SwapReply:
+        """See api.proto."""
+        gang = self._find(request.gang)
+        reason = _checked_reason(request.reason)
+        if refused := self._engine.core.why_no_swap(gang, request.node, self._engine.clock.now()):
+            raise (invalid_argument if refused.for_good else aborted)(refused.words)
+        self._check_may_request(gang)
+        self._post(events.SwapRequested(gang.id, request.node, _login_name(current_caller()), reason))
+        if gang.swap is None:
+            raise aborted("the state of the job has just changed: try again")
+        of_gang = f"{gang.name or gang.id} (job {gang.job})"
+        text = f"at the end of a step, a spare takes the place of {request.node} in {of_gang}"
+        return pb.SwapReply(text=text, generation=gang.generation, planned_s=gang.swap.at)
+
+    @unary_handler
     async def Nodes(self, request: pb.ListRequest, context: _Context) -> pb.NodesReply:
         """See api.proto. Every user may call it, as sinfo."""
         core, now, gangs = self._engine.core, self._engine.clock.now(), self._listed()
@@ -320,6 +340,19 @@ class MusterService(api_pb2_grpc.MusterServicer):
         if not gang.final or not live.empty():
             return False
         return all(call.gang != id for call in state.owed.values())
+
+
+def _checked_reason(reason: str) -> str:
+    """The caller's words, for the journal and for Slurm.
+
+    Raises:
+        RpcAbort: they are too long, or no plain text.
+    """
+    if len(reason) > MAX_REASON_CHARS:
+        raise invalid_argument(f"the reason has {len(reason)} characters: {MAX_REASON_CHARS} are allowed")
+    if not reason.isprintable():
+        raise invalid_argument("the reason has characters that can't be printed: write one line of plain text")
+    return reason.strip()
 
 
 def _describe(ref: pb.GangRef) -> str:

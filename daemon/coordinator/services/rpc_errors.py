@@ -48,6 +48,11 @@ def resource_exhausted(message: str) -> RpcAbort:
     return RpcAbort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
+def aborted(message: str) -> RpcAbort:
+    """The job's state does not allow it now. Nothing was done, and the caller may try again later."""
+    return RpcAbort(grpc.StatusCode.ABORTED, message)
+
+
 def deadline_exceeded(message: str) -> RpcAbort:
     """The caller was silent for too long."""
     return RpcAbort(grpc.StatusCode.DEADLINE_EXCEEDED, message)

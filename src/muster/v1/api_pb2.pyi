@@ -534,6 +534,62 @@ class FlushReply(_message.Message):
 Global___FlushReply: _TypeAlias = FlushReply  # noqa: Y015
 
 @_typing.final
+class SwapRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GANG_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The node that the gang shall leave. It carries ranks."""
+    reason: _builtins.str
+    """Why, in the caller's words; may be empty."""
+    @_builtins.property
+    def gang(self) -> Global___GangRef: ...
+    def __init__(
+        self,
+        *,
+        gang: Global___GangRef | None = ...,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gang", b"gang"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gang", b"gang", "node", b"node", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapRequest: _TypeAlias = SwapRequest  # noqa: Y015
+
+@_typing.final
+class SwapReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PLANNED_S_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What will happen, in words."""
+    generation: _builtins.int
+    """The generation that is left. The recovery of the swap is the next one in GangView.recoveries."""
+    planned_s: _builtins.float
+    """When the swap was planned (seconds since the epoch)."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        planned_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "planned_s", b"planned_s", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapReply: _TypeAlias = SwapReply  # noqa: Y015
+
+@_typing.final
 class NodesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

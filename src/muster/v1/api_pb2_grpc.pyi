@@ -48,6 +48,10 @@ class MusterStub:
     Cancel: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.CancelReply]
     Flush: _grpc.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.FlushReply]
     Nodes: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.NodesReply]
+    Swap: _grpc.UnaryUnaryMultiCallable[_api_pb2.SwapRequest, _api_pb2.SwapReply]
+    """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
+    against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
+    """
 
 @_typing.type_check_only
 class MusterAsyncStub(MusterStub):
@@ -69,6 +73,10 @@ class MusterAsyncStub(MusterStub):
     Cancel: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.CancelReply]  # type: ignore[assignment]
     Flush: _aio.UnaryUnaryMultiCallable[_api_pb2.GangRef, _api_pb2.FlushReply]  # type: ignore[assignment]
     Nodes: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.NodesReply]  # type: ignore[assignment]
+    Swap: _aio.UnaryUnaryMultiCallable[_api_pb2.SwapRequest, _api_pb2.SwapReply]  # type: ignore[assignment]
+    """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
+    against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
+    """
 
 class MusterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -141,5 +149,15 @@ class MusterServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.NodesReply, _abc.Awaitable[_api_pb2.NodesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Swap(
+        self,
+        request: _api_pb2.SwapRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.SwapReply, _abc.Awaitable[_api_pb2.SwapReply]]:
+        """At the end of a step, a ready spare takes the place of a node. The node is not drained: the request says nothing
+        against it. Refused with ABORTED while that is not possible, with INVALID_ARGUMENT if it never will be.
+        """
 
 def add_MusterServicer_to_server(servicer: MusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

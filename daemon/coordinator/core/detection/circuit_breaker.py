@@ -135,8 +135,10 @@ def swaps_left(gang_turn: GangTurn) -> int:
 
 
 def _nodes_lost(gang: Gang, now: float) -> int:
-    """Nodes that the gang has lost within the hour."""
-    return sum(len(r.nodes_out) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S)
+    """Nodes that the gang has lost within the hour. Nodes that it left on request show no fault."""
+    return sum(
+        len(r.nodes_out) - len(r.nodes_requested) for r in gang.recoveries if now - r.detected_at < LIMIT_WINDOW_S
+    )
 
 
 def too_many_records(state: DurableState, gang: Gang, limits: Limits, now: float) -> str:

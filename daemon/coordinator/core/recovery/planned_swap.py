@@ -1,6 +1,7 @@
 """Planned swaps: ranks leave a node at the end of a step, before the node fails, and no step is lost.
 
-1. A node is DEGRADED, and the policy's response is a swap. `respond` records SwapPlanned if a spare is ready.
+1. A node is DEGRADED, and the policy's response is a swap. `respond` records SwapPlanned if a spare is ready. Or a user
+   asks for the swap (`requested_swap`): then nothing is held against the node.
 2. Orders ask the ranks to finish a step, to keep it in memory and to exit, as for a planned stop.
 3. All ranks have stopped: they have exited, or the gang has committed the step that is their last one. What a process
    does after that step is part of no checkpoint, so the gang waits for no exit: eight Python processes with PyTorch
@@ -20,6 +21,7 @@ from muster.daemon.coordinator.core.state import facts
 from muster.daemon.coordinator.core.state.durable_state import Member, Straggler
 from muster.daemon.coordinator.core.state.events import Version
 from muster.daemon.coordinator.core.state.gang_index import ranks_of_generation
+from muster.daemon.coordinator.core.state.observed_state import stop_suspecting
 from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase, Response
 from muster.daemon.coordinator.core.state.turn import GangTurn
 
@@ -27,7 +29,7 @@ from muster.daemon.coordinator.core.state.turn import GangTurn
 def respond(gang_turn: GangTurn) -> None:
     """Plan a swap, or have the state written, if a node that carries ranks is DEGRADED and the policy asks for it."""
     degraded = _degraded_seats(gang_turn)
-    if not degraded or not _may_plan(gang_turn):
+    if not degraded or not may_plan(gang_turn):
         return
     if leaving := _leaving(gang_turn):
         gang = gang_turn.gang
@@ -39,7 +41,7 @@ def respond(gang_turn: GangTurn) -> None:
             gang_turn.observed.flush_requested_by = f"the policy, because {node} is DEGRADED"
 
 
-def _may_plan(gang_turn: GangTurn) -> bool:
+def may_plan(gang_turn: GangTurn) -> bool:
     """The generation trains, nothing else ends it, and its newest step can be kept in memory."""
     gang = gang_turn.gang
     if gang.phase is not Phase.RUNNING or gang.swap is not None or gang.stop is not None or gang.hang is not None:
@@ -52,8 +54,11 @@ def _may_plan(gang_turn: GangTurn) -> bool:
 
 def leave_nodes(gang_turn: GangTurn) -> bool:
     """No rank runs: take out the nodes that shall be left, as far as spares suffice. True: a node was taken out."""
-    leaving = _leaving(gang_turn)
+    leaving, unrequested = _leaving(gang_turn), _degraded_to_leave(gang_turn)
     for node in leaving:
+        if node not in unrequested:
+            _leave_as_requested(gang_turn, node)
+            continue
         reason = _reason(gang_turn, node)
         if not _has_precursor(gang_turn, node):  # only ranks have reported about it: its health stays as it is
             failure_detector.remove_member(gang_turn, gang_turn.gang.members[node], reason, alive=True)
@@ -70,6 +75,18 @@ def have_ranks_stopped(gang_turn: GangTurn) -> bool:
     statuses = [gang_turn.observed.status(seat.node) for seat in gang_turn.gang.seats]
     last = max(rank.stopped_step for status in statuses for rank in ranks_of_generation(status.ranks, generation))
     return any(status.committed == Version(generation, last) for status in statuses)
+
+
+def _leave_as_requested(gang_turn: GangTurn, node: str) -> None:
+    """Remove the node from the gang. Its health stays, and Slurm does not drain it."""
+    gang, swap = gang_turn.gang, gang_turn.gang.swap
+    assert swap is not None
+    if gang.phase is Phase.RUNNING:
+        failure_detector.fence_generation(
+            gang_turn, swap.reason, hardware=True, suspected_at=gang_turn.now, not_on=node
+        )
+    gang_turn.turn.record(facts.MemberRemoved(gang.id, node, swap.reason, alive=True, requested=True))
+    stop_suspecting(gang_turn.observed, node)
 
 
 def fence_stopped(gang_turn: GangTurn) -> None:
@@ -122,13 +139,30 @@ def _straggler_on(gang_turn: GangTurn, node: str) -> Straggler | None:
 
 def _leaving(gang_turn: GangTurn) -> list[str]:
     """The nodes that can be left now: a spare is ready for each, and no limit forbids it."""
+    degraded = _degraded_to_leave(gang_turn)
+    wanted = [*(node for node in _requested(gang_turn) if node not in degraded), *degraded]
+    return wanted[: max(0, free_spares(gang_turn))] if wanted else []
+
+
+def _requested(gang_turn: GangTurn) -> list[str]:
+    """The nodes with ranks that users want to be left."""
+    swap, usable = gang_turn.gang.swap, {member.node for member in gang_turn.usable()}
+    return [swap.node] if swap is not None and swap.requested_by and swap.node in usable else []
+
+
+def _degraded_to_leave(gang_turn: GangTurn) -> list[str]:
+    """The DEGRADED nodes that the policy wants to be left, as far as the limits allow."""
     wanted = [name for name in _degraded_seats(gang_turn) if _response(gang_turn, name) is Response.SWAP]
     if not wanted or circuit_breaker.reason_to_withhold(gang_turn.turn):
         return []
+    return wanted[: max(0, circuit_breaker.swaps_left(gang_turn))]
+
+
+def free_spares(gang_turn: GangTurn) -> int:
+    """How many ready spares there are, besides those that empty seats need; negative: too few for the empty seats."""
     usable = {member.node for member in gang_turn.usable()}
     empty = sum(seat.node not in usable for seat in gang_turn.gang.seats)
-    count = min(len(_ready_spares(gang_turn)) - empty, circuit_breaker.swaps_left(gang_turn))
-    return wanted[: max(0, count)]
+    return len(_ready_spares(gang_turn)) - empty
 
 
 def _ready_spares(gang_turn: GangTurn) -> list[Member]:

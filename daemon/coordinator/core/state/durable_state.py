@@ -101,6 +101,8 @@ class Recovery:
     """The node whose rank crashed and ended the generation before; empty if no single node can be named."""
     hung: bool = False
     """The generation before was ended because it hung."""
+    nodes_requested: list[str] = field(default_factory=list)
+    """Those of `nodes_out` that were left because a user asked for it."""
 
 
 @dataclass(slots=True)
@@ -128,11 +130,13 @@ class Stop:
 
 @dataclass(slots=True)
 class Swap:
-    """A planned swap of the running generation: which node is left, why, and when that was planned."""
+    """A planned swap of the running generation: which node is left, why, and when that was planned. `requested_by`: the
+    user who asked for it; empty: the policy does."""
 
     node: str
     reason: str
     at: float
+    requested_by: str = ""
 
 
 @dataclass(slots=True)

@@ -245,6 +245,17 @@ class FlushRequested:
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class SwapRequested:
+    """An authorised user wants a spare to take the place of `node` at the end of a step. `reason`: the user's words, or
+    empty."""
+
+    gang: str
+    node: str
+    by: str
+    reason: str
+
+
 @keeps_stored_names
 @dataclass(frozen=True, slots=True)
 class SlurmJobChanged:
@@ -343,7 +354,7 @@ class Tick:
 GangEvent = (
     GangSubmitted | AgentAttached | AgentDisconnected | AgentHeartbeat | AgentReported | BatchHeartbeat
     | PeerAccused | ProbeAnswered | CancelRequested | FlushRequested | SlurmJobChanged | PoolJobChanged
-    | SlurmAnswered
+    | SlurmAnswered | SwapRequested
 )  # fmt: skip
 NodeEvent = NodeAttached | NodeDisconnected | NodeHeartbeat | NodeSignalled | SlurmNodeChanged
 Event = GangEvent | NodeEvent | Tick

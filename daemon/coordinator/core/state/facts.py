@@ -64,7 +64,8 @@ class MemberRemoved:
     """The node carries no rank of this gang again.
 
     `alive`: its processes can still be told to leave. `attributed`: the node is known to be the cause; otherwise the
-    software may be. `left_job`: Slurm's job no longer has the node.
+    software may be. `left_job`: Slurm's job no longer has the node. `requested`: a user asked that the node is left, so
+    nothing is held against it.
     """
 
     gang: str
@@ -73,6 +74,7 @@ class MemberRemoved:
     alive: bool
     attributed: bool = True
     left_job: bool = False
+    requested: bool = False
 
 
 @keeps_stored_names
@@ -221,12 +223,16 @@ class StopPlanned:
 
 @dataclass(frozen=True, slots=True)
 class SwapPlanned:
-    """The ranks of `generation` are asked to finish a step, keep it and exit. Then a spare takes the seat of `node`."""
+    """The ranks of `generation` are asked to finish a step, keep it and exit. Then a spare takes the seat of `node`.
+
+    `requested_by`: the user who asked for the swap; empty: the policy does.
+    """
 
     gang: str
     node: str
     generation: int
     reason: str
+    requested_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

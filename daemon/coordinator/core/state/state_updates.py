@@ -207,7 +207,7 @@ def _apply_gang(gang: Gang, fact: facts.Fact, at: float) -> None:
             gang.stop = Stop(fact.reason, fact.next_phase, at)
             gang.order_serial += 1
         case facts.SwapPlanned():
-            gang.swap = Swap(fact.node, fact.reason, at)
+            gang.swap = Swap(fact.node, fact.reason, at, fact.requested_by)
             gang.order_serial += 1
         case facts.JobRestarted():
             _restart_job(gang, fact)
@@ -257,7 +257,8 @@ def _remove_member(gang: Gang, fact: facts.MemberRemoved, at: float) -> None:
     recovery = gang.recoveries[-1]
     if fact.node not in recovery.nodes_out:  # a member that was removed alive may die later
         recovery.nodes_out.append(fact.node)
-    if not recovery.hardware and fact.attributed:
+        recovery.nodes_requested += [fact.node] * fact.requested
+    if not recovery.hardware and fact.attributed and not fact.requested:
         # The rank failed because of its node, so the failure does not count against the software.
         recovery.hardware, recovery.cause, recovery.detected_at = True, fact.reason, at
         gang.failures_in_a_row = max(0, gang.failures_in_a_row - 1)

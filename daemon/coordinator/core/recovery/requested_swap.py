@@ -1,0 +1,101 @@
+"""Swaps that users request: the owner of a job, or an operator, wants a spare to take the place of a node.
+
+A request is carried out at once, or refused with the reason: nothing waits for a spare that may come. It says nothing
+against the node: the node keeps its health, is not drained, and does not count against the circuit breaker's limits.
+What a request adds to the journal counts as for every request (`circuit_breaker.why_no_request`).
+"""
+
+from dataclasses import dataclass
+
+from muster.daemon.coordinator.core.detection import circuit_breaker, progress_timeouts
+from muster.daemon.coordinator.core.recovery import planned_swap
+from muster.daemon.coordinator.core.state import events, facts
+from muster.daemon.coordinator.core.state.state_tables import NodeHealth, Phase
+from muster.daemon.coordinator.core.state.turn import GangTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused, and what would be right. `for_good`: no later moment changes that."""
+
+    words: str
+    for_good: bool = False
+
+
+def plan(gang_turn: GangTurn, request: events.SwapRequested) -> None:
+    """Plan the swap that a user requests. A request that can't be carried out is dropped: the API has told the user."""
+    gang, turn = gang_turn.gang, gang_turn.turn
+    beyond_limits = circuit_breaker.why_no_request(turn.state, gang, turn.limits, turn.now)
+    if not beyond_limits and why_not(gang_turn, request.node) is None:
+        reason = requested_words(request.by, request.reason)
+        turn.record(facts.SwapPlanned(gang.id, request.node, gang.generation, reason, request.by))
+
+
+def requested_words(by: str, reason: str) -> str:
+    """Who asked, and why, in words."""
+    return f"asked for by {by}" + (f": {reason}" if reason else "")
+
+
+def why_not(gang_turn: GangTurn, node: str) -> Refusal | None:
+    """Why no spare can take the place of `node` now; None: one can."""
+    if words := _why_not_that_node(gang_turn, node):
+        return Refusal(words, for_good=True)
+    words = _why_not_that_gang(gang_turn) or _why_no_spare(gang_turn, node)
+    return Refusal(words) if words else None
+
+
+def _why_not_that_node(gang_turn: GangTurn, node: str) -> str:
+    gang = gang_turn.gang
+    if gang.final:
+        return f"the job is over: it is {gang.phase}"
+    member, seated = gang.members.get(node), [seat.node for seat in gang.seats]
+    right = f"name one of the nodes that carry its ranks: {' '.join(seated) or 'none does yet'}"
+    if member is None:
+        return f"{node} is no node of job {gang.job}; {right}"
+    if member.removed:
+        return f"{node} has left job {gang.job} already ({member.removal_reason})"
+    return "" if node in seated else f"{node} carries no rank: it is a spare; {right}"
+
+
+def _why_not_that_gang(gang_turn: GangTurn) -> str:
+    """Why no node of the gang can be left now."""
+    gang = gang_turn.gang
+    if gang_turn.turn.limits.observe:
+        return "the site has Muster in observe mode, in which no node is swapped"
+    if gang.swap is not None:
+        return f"a swap is under way: {gang.swap.node} is left ({gang.swap.reason}); try again when it is over"
+    if gang.stop is not None:
+        return f"the ranks are stopping already: {gang.stop.reason}"
+    if gang.phase is not Phase.RUNNING:
+        return f"the gang is {gang.phase}: a node can be swapped while the gang is RUNNING"
+    if gang.hang is not None:
+        return f"the gang hangs, and is restarted: {gang.hang.reason}"
+    if not progress_timeouts.has_finished_step(gang_turn):
+        return f"generation {gang.generation} has finished no step yet: try again after its first step"
+    if not planned_swap.may_plan(gang_turn):
+        return f"no step of generation {gang.generation} is whole in memory yet: try again after the next commit"
+    return ""
+
+
+def _why_no_spare(gang_turn: GangTurn, node: str) -> str:
+    """Why no spare can take the place of `node`: without one, the job would have fewer nodes."""
+    if planned_swap.free_spares(gang_turn) > 0:
+        return ""
+    seated = {seat.node for seat in gang_turn.gang.seats}
+    spares = [member.node for member in gang_turn.gang.present() if member.node not in seated]
+    if not spares:
+        return (
+            f"the job has no spare that could take the place of {node}: submit it with `spares`, or with `pool_nodes`"
+        )
+    shown = ", ".join(f"{name} ({_state_of_spare(gang_turn, name)})" for name in spares)
+    return f"no spare is ready to take the place of {node}: {shown}; try again when `muster status` shows a fit spare"
+
+
+def _state_of_spare(gang_turn: GangTurn, name: str) -> str:
+    seen, node = gang_turn.observed, gang_turn.turn.state.node(name)
+    if node.health is not NodeHealth.FIT:
+        return f"{node.health}: {node.reason}"
+    if failure := seen.status(name).failure:
+        return failure
+    silent = name in seen.suspected_since or not seen.is_attached(name)
+    return "silent" if silent else "needed for an empty seat"
