@@ -75,7 +75,7 @@ def a_link_that_stays_down_is_a_swap(training: Training) -> None:
     assert {shown[node][0] for node in ("n1", "n3", "n4", "n5")} == {"FIT"}
     events = cluster.sh(LOGIN, f"muster events {training.job}", user="alice").splitlines()
     assert any("node n2 is UNFIT" in line and reason in line for line in events)
-    drained = lambda: f"muster: {reason}" in cluster.sh(CONTROLLER, "scontrol show node n2")  # noqa: E731
+    drained = lambda: f"muster: [node] {reason}" in cluster.sh(CONTROLLER, "scontrol show node n2")  # noqa: E731
     wait_until(drained, 60, "n2 is drained with the reason")
 
 

@@ -1,5 +1,7 @@
 """slurmd runs muster-healthcheck and muster-epilog: a node that fails while the coordinator is away takes no job."""
 
+import json
+
 import pytest
 
 from muster.slurm.cluster.cluster import CONTROLLER, LOGIN, Cluster
@@ -17,7 +19,12 @@ def test_a_node_that_fails_while_the_coordinator_is_away_is_drained_after_its_jo
     def shown(node: str) -> str:
         return healthy.sh(CONTROLLER, f"scontrol show node {node}")
 
+    def verdict(name: str) -> str:
+        rows = map(json.loads, healthy.sh(LOGIN, "muster nodes --json", user="alice").splitlines())
+        return next((row["verdict"] for row in rows if row["node"] == name), "")
+
     node, beside = healthy.nodes[-1], healthy.nodes[-2]
+    wait_until(lambda: verdict(node) == "FIT", 30, f"{node} has attached, and knows the policy")
     wait_until(lambda: healthy.exec(node, HEALTHCHECK, check=False).rc == 0, 30, f"{node} is fit")
     healthy.kill_coordinator()
     healthy.kmsg(node, FATAL_XID_LINE)
