@@ -7,11 +7,11 @@ device=$root/sys/class/infiniband/mlx5_0
 port=$device/ports/1
 memory=$root/sys/devices/system/edac/mc/mc0
 mkdir -p "$port/counters" "$port/hw_counters" "$memory"
-[ -e "$root/proc" ] || ln -s /proc "$root/proc"
+ln -sfn /proc "$root/proc"
 
-put() { # put FILE TEXT: in place whole, for a program may read it at any moment
-    printf '%s\n' "$2" >"$1.new"
-    mv "$1.new" "$1"
+put() { # put FILE TEXT: in place whole, for a program may read it at any moment; a repair may run beside the boot
+    printf '%s\n' "$2" >"$1.$$"
+    mv "$1.$$" "$1"
 }
 
 put "$device/board_id" MT_0000000838

@@ -10,7 +10,7 @@ from muster.slurm.cluster.gpus import Hosts
 HOST_ROOT = "/run/cluster/host"
 _PORT = f"{HOST_ROOT}/sys/class/infiniband/mlx5_0/ports/1"
 _MEMORY = f"{HOST_ROOT}/sys/devices/system/edac/mc/mc0"
-_PUT = 'put() { printf "%s\\n" "$2" >"$1.new" && mv "$1.new" "$1"; }; add() { put "$1" $(($(cat "$1") + 1)); };'
+_PUT = 'put() { printf "%s\\n" "$2" >"$1.$$" && mv "$1.$$" "$1"; }; add() { put "$1" $(($(cat "$1") + 1)); };'
 _LINK_DOWN = f'{_PUT} add "$1/counters/link_downed"; put "$1/phys_state" "2: Polling"; put "$1/state" "1: DOWN"'
 _LINK_UP = f'{_PUT} put "$1/phys_state" "5: LinkUp"; put "$1/state" "4: ACTIVE"'
 _MEMORY_ERROR = f'{_PUT} add "$1/ue_count"'
