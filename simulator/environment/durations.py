@@ -21,7 +21,7 @@ class Durations:
     flush_s: float = 1.0
     launch_s: float = 1.5
     exit_s: float = 0.3
-    stop_s: float = 3.0
+    stop_s: float = 1.0
     constant: bool = False
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from muster.slurm.cluster.gpus import Hosts
+from muster.slurm.cluster.waiting import wait_until
 
 HOST_ROOT = "/run/cluster/host"
 _PORT = f"{HOST_ROOT}/sys/class/infiniband/mlx5_0/ports/1"
@@ -28,8 +29,12 @@ def set_memory_error(hosts: Hosts, node: str, *, clear: bool) -> float:
 
 
 def mend_hardware(hosts: Hosts, node: str) -> None:
-    """Undoes all faults of the node's network adapter and memory."""
-    hosts.exec(node, "bash", "/cluster/healthy-host.sh", HOST_ROOT)
+    """Undoes all faults of the node's network adapter and memory.
+
+    A node that boots at this moment removes the folder and makes the files itself, so this may take several attempts.
+    """
+    script = ("bash", "/cluster/healthy-host.sh", HOST_ROOT)
+    wait_until(lambda: hosts.exec(node, *script, check=False).rc == 0, 10, f"{node} has the files of a healthy host")
 
 
 def _run(hosts: Hosts, node: str, script: str, folder: str) -> float:
